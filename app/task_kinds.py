@@ -1,4 +1,8 @@
-"""An action as a kind of task, without what does it."""
+"""The kinds of durable work, each without the code that does it.
+
+Processes that only publish or sweep need to know this much. The code that does the work is imported
+when a task runs: a process that never plans does not load the compiler.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.outbound import delay_before
 from app.platform.resources import limited_memory
 from app.platform.tasks.runs import follower
-from app.sessions.chunks.seal import move_session
+from app.sessions.chunks.intake import move_session
 
 # Before the next attempt at an action whose workers were killed: of seconds there were enough.
 DELAY: Final = 3
@@ -43,7 +47,7 @@ def _run(container: Container, claim: Claim) -> None:
 
 
 def _follow(tx: UnitOfWork, action: uuid.UUID, state: TaskState, error: TaskError | None) -> None:
-    """Let an action wait whose workers were killed; done once more it comes to the same."""
+    """Schedule another attempt of an action whose workers were killed; actions are idempotent."""
     if state is not TaskState.DEAD or error is None:
         return
     delay = delay_before(DELAY, random.random())  # noqa: S311 - spreads load
@@ -57,7 +61,6 @@ def _follow(tx: UnitOfWork, action: uuid.UUID, state: TaskState, error: TaskErro
 ACTING: Final = TaskKind(name=ACT_ON_MACHINE, queue=IO_QUEUE, run=_run, follow=_follow)
 
 
-# ---- A delivery as a kind of task, without what sends it ---------------------------------------
 # Processes that only publish or sweep need to know this much.
 
 
@@ -74,7 +77,6 @@ DELIVERY: Final = TaskKind(
 )
 
 
-# ---- Planning as a kind of task, without the planner itself ------------------------------------
 # Processes that only publish or sweep need to know this much.
 
 
@@ -101,7 +103,6 @@ PLANNING: Final = TaskKind(
 )
 
 
-# ---- The work on a session as a kind of task, without the analysis itself ----------------------
 # Processes that only publish or sweep (the API, the sweeper) need to know this much.
 
 
@@ -133,9 +134,6 @@ ANALYSIS: Final = TaskKind(
         },
     ),
 )
-
-
-# ---- Reading the archive of a hang as a kind of task, without the readers themselves -----------
 
 
 _STATES: Final = {
@@ -174,7 +172,6 @@ READING: Final = TaskKind(
 )
 
 
-# ---- Sending a week's summary as a kind of task, without what sends it -------------------------
 # Processes that only publish or sweep need to know this much.
 
 

@@ -45,7 +45,7 @@ from app.cli.commands.program import app as program
 from app.incidents.channel_settings import example
 from app.incidents.channels.apprise import APPRISE
 from app.incidents.channels.digest import digest_note
-from app.incidents.channels.kind import Parcel
+from app.incidents.channels.kind import OutgoingMessage
 from app.incidents.channels.mail import MAIL, MailConfig, compose
 from app.incidents.channels.registry import KINDS
 from app.incidents.text import plain_text
@@ -506,7 +506,7 @@ def freeze_messages(out: Snapshots, container: Container) -> None:
             given = CONFIGURATIONS.get(name, {"url": "https://hooks.example.com/x"})
             with Kept() as kept:
                 config = kind.config.validate_python(given)
-                kind.send(config, Parcel(message, None, kept))
+                kind.send(config, OutgoingMessage(message, None, kept))
                 if kind.tell is not None:
                     kind.tell(config, digest_note(message), kept)
                 out.write(f"messages/{name}.txt", "\n\n".join(kept.requests))

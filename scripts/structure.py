@@ -1,65 +1,122 @@
-"""Lines and files in each room, and circles of imports: ``python scripts/structure.py``.
+"""Print how large the program is and how it hangs together: ``python scripts/structure.py``.
 
-A room is a folder of the program. A circle is a set of files each of which imports, through the
-others, itself; imports for the type checker count as well. Fails on a circle, and on a room of more
-than fifteen files.
+One row for each folder directly below `app/` (for `app/analysis`, one for each of its folders) and
+for each other package, and one for all of them:
+
+files, lines
+    Python files that hold code, and their lines.
+private
+    Functions whose names begin with one underscore.
+once
+    Those of them that are used exactly once, in their own file: candidates to stand where they are
+    used.
+short
+    Modules of under 100 lines that exactly one other module imports: candidates to join it.
+depth
+    Folders between the package and its deepest file.
+
+Fails on a circle of imports among modules (imports within functions and for the type checker count)
+and on files that lie deeper than allowed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
+from collections import Counter
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import grimp
 
-PACKAGES: Final = ("app", "workers")
-MOST_FILES: Final = 15
-# Folders whose lines are counted, with the depth at which their rooms stand.
-COUNTED: Final = {
-    **dict.fromkeys(PACKAGES, 3),
-    **dict.fromkeys(("client", "frontend"), 2),
-    **dict.fromkeys(("migrations", "tests", "benchmarks", "docs"), 1),
-}
-WRITTEN: Final = frozenset({".css", ".html", ".js", ".mako", ".md", ".py", ".toml", ".ts"})
-# What others wrote, and what is built.
-OTHERS: Final = frozenset({"vendor", "site"})
-# Rooms that are still too full, with what they may hold meanwhile.
-TOO_FULL: Final[dict[str, int]] = {}
+PACKAGES: Final = ("app", "workers", "client/src/paceline_client", "migrations")
+# Between these, circles are looked for; alembic imports the migrations by their paths.
+IMPORTED: Final = ("app", "workers")
+# Folders between the package and a file: three, and one more below `app/analysis`.
+MOST_FOLDERS: Final = 3
+SHORT_LINES: Final = 100
 
 
-def rooms(root: Path) -> dict[str, int]:
-    """Return how many files each folder of the program has, the fullest first.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The counts of a row."""
 
-    Files that only make a folder a package do not count.
+    files: int = 0
+    lines: int = 0
+    private: int = 0
+    once: int = 0
+    short: int = 0
+    depth: int = 0
+
+    def __add__(self, other: Self) -> Size:
+        return Size(
+            *(
+                getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)[:-1]
+            ),
+            max(self.depth, other.depth),
+        )
+
+
+def sizes(root: Path, importers: Counter[str]) -> dict[str, Size]:
+    """Return the counts of each row.
+
+    Parameters
+    ----------
+    importers : Counter
+        How many modules import a module, by its name.
     """
-    counts: dict[str, int] = {}
+    rows: dict[str, Size] = {}
     for package in PACKAGES:
-        for path in (root / package).rglob("*.py"):
-            if path.name != "__init__.py":
-                room = path.parent.relative_to(root).as_posix()
-                counts[room] = counts.get(room, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        for path in sorted((root / package).rglob("*.py")):
+            text = path.read_text()
+            tree = ast.parse(text)
+            if not tree.body:
+                continue
+            folders = path.relative_to(root / package).parts[:-1]
+            shown = folders[: 2 if folders[:1] == ("analysis",) else 1]
+            row = "/".join((Path(package).name, *shown))
+            private, once = _private_functions(tree)
+            lines = text.count("\n")
+            module = ".".join(path.relative_to(root).with_suffix("").parts)
+            short = lines < SHORT_LINES and importers[module] == 1
+            size = Size(1, lines, private, once, int(short), len(folders))
+            rows[row] = rows.get(row, Size()) + size
+    return dict(sorted(rows.items()))
 
 
-def lines(root: Path) -> dict[str, int]:
-    """Return how many lines each room has, and each counted folder altogether."""
-    counts: dict[str, int] = {}
-    for folder, depth in COUNTED.items():
-        for path in (root / folder).rglob("*"):
-            parts = path.relative_to(root).parts
-            if path.suffix in WRITTEN and not OTHERS.intersection(parts):
-                count = path.read_bytes().count(b"\n")
-                for counted in {folder, "/".join(parts[:-1][:depth])}:
-                    counts[counted] = counts.get(counted, 0) + count
-    return dict(sorted(counts.items()))
+def _private_functions(tree: ast.Module) -> tuple[int, int]:
+    """Return how many private functions there are, and how many of them are used once."""
+    used: Counter[str] = Counter()
+    defined = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            used[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            used[node.attr] += 1
+        elif (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("_")
+            and not node.name.startswith("__")
+        ):
+            defined.append(node.name)
+    return len(defined), sum(used[name] == 1 for name in defined)
 
 
-def circles(root: Path) -> list[list[str]]:
+def too_deep(root: Path) -> list[Path]:
+    """Return the files that lie deeper than allowed."""
+    return [
+        path
+        for path in sorted((root / "app").rglob("*.py"))
+        if len(path.relative_to(root / "app").parts) - 1
+        > MOST_FOLDERS + (path.relative_to(root / "app").parts[0] == "analysis")
+    ]
+
+
+def circles(graph: grimp.ImportGraph) -> list[list[str]]:
     """Return the modules of each circle of imports."""
-    sys.path.insert(0, str(root))
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     found: list[list[str]] = []
     seen: set[str] = set()
     for module in sorted(graph.modules):
@@ -71,26 +128,37 @@ def circles(root: Path) -> list[list[str]]:
 
 
 def main() -> int:
-    """Print all three, and return 1 where one of them is not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the table, circles and files that lie too deep; return 1 where there are any."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
-    parser.add_argument("--quiet", action="store_true", help="print what is wrong only")
+    parser.add_argument("--quiet", action="store_true", help="print only what is wrong")
     options = parser.parse_args()
+    sys.path.insert(0, str(options.root))
+    graph = grimp.build_graph(*IMPORTED, cache_dir=None)
     if not options.quiet:
-        for room, count in lines(options.root).items():
-            print(f"{count:7} lines {room}")
-    full = False
-    for room, count in rooms(options.root).items():
-        most = TOO_FULL.get(room, MOST_FILES)
-        full |= count > most
-        if count > most or not options.quiet:
-            print(f"{count:4} {room}{f': over {most} files' if count > most else ''}")
-    found = circles(options.root)
+        importers = Counter(
+            {
+                module: len(graph.find_modules_that_directly_import(module))
+                for module in graph.modules
+            }
+        )
+        rows = sizes(options.root, importers)
+        rows["all"] = sum(rows.values(), Size())
+        names = [field.name for field in fields(Size)]
+        print(f"{'':28}" + "".join(f"{name:>9}" for name in names))
+        for row, size in rows.items():
+            print(f"{row:28}" + "".join(f"{getattr(size, name):9}" for name in names))
+    found = circles(graph)
     for circle in found:
         print(f"circle of imports: {' '.join(circle)}")
+    deep = too_deep(options.root)
+    for path in deep:
+        print(f"deeper than allowed: {path.relative_to(options.root)}")
     if not options.quiet:
         print(f"circles of imports: {len(found)}")
-    return int(full or bool(found))
+    return int(bool(deep or found))
 
 
 if __name__ == "__main__":

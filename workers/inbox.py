@@ -1,8 +1,8 @@
-"""The process that decodes what the inbox holds: ``python -m workers.inbox``, until SIGTERM.
+"""The process that decodes the inbox: ``python -m workers.inbox``, until SIGTERM.
 
-It asks the database, not the broker: a full or missing Redis stops nothing. Any number of such
-processes may run; each claims what the others do not have. One takes chunks or pulses: these do
-not wait behind a flush of chunks.
+It reads the database, not the broker, so that a full or missing Redis stops nothing. Any number of
+such processes may run; each claims what the others have not. A process takes either chunks or
+pulses, so that pulses do not wait behind a flush of chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAUSE_S: Final = 2.0
 
 
 def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNKS) -> None:
-    """Take what waits of a queue, and what comes, until the event is set."""
+    """Decode the bodies of a queue until the event is set."""
     # Only in a process that decodes: numpy, pyarrow and their threads.
     from app.pulse.advance import advance_pulses  # noqa: PLC0415
     from app.sessions.chunks.absorb import absorb  # noqa: PLC0415
@@ -52,7 +52,7 @@ def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNK
 
 @dataclass(slots=True)
 class _Taker:
-    """Takes one kind of bodies, a batch at a time."""
+    """Decodes one kind of bodies in batches."""
 
     name: str
     batch: Callable[[Container], int]
@@ -60,7 +60,7 @@ class _Taker:
     again_s: float = 0.0
 
     def take(self, container: Container) -> bool:
-        """Take a batch; return whether there was one."""
+        """Decode a batch; return whether there was one."""
         if time.monotonic() < self.again_s:
             return False
         try:
@@ -81,7 +81,7 @@ class _Taker:
 
 
 def main() -> int:
-    """Take bodies until SIGTERM; the configuration comes from the environment."""
+    """Decode bodies until SIGTERM; the configuration comes from the environment."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     options = child.options("workers.inbox", __doc__)
     options.add_argument("--queue", choices=QUEUES, default=CHUNKS, help="what is taken")

@@ -27,7 +27,7 @@ POLL_S: Final = 1.0
 
 
 def pull_all(settings: Settings, queue: str) -> None:
-    """Do what waits of a queue, one after the other; SIGTERM gives back what is under way and ends.
+    """Run the tasks of a queue one after the other; SIGTERM gives the running one back.
 
     Call it in the main thread: the time limit is an alarm.
     """
@@ -70,7 +70,7 @@ def pull_all(settings: Settings, queue: str) -> None:
 
 
 def _end(runtime: Runtime) -> None:
-    """Give back what is under way, and end: the main thread may be within numpy."""
+    """Give the running task back and exit: the main thread may be within NumPy."""
     runtime.stop()
     os._exit(0)
 

@@ -111,7 +111,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
 
 
 def _load_analysis() -> None:
-    """Have the analysis and all compiled loops ready before the first task.
+    """Load the analysis and its compiled loops before the first task.
 
     After the fork: numpy's threads must not be forked.
     """

@@ -144,7 +144,12 @@ class GuardedRoute(APIRoute):
                 if not _leads_to_sign_in(scope, need):
                     raise
                 # A person before a page: let them say who they are, and come back.
-                response = RedirectResponse(_sign_in_address(scope), 303)
+                state = scope.get("state", {})
+                path = state.get("requested_path", scope["path"])
+                query = scope["query_string"].decode("latin-1")
+                response = RedirectResponse(
+                    f"{SIGN_IN}?next={quote(path + ('?' + query if query else ''), safe='/')}", 303
+                )
                 await response(scope, receive, send)
                 return
         await super().handle(scope, receive, send)
@@ -180,13 +185,6 @@ def _check_site(scope: Scope, shown: Shown) -> None:
     names = {name for name, _ in scope["headers"]}
     if not names & {b"origin", b"sec-fetch-site"}:
         raise CrossSiteError("The request does not say which site it comes from.")
-
-
-def _sign_in_address(scope: Scope) -> str:
-    state = scope.get("state", {})
-    path = state.get("requested_path", scope["path"])
-    query = scope["query_string"].decode("latin-1")
-    return f"{SIGN_IN}?next={quote(path + ('?' + query if query else ''), safe='/')}"
 
 
 # ---- What a route takes: the container in the project of its request, and in the name of who asks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -82,11 +82,15 @@ OF_A_KNOWN_BROWSER: Final = Allowance(10, timedelta(minutes=1))
 def buckets_of(name: str, peer: str) -> tuple[Bucket, ...]:
     """Return the buckets of a guess from a browser that is not known, always in the same order."""
     name_class = int.from_bytes(hashlib.sha256(name.encode()).digest()) % _NAME_CLASSES
-    return _ordered(
-        (
-            Bucket(_key("peer at name", peer, name_class), OF_A_PEER_AT_A_NAME),
-            Bucket(_key("peer", peer), OF_A_PEER),
-            Bucket(_key("name", name_class), AT_A_NAME),
+    # Two that lock several rows in different orders would wait for each other.
+    return tuple(
+        sorted(
+            (
+                Bucket(_key("peer at name", peer, name_class), OF_A_PEER_AT_A_NAME),
+                Bucket(_key("peer", peer), OF_A_PEER),
+                Bucket(_key("name", name_class), AT_A_NAME),
+            ),
+            key=lambda bucket: bucket.key,
         )
     )
 
@@ -94,11 +98,6 @@ def buckets_of(name: str, peer: str) -> tuple[Bucket, ...]:
 def bucket_of_known(browser: bytes) -> tuple[Bucket, ...]:
     """Return the bucket of a known browser, given the digest of its cookie."""
     return (Bucket(_key("browser", browser.hex()), OF_A_KNOWN_BROWSER),)
-
-
-def _ordered(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    # Two that lock several rows in different orders would wait for each other.
-    return tuple(sorted(buckets, key=lambda bucket: bucket.key))
 
 
 def _key(*parts: object) -> bytes:

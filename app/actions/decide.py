@@ -23,7 +23,6 @@ from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAct
 from app.actions.policies import opened
 from app.actions.store import called, is_stopped, lock_fleet, lock_switch, order, order_of
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
-from app.analysis.report.session_verdict import BlamedGpu, SuspectedCause
 from app.errors import SecretKeyError
 from app.hosts.models import HostReading
 from app.hosts.probes import is_cleared_since
@@ -114,21 +113,6 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         Only these.
     """
     by_host: dict[str, list[tuple[Incident, str]]] = {}
-    for incident, job in _incidents(tx):
-        host = machine_of(incident)
-        if host and (only is None or host in only):
-            by_host.setdefault(host, []).append((incident, job))
-    since = _since(tx, list(by_host))
-    sessions = _sessions(tx, since)
-    put_back = _put_back(tx, list(by_host))
-    known = _known(tx, list(by_host))
-    return [
-        _blamed(host, found, host in known, sessions.get(host, 0), put_back.get(host))
-        for host, found in by_host.items()
-    ]
-
-
-def _incidents(tx: Reads) -> list[tuple[Incident, str]]:
     document = AlertIncident.document
     rows = tx.session.execute(
         select(AlertIncident, Job.name)
@@ -145,17 +129,45 @@ def _incidents(tx: Reads) -> list[tuple[Incident, str]]:
         .order_by(AlertIncident.fired_at, AlertIncident.id)
         .limit(MOST_INCIDENTS)
     )
-    return [(incident_of(row), job) for row, job in rows]
+    for row, job in rows:
+        incident = incident_of(row)
+        host = machine_of(incident)
+        if host and (only is None or host in only):
+            by_host.setdefault(host, []).append((incident, job))
+    hosts = list(by_host)
+    put_back = _put_back(tx, hosts)
+    # Sessions before a repair, or before a person put the host back, do not count against it.
+    since = dict.fromkeys(hosts, tx.now - BLAMED_FOR)
+    for host, repair in latest_repairs(tx, hosts).items():
+        since[host] = max(since[host], repair.at)
+    for host, at in put_back.items():
+        since[host] = max(since[host], at)
+    sessions = _sessions(tx, since)
+    known = frozenset(
+        tx.session.execute(
+            select(HostReading.host)
+            .where(
+                HostReading.host == _listed(hosts),
+                HostReading.guessed.is_(False),
+                HostReading.received_at > tx.now - KNOWN_FOR,
+            )
+            .distinct()
+        ).scalars()
+    )
+    return [
+        _blamed(host, blaming, host in known, sessions.get(host, 0), put_back.get(host))
+        for host, blaming in by_host.items()
+    ]
 
 
 def _blamed(
     host: str,
-    found: Sequence[tuple[Incident, str]],
+    blaming: Sequence[tuple[Incident, str]],
     known: bool,  # noqa: FBT001 - one of many facts
     sessions: int,
     put_back_at: datetime | None,
 ) -> Blamed:
-    incidents = tuple(incident for incident, _ in found)
+    incidents = tuple(incident for incident, _ in blaming)
     of_facts = [
         (one.facts, cause)
         for one in incidents
@@ -166,6 +178,7 @@ def _blamed(
     # The surest says it, as of its own session.
     best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
     facts, cause = best or (None, None)
+    gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
     return Blamed(
         case=Case(
             node=host,
@@ -178,33 +191,14 @@ def _blamed(
             put_back_at=put_back_at,
         ),
         incidents=incidents,
-        jobs={incident.id: job for incident, job in found},
-        gpus=() if cause is None else _gpus(cause, host),
+        jobs={incident.id: job for incident, job in blaming},
+        gpus=tuple(dict.fromkeys(gpu for gpu in gpus if gpu)),
         lost_each_hour=None if facts is None else facts.lost_each_hour,
     )
 
 
-def _gpus(cause: SuspectedCause, host: str) -> tuple[str, ...]:
-    names = (_name(gpu) for gpu in cause.gpus if gpu.host == host)
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _name(gpu: BlamedGpu) -> str | None:
-    return gpu.uuid or gpu.gpu
-
-
 def _listed(hosts: Collection[str]) -> object:
     return any_(literal(list(hosts), ARRAY(Text)))
-
-
-def _since(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
-    """Return from when on sessions count against each host: not what a repair may have ended."""
-    since = dict.fromkeys(hosts, tx.now - BLAMED_FOR)
-    for host, repair in latest_repairs(tx, hosts).items():
-        since[host] = max(since[host], repair.at)
-    for host, at in _put_back(tx, hosts).items():
-        since[host] = max(since[host], at)
-    return since
 
 
 def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
@@ -227,20 +221,6 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
         if received_at > since[host]:
             counts[host] = counts.get(host, 0) + 1
     return counts
-
-
-def _known(tx: Reads, hosts: Collection[str]) -> frozenset[str]:
-    """Return those on which sessions ran under their own names."""
-    rows = tx.session.execute(
-        select(HostReading.host)
-        .where(
-            HostReading.host == _listed(hosts),
-            HostReading.guessed.is_(False),
-            HostReading.received_at > tx.now - KNOWN_FOR,
-        )
-        .distinct()
-    )
-    return frozenset(rows.scalars())
 
 
 def _put_back(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
@@ -290,7 +270,12 @@ def decide(container: Container) -> int:
                 ordered = [_consider(container, tx, one, blamed, limits) for one in policies]
                 if any(ordered):
                     begun += sum(ordered)
-                    fleet = _with_one_out(fleet, blamed.case.node)
+                    fleet = replace(
+                        fleet,
+                        out=fleet.out | {blamed.case.node},
+                        taken_at={**fleet.taken_at, blamed.case.node: fleet.now},
+                        out_everywhere=fleet.out_everywhere + (blamed.case.node not in fleet.out),
+                    )
         _pump(tx)
     return begun
 
@@ -312,15 +297,6 @@ def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
     tx.enqueue(ACT_ON_MACHINE, row.id)
 
 
-def _with_one_out(fleet: Fleet, node: str) -> Fleet:
-    return replace(
-        fleet,
-        out=fleet.out | {node},
-        taken_at={**fleet.taken_at, node: fleet.now},
-        out_everywhere=fleet.out_everywhere + (node not in fleet.out),
-    )
-
-
 def _consider(
     container: Container,
     tx: UnitOfWork,
@@ -329,12 +305,37 @@ def _consider(
     limits: Sequence[Limit],
 ) -> bool:
     """Write what a policy makes of a machine; return whether something is ordered."""
-    row = _open_row(tx, policy.kind, blamed.case.node)
+    row = tx.session.execute(
+        select(MachineAction)
+        .where(
+            MachineAction.kind == policy.kind,
+            MachineAction.host == blamed.case.node,
+            MachineAction.state.in_(ActionState.OPEN),
+        )
+        .with_for_update()
+    ).scalar_one_or_none()
     if row is None:
         news = _news(tx, policy.kind, blamed)
         if news is None:
             return False
-        row = _new(tx, policy.kind, blamed, news)
+        row = MachineAction(
+            id=uuid.uuid4(),
+            kind=policy.kind,
+            incident_id=news.id,
+            host=blamed.case.node,
+            job=blamed.jobs[news.id],
+            cause=news.diagnosed_cause,
+            gpus=list(blamed.gpus),
+            confidence=blamed.case.confidence,
+            sessions=blamed.case.sessions,
+            lost_each_hour=blamed.lost_each_hour,
+            state=ActionState.HELD,
+            limits=[],
+            command="",
+            attempt=0,
+            next_attempt_at=tx.now,
+        )
+        tx.session.add(row)
     elif row.state not in ActionState.UNDECIDED:
         return False
     state = _state(policy.mode, limits)
@@ -381,18 +382,6 @@ def _state(mode: ActionMode, limits: Sequence[Limit]) -> ActionState:
     return ActionState.HELD if limits else ActionState.WAITING
 
 
-def _open_row(tx: UnitOfWork, kind: str, host: str) -> MachineAction | None:
-    return tx.session.execute(
-        select(MachineAction)
-        .where(
-            MachineAction.kind == kind,
-            MachineAction.host == host,
-            MachineAction.state.in_(ActionState.OPEN),
-        )
-        .with_for_update()
-    ).scalar_one_or_none()
-
-
 def _news(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
     """Return an incident that nothing was decided about yet, the oldest of these.
 
@@ -415,28 +404,6 @@ def _news(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
         if incident.id not in known and later:
             return incident
     return None
-
-
-def _new(tx: UnitOfWork, kind: str, blamed: Blamed, incident: Incident) -> MachineAction:
-    row = MachineAction(
-        id=uuid.uuid4(),
-        kind=kind,
-        incident_id=incident.id,
-        host=blamed.case.node,
-        job=blamed.jobs[incident.id],
-        cause=incident.found,
-        gpus=list(blamed.gpus),
-        confidence=blamed.case.confidence,
-        sessions=blamed.case.sessions,
-        lost_each_hour=blamed.lost_each_hour,
-        state=ActionState.HELD,
-        limits=[],
-        command="",
-        attempt=0,
-        next_attempt_at=tx.now,
-    )
-    tx.session.add(row)
-    return row
 
 
 def _withdraw(tx: UnitOfWork) -> None:

@@ -100,7 +100,25 @@ def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: b
         .with_for_update()
     ).scalar_one_or_none()
     if row is None:
-        row = _new(tx, policy.kind, hanging)
+        hang = hanging.hang
+        row = MachineAction(
+            id=uuid.uuid4(),
+            kind=policy.kind,
+            incident_id=hanging.incident.id,
+            host="",
+            job=hanging.job,
+            hang=hang,
+            cause=HANG_CAUSE,
+            gpus=[],
+            confidence=hang.confidence,
+            sessions=0,
+            lost_each_hour=float(hang.ranks),
+            state=ActionState.HELD,
+            limits=[],
+            command=f"{EventType.HANG} about {hanging.job}",
+            attempt=0,
+            next_attempt_at=tx.now,
+        )
         tx.session.add(row)
     elif row.state not in ActionState.UNDECIDED:
         return False
@@ -112,28 +130,6 @@ def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: b
     order(tx, row, None)
     record(tx, INSTALLATION, Action.ORDERED, called(row), detail=row.command)
     return True
-
-
-def _new(tx: UnitOfWork, kind: str, hanging: _Hanging) -> MachineAction:
-    hang = hanging.hang
-    return MachineAction(
-        id=uuid.uuid4(),
-        kind=kind,
-        incident_id=hanging.incident.id,
-        host="",
-        job=hanging.job,
-        hang=hang,
-        cause=HANG_CAUSE,
-        gpus=[],
-        confidence=hang.confidence,
-        sessions=0,
-        lost_each_hour=float(hang.ranks),
-        state=ActionState.HELD,
-        limits=[],
-        command=f"{EventType.HANG} about {hanging.job}",
-        attempt=0,
-        next_attempt_at=tx.now,
-    )
 
 
 def _state(mode: ActionMode, limits: Sequence[str]) -> ActionState:

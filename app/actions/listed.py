@@ -19,7 +19,7 @@ from app.actions.policies import PolicyView, SwitchView, get_switch, list_polici
 from app.analysis.diagnosis.causes.registry import KINDS as CAUSES
 from app.errors import NotFoundError
 from app.hosts.models import HostRepair
-from app.incidents.message import Asked
+from app.incidents.message import PendingAction
 from app.platform.database.columns import as_json
 from app.platform.database.unit_of_work import Reads
 from app.platform.settings import Settings
@@ -28,7 +28,7 @@ from app.web.lists import Column, Listing, Page, PageRequest, read, read_page
 # ---- Which actions on machines wait for a person, as messages say it ---------------------------
 
 
-def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[Asked]]:
+def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[PendingAction]]:
     """Return what waits for a person, by machine.
 
     Parameters
@@ -47,9 +47,9 @@ def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[Asked]]:
         )
         .order_by(MachineAction.kind)
     )
-    found: dict[str, list[Asked]] = {}
+    found: dict[str, list[PendingAction]] = {}
     for row in rows:
-        asked = Asked(row.id, title_of(row.kind), row.host, row.command)
+        asked = PendingAction(row.id, title_of(row.kind), row.host, row.command)
         found.setdefault(row.host, []).append(asked)
     return found
 

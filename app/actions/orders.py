@@ -32,7 +32,22 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
         switch = _switch(tx)
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state in ActionState.ALLOWABLE, "be allowed")
-        _refuse_off(tx, row)
+        mode = tx.session.execute(
+            select(ActionPolicy.mode).where(ActionPolicy.kind == row.kind)
+        ).scalar()
+        if mode not in ActionMode.ACTING:
+            raise ConflictError("The project's policy lets nothing be done.", code="action.policy")
+        other = tx.session.execute(
+            select(MachineAction.id).where(
+                MachineAction.kind == row.kind,
+                MachineAction.host == row.host,
+                MachineAction.id != row.id,
+                MachineAction.hang.is_(None),
+                MachineAction.state.in_(ActionState.OPEN),
+            )
+        ).first()
+        if other is not None:
+            raise ConflictError("Another action on the machine is open.", code="action.wrong_state")
         limits = _hard_now(container, tx, switch, row)
         if limits:
             raise ConflictError(SENTENCES[limits[0]], code=limits[0])
@@ -99,31 +114,17 @@ def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa:
         )
 
 
-def _refuse_off(tx: UnitOfWork, row: MachineAction) -> None:
-    mode = tx.session.execute(
-        select(ActionPolicy.mode).where(ActionPolicy.kind == row.kind)
-    ).scalar()
-    if mode not in ActionMode.ACTING:
-        raise ConflictError("The project's policy lets nothing be done.", code="action.policy")
-    other = tx.session.execute(
-        select(MachineAction.id).where(
-            MachineAction.kind == row.kind,
-            MachineAction.host == row.host,
-            MachineAction.id != row.id,
-            MachineAction.hang.is_(None),
-            MachineAction.state.in_(ActionState.OPEN),
-        )
-    ).first()
-    if other is not None:
-        raise ConflictError("Another action on the machine is open.", code="action.wrong_state")
-
-
 def _hard_now(
     container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
 ) -> tuple[Limit, ...]:
     """Return the limits that no person can allow, as things are now."""
     if row.hang is not None:
-        return _hard_of_hang(container, tx, switch, row)
+        state = tx.session.execute(
+            select(AlertIncident.state).where(AlertIncident.id == row.incident_id)
+        ).scalar()
+        if state not in IncidentState.TOLD:
+            raise ConflictError("The incident is over.", code="action.no_incident")
+        return (Limit.STOPPED,) * is_stopped(container.settings, switch)
     fleet = fleet_of(tx, stopped=is_stopped(container.settings, switch))
     blamed = blamed_machines(tx, {row.host})
     if not blamed:
@@ -131,15 +132,3 @@ def _hard_now(
             "No open incident blames the machine any more.", code="action.no_incident"
         )
     return hard(limits_of(blamed[0].case, fleet))
-
-
-def _hard_of_hang(
-    container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
-) -> tuple[Limit, ...]:
-    """Return the limits of telling that a job hangs; refuse it where it hangs no more."""
-    state = tx.session.execute(
-        select(AlertIncident.state).where(AlertIncident.id == row.incident_id)
-    ).scalar()
-    if state not in IncidentState.TOLD:
-        raise ConflictError("The incident is over.", code="action.no_incident")
-    return (Limit.STOPPED,) * is_stopped(container.settings, switch)

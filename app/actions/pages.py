@@ -36,7 +36,7 @@ from app.web import html, moments
 from app.web.format import count, percent, plural
 from app.web.forms import Choice, Field, Option, fields_of
 from app.web.links import Address, QueryText, host_url, page_number
-from app.web.lists import Page, PageRequest
+from app.web.lists import PageRequest
 from app.web.pages import Pages
 from app.web.parts import StateLabel
 from app.web.tables import Drawn, Shown, Table, csv_file, drawn, pager, sorted_by
@@ -133,6 +133,10 @@ def action_line(
         if one.state in ActionState.OPEN and row.hang is None
     )
     allowable = row.state in ActionState.ALLOWABLE and acting and not hard and not taken
+    evidence = [] if row.confidence is None else [percent(row.confidence, 0)]
+    evidence += [plural(row.sessions, "session")] if row.hang is None else []
+    if row.lost_each_hour is not None:
+        evidence.append(f"{hours(row.lost_each_hour)} GPU-hours each hour")
     return ActionLine(
         id=row.id,
         host=row.host or row.job,
@@ -140,7 +144,7 @@ def action_line(
         kind=title_of(row.kind),
         state=STATES[row.state],
         cause=cause_name(row.cause),
-        sure=_sure(row),
+        sure=", ".join(evidence),
         job=row.job,
         incident_url=f"/incidents/{row.incident_id}",
         why=_why(row),
@@ -169,14 +173,6 @@ def limit_sentence(limit: str) -> str:
     """Return what a limit says, without its period."""
     known = limit in tuple(Limit)
     return SENTENCES[Limit(limit)].removesuffix(".") if known else limit
-
-
-def _sure(row: ActionRow) -> str:
-    parts = [] if row.confidence is None else [percent(row.confidence, 0)]
-    parts += [plural(row.sessions, "session")] if row.hang is None else []
-    if row.lost_each_hour is not None:
-        parts.append(f"{hours(row.lost_each_hour)} GPU-hours each hour")
-    return ", ".join(parts)
 
 
 def _why(row: ActionRow) -> str:  # noqa: PLR0911 - a sentence for each state
@@ -307,11 +303,23 @@ def actions_page(
     administers : bool
         Whether whoever asks may change the policies of the project.
     """
-    modes = {one.kind: one.mode for one in found.policies}
-    configured = any(one.changed_at is not None for one in found.policies)
+    modes = {policy.kind: policy.mode for policy in found.policies}
+    configured = any(policy.changed_at is not None for policy in found.policies)
     rows = found.page.rows
     lines = [action_line(row, modes, stopped=found.switch.stopped, rows=rows) for row in rows]
-    shown = _columns(found.now)
+    shown: tuple[Shown[ActionLine], ...] = (
+        Shown("State", lambda line: html.state(line.state)),
+        Shown("Machine", _machine, "host", of_cells="grow"),
+        Shown("What and why", _what, of_cells="grow"),
+        Shown("Since", lambda line: moments.ago(line.at, found.now), "created_at", "num opt"),
+        Shown(_ORDERS, lambda line: line.buttons, of_cells="do"),
+    )
+    total = plural(found.page.total, "action") if found.page.total else "No action"
+    note = "A machine has at most one open action of a kind; the newest first"
+    if found.page.pages != 1:
+        note += f"; {count(found.page.first)} to {count(found.page.last)}"
+    content: list[object] = [*lines, sorted(found.counts.items()), found.switch]
+    content += [(policy.kind, policy.mode, policy.changed_at) for policy in found.policies]
     return ActionsPage(
         now=found.now,
         title=f"Actions: {_short(found)}",
@@ -326,8 +334,8 @@ def actions_page(
         choices=_choices(found, asked, address),
         host=asked.host,
         all_url=address.but(host=None, page=None),
-        list_title=_list_title(found, asked),
-        list_note=_list_note(found.page),
+        list_title=f"{total} on {asked.host}" if asked.host else total,
+        list_note=note,
         table=drawn(
             shown,
             lines,
@@ -341,21 +349,11 @@ def actions_page(
         switch=found.switch,
         policies=[_policy(one, scontrol=scontrol) for one in found.policies],
         administers=administers,
-        version=_version(found, lines),
+        version=uuid.uuid5(uuid.NAMESPACE_OID, repr(content)).hex,
     )
 
 
 _ORDERS: Final = html.element("span", "Approve, decline or undo", class_="vh")
-
-
-def _columns(now: datetime) -> tuple[Shown[ActionLine], ...]:
-    return (
-        Shown("State", lambda line: html.state(line.state)),
-        Shown("Machine", _machine, "host", of_cells="grow"),
-        Shown("What and why", _what, of_cells="grow"),
-        Shown("Since", lambda line: moments.ago(line.at, now), "created_at", "num opt"),
-        Shown(_ORDERS, lambda line: line.buttons, of_cells="do"),
-    )
 
 
 def _machine(line: ActionLine) -> Markup:
@@ -411,17 +409,6 @@ def _choices(found: ActionsFound, asked: ActionsQuery, address: Address) -> list
     ]
 
 
-def _list_title(found: ActionsFound, asked: ActionsQuery) -> str:
-    total = plural(found.page.total, "action")
-    on = f" on {asked.host}" if asked.host else ""
-    return f"{total}{on}" if found.page.total else f"No action{on}"
-
-
-def _list_note(page: Page[ActionRow]) -> str:
-    text = "A machine has at most one open action of a kind; the newest first"
-    return text if page.pages == 1 else f"{text}; {count(page.first)} to {count(page.last)}"
-
-
 def _nothing(asked: ActionsQuery, *, configured: bool) -> str:
     if asked.words or asked.host or asked.kind or asked.show is not Show.ALL:
         return "No action matches."
@@ -458,13 +445,6 @@ def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
         chosen=chosen,
         unavailable=NO_SCONTROL if kind.needs_scontrol and not scontrol else "",
     )
-
-
-def _version(found: ActionsFound, lines: Sequence[ActionLine]) -> str:
-    parts: list[object] = [*lines]
-    parts += [sorted(found.counts.items()), found.switch]
-    parts += [(one.kind, one.mode, one.changed_at) for one in found.policies]
-    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
 
 
 # ---- The page of actions on machines -----------------------------------------------------------

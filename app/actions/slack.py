@@ -143,20 +143,8 @@ def _verified(
     )
     if not row.enabled:
         raise SlackRefusedError("The channel is disabled.", code="slack.disabled")
-    _claim(container.within(row.project_id), signature)
-    return _Channel(row.project_id, config)
-
-
-def _claim(container: Container, signature: str) -> None:
-    """Take a request for one's own.
-
-    Raises
-    ------
-    SlackRefusedError
-        ``slack.replayed``.
-    """
     digest = hashlib.sha256(signature.encode()).digest()
-    with container.uow() as tx:
+    with container.within(row.project_id).uow() as tx:
         tx.session.execute(delete(SlackRequest).where(SlackRequest.at < tx.now - 2 * WINDOW))
         taken = tx.session.execute(
             insert(SlackRequest)
@@ -166,6 +154,7 @@ def _claim(container: Container, signature: str) -> None:
         ).first()
         if taken is None:
             raise SlackRefusedError("The request came before.", code="slack.replayed")
+    return _Channel(row.project_id, config)
 
 
 def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
@@ -190,18 +179,14 @@ def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
             acknowledge_incident(here, asked.about)
             return f"Acknowledged by <@{user.id}>."
         case Pressed.SILENCE:
-            return _silence(here, asked)
+            with here.reading() as tx:
+                until = tx.now + timedelta(hours=SILENCE_HOURS)
+            reason = f"silenced in Slack for {SILENCE_HOURS} h"
+            silence_incident(here, asked.about, until=until, reason=reason)
+            return f"Silenced by <@{asked.user.id}> until {until:%H:%M} UTC."
         case Pressed.APPROVE:
             done = allow(here, asked.about)
             return f"Approved by <@{user.id}>: `{done.command.replace('`', chr(39))}`"
-
-
-def _silence(container: Container, asked: Interaction) -> str:
-    with container.reading() as tx:
-        until = tx.now + timedelta(hours=SILENCE_HOURS)
-    reason = f"silenced in Slack for {SILENCE_HOURS} h"
-    silence_incident(container, asked.about, until=until, reason=reason)
-    return f"Silenced by <@{asked.user.id}> until {until:%H:%M} UTC."
 
 
 # ---- Buttons in messages of Slack: the request address of an app's interactivity ---------------

@@ -1,23 +1,23 @@
-"""Results of functions of an immutable object, kept by that object."""
+"""Memoization: results of functions of an immutable object, kept by that object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 
-class LooksOnce:
-    """Keeps what functions see in it; whoever derives from it has `_seen`."""
+class Memoized:
+    """Mixin that keeps the results of functions of the object; subclasses define `_memo`."""
 
     __slots__ = ()
 
-    _seen: dict[Callable[[Any], Any], Any]
+    _memo: dict[Callable[[Any], Any], Any]
 
-    def once(self, look: Callable[[Self], Seen]) -> Seen:
-        """Return what a function sees; asked again it does not look again."""
-        if look not in self._seen:
-            self._seen[look] = look(self)
-        seen: Seen = self._seen[look]
-        return seen
+    def memoize(self, function: Callable[[Self], Result]) -> Result:
+        """Return ``function(self)``, computed at the first call only."""
+        if function not in self._memo:
+            self._memo[function] = function(self)
+        result: Result = self._memo[function]
+        return result

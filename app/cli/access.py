@@ -1,7 +1,7 @@
-"""`paceline token`, `user` and `project`: who may use an installation.
+"""`paceline token`, `user`, `project` and `alerts`: access to an installation, and its channels.
 
-They work on its database itself, so that the first token can be made; whoever may read the
-database's address administers the installation anyway.
+Tokens, users and projects are changed in the database itself, so that the first token can be made;
+whoever may read the database's address administers the installation anyway.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class PasswordError(PacelineError):
-    """The password was not given, or differently twice."""
+    """No password was given, or two different ones."""
 
     code = "user.password"
 
@@ -52,7 +52,7 @@ class PasswordError(PacelineError):
 def make_token(
     name: str, rights: Sequence[Right], project: str | None, expires_days: int | None
 ) -> None:
-    """Make a token and print it, the only time."""
+    """Create a token and print its secret, which is shown only once."""
     with _installation() as container:
         made = create_token(
             container,
@@ -95,14 +95,14 @@ def revoke(name: str) -> None:
 
 
 def renew(name: str, expires_days: int) -> None:
-    """Let a token be valid for so long from now on."""
+    """Extend the validity of a token."""
     with _installation() as container:
         token = renew_token(container, name, timedelta(days=expires_days))
     sys.stderr.write(f"Token {name} is valid until {token.expires_at:%Y-%m-%d}.\n")
 
 
 def make_user(name: str, role: Role, project: str | None) -> None:
-    """Add a user with a password, which is asked for."""
+    """Add a user; prompt for the password."""
     password = _password()
     with _installation() as container:
         create_person(container, name, password, role, project)
@@ -130,7 +130,7 @@ def print_users() -> None:
 
 
 def change_password(name: str) -> None:
-    """Set a user's password, which is asked for."""
+    """Set a user's password; prompt for it."""
     password = _password()
     with _person(name) as (container, person_id):
         set_password(container, person_id, password)
@@ -138,7 +138,7 @@ def change_password(name: str) -> None:
 
 
 def change_role(name: str, role: Role | None, project: str | None) -> None:
-    """Grant a role to a user, or take it."""
+    """Grant or revoke a user's role."""
     with _person(name) as (container, person_id):
         set_role(container, person_id, role, project)
     what = "no role" if role is None else f"the role {role}"
@@ -184,7 +184,7 @@ def move(job: str, source: str, to: str) -> None:
 
 @contextlib.contextmanager
 def _installation() -> Iterator[Container]:
-    """Open the database that the settings name; the embedded one must not be served meanwhile."""
+    """Open the database of the settings; an embedded one must not be in use."""
     settings = Settings()
     with contextlib.ExitStack() as running:
         if settings.database_url is None:
@@ -198,7 +198,7 @@ def _installation() -> Iterator[Container]:
 
 @contextlib.contextmanager
 def _person(name: str) -> Iterator[tuple[Container, uuid.UUID]]:
-    """Open the database and find a user in it."""
+    """Open the database and look up a user."""
     with _installation() as container:
         with container.reading() as tx:
             person_id = person_id_of(tx, name)
@@ -217,11 +217,8 @@ def _password() -> str:
     return password
 
 
-# ---- Ask a server to try a channel, or to encrypt the secrets of all channels anew -------------
-
-
 class AlertsCommandError(PacelineError):
-    """There is no such channel, or its receiver did not take the example."""
+    """The channel does not exist, or its receiver refused the example."""
 
     code = "alerts.failed"
 

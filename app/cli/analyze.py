@@ -1,4 +1,4 @@
-"""A report in the terminal."""
+"""`paceline analyze`: read a trace and print its verdict, or its report as JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from app.cli.convert import read_recordings, say_unmapped
 from app.cli.files import writing
 from app.errors import Fault, InvalidQuestionError
 
-# ---- `paceline analyze`: a trace in, a verdict in the terminal or a report as JSON out ---------
-
 
 def analyze_file(  # noqa: PLR0913 - what the command is told
     path: Path,
@@ -30,7 +28,7 @@ def analyze_file(  # noqa: PLR0913 - what the command is told
     without: Collection[Name] = (),
     labels: Path | None = None,
 ) -> None:
-    """Analyze a trace file and print what came out."""
+    """Analyze a trace file and print the report."""
     trace = read_trace(path, meta_path, labels)
     report = analyze(trace, without).report
     if timeline is not None:
@@ -80,9 +78,6 @@ def _write_timeline(trace: Trace, report: Report, path: Path) -> None:
     with writing(path), gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(pieces)
     sys.stderr.write(f"Step {step} written to {path}; open it at ui.perfetto.dev\n")
-
-
-# ---- Selections and factors as the command line writes them ------------------------------------
 
 
 _FACTOR: Final = f"a number from 0 to {MOST_SCALE:.0f}"

@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline connect`: print the lines that connect a job, and try the server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from app.cli.server import Body, Server
 from app.errors import PacelineError
 from app.jobs.connect import LAUNCHERS, WAYS, Target
 
-# ---- `paceline connect`: the lines for this job, and whether the server takes what they will send
-
-
 # Two stages and just the steps that a verdict takes.
 STEPS: Final = 8
 _STAGES: Final = 2
@@ -24,7 +21,7 @@ _MS: Final = 1_000_000
 
 
 class MissingChoiceError(PacelineError):
-    """A choice is missing, and there is no terminal to ask for it."""
+    """A choice is missing, and there is no terminal to prompt for it."""
 
     code = "connect.incomplete"
 

@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline convert`: read the recordings of all ranks together and write them as one trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMED_NOT_READ: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The recordings that paths mean."""
+    """The recordings found at some paths."""
 
     files: tuple[NamedFile, ...]
     meta: Path | None  # metadata next to them
@@ -115,7 +115,7 @@ def _own_ranges(labels: Path) -> OwnRanges:
 
 
 def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> Found:
-    """Return the files that are meant: of folders and archives those that are recordings.
+    """Return the given files, and the recordings within folders and archives.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[
 
 
 def _shown(files: Sequence[NamedFile]) -> Iterable[NamedFile]:
-    """Return files, of which a terminal shows how many are read where there are several."""
+    """Yield files, with a progress bar on a terminal."""
     if len(files) == 1:
         return files
     from app.cli.progress import shown  # noqa: PLC0415 - what draws it is slow to load
@@ -168,7 +168,7 @@ def _shown(files: Sequence[NamedFile]) -> Iterable[NamedFile]:
 
 
 def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
-    """Say on standard error which files are not read, and why."""
+    """Print to standard error which files are not read, and why."""
     for path, one in not_read[:NAMED_NOT_READ]:
         sys.stderr.write(f"Not read: {path}/{one.name}: {one.why}\n")
     if len(not_read) > NAMED_NOT_READ:
@@ -176,7 +176,7 @@ def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
 
 
 def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
-    """Say on standard error what was left out, a line a kind, with what would record it."""
+    """Print to standard error the left-out events, and what would record them."""
     for one in unmapped:
         remedy = f": {one.remedy}" if one.remedy else ""
         sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")

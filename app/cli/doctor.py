@@ -39,7 +39,7 @@ NAMED_JOBS: Final = 5
 
 
 def examine(settings: Settings) -> bool:
-    """Print the state of each part and return whether all are well."""
+    """Print the state of each part and return whether all work."""
     parts = list(_parts(settings))
     table = Table(box=None, pad_edge=False)
     for column in ("Part", "State", "Detail"):
@@ -90,7 +90,7 @@ def _parts(settings: Settings) -> Iterator[Part]:
 
 
 def _nodes(container: Container) -> Part:
-    """Return which jobs do not know on which nodes they run; they are recorded all the same."""
+    """Return the jobs whose sessions guess the names of their nodes."""
     with container.everywhere().reading() as tx:
         guessing = guessing_jobs(tx, tx.now - GUESSED_WITHIN)
     if not guessing:
@@ -103,7 +103,7 @@ def _nodes(container: Container) -> Part:
 
 
 def _store(settings: Settings, container: Container | None) -> Part:
-    """Return how the object store is, and with a database where the blobs are."""
+    """Return the state of the object store and, with a database, the locations of blobs."""
     blobs = None
     if container is not None:
         with container.everywhere().reading() as tx:

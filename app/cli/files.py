@@ -1,9 +1,4 @@
-"""The `paceline` command.
-
-Standard output carries the result only; progress and messages go to standard error. Exit codes:
-0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
-run, so that `paceline analyze` starts fast and needs no server package.
-"""
+"""Files that commands read and write, with a one-line error where that fails."""
 
 from __future__ import annotations
 
@@ -15,8 +10,6 @@ from app.analysis.documents import UnreadableDocumentError, document_text
 from app.analysis.trace.metadata import unreadable_metadata
 from app.errors import PacelineError
 
-# ---- Files that commands read and write: one that cannot be is said in a line ------------------
-
 
 class FileError(PacelineError):
     """A file cannot be read or written."""
@@ -26,7 +19,7 @@ class FileError(PacelineError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let read."""
+    """Turn errors of reading into `FileError`."""
     try:
         yield
     except OSError as error:
@@ -36,7 +29,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let write."""
+    """Turn errors of writing into `FileError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`paceline hang`: who is waited for in a job that stands still, from the files of its ranks."""
+"""`paceline hang`, `probe`, `mcp` and `pulse detect`: small commands, each with its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_FRAMES: Final = 8
 
 
 def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
-    """Print who is waited for, from dumps of flight recorders, of py-spy and of RAS.
+    """Print the ranks that a hanging job waits for, from dumps of flight recorders, py-spy and RAS.
 
     Raises
     ------
@@ -116,9 +116,6 @@ def _few(ranks: Sequence[int]) -> str:
     return f"{named} and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else named
 
 
-# ---- `paceline probe`: what this machine's devices reach, and what its ledger says of that -----
-
-
 class ProbeFailedError(PacelineError):
     """A machine cannot be probed."""
 
@@ -144,9 +141,6 @@ def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
         with Server(server) as api:
             said = api.exchange("POST", measured.path, measured.document())
         sys.stdout.write(f"{said['sentence']}\n{said['url']}\n")
-
-
-# ---- Serve tools for an assistant over standard input and output -------------------------------
 
 
 class NoMcpError(PacelineError):
@@ -185,9 +179,6 @@ def serve_tools(server: str, *, may_acknowledge: bool) -> None:
     asyncio.run(run())
 
 
-# ---- `paceline pulse detect`: what is noticed in a recorded pulse ------------------------------
-
-
 def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
     """Print the notices of a file of pulses; rows that were left out are said on standard error.
 
@@ -203,7 +194,7 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
     for rows in file.batches():
         record.take(detector.advance(rows))
     record.take(detector.finish())
-    for code, number in sorted((file.counts + detector.gathering.counts).items()):
+    for code, number in sorted((file.counts + detector.assembler.counts).items()):
         what = "columns" if code == "pulse.unknown_column" else "rows"
         sys.stderr.write(f"{number} {what}: {code}\n")
     for rank, by_ns in sorted(detector.offsets.items()):

@@ -1,4 +1,4 @@
-"""`paceline mitigate`: times of a tensor-parallel group in, a plan for its stragglers out."""
+"""`paceline mitigate`: plan the work of a tensor-parallel group from its times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RISKS: Final = {
 
 
 def mitigate_file(path: Path, *, as_json: bool) -> None:
-    """Advise on the group of a file and print what came out."""
+    """Plan the tensor-parallel group of a file and print the advice."""
     document = advise(parse_problem(_read(path)))
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")
@@ -52,7 +52,7 @@ def _read(path: Path) -> object:
 
 
 def show(document: MitigationDocument, console: Console) -> None:
-    """Print what to do, the alternatives, and who does what."""
+    """Print the advice, its alternatives and the work of each rank."""
     console.print(Text(_sentence(document), style="bold"), soft_wrap=True)
     if not document.costs_sampled:
         console.print(

@@ -1,8 +1,7 @@
-"""The `paceline` command.
+"""`paceline analyze TRACE --meta META --json`, parsed without any package.
 
-Standard output carries the result only; progress and messages go to standard error. Exit codes:
-0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
-run, so that `paceline analyze` starts fast and needs no server package.
+Loading the full command line (help, completion, all options) takes longer than analyzing a small
+trace. Every other command line, and every error, is left to the full parser.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# ---- `paceline analyze TRACE --meta META --json` as most scripts have it, read without any package
-#
 # What reads every command line, with help, completion and all options, takes longer to load than a
 # small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left
 # to it, and so is all that is wrong.
@@ -26,14 +23,14 @@ COMPLETES: Final = "_PACELINE_COMPLETE"
 
 @dataclass(frozen=True, slots=True)
 class PlainAnalysis:
-    """A trace to be analyzed, and nothing else that was asked for."""
+    """A command line that only analyzes a trace."""
 
     trace: Path
     meta: Path | None
     as_json: bool
 
     def run(self) -> None:
-        """Analyze it and print what came out."""
+        """Analyze the trace and print the report."""
         # What modules make while they load stays: looking for garbage in it, again and again, takes
         # a twentieth of the time of a small analysis.
         gc.disable()
@@ -45,7 +42,7 @@ class PlainAnalysis:
 
 
 def plain_analysis(arguments: Sequence[str]) -> PlainAnalysis | None:
-    """Return what a command line asks for; None where it has to be read in full."""
+    """Parse a plain command line; None for every other one."""
     if not arguments or arguments[0] != "analyze" or COMPLETES in os.environ:
         return None
     traces: list[Path] = []

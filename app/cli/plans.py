@@ -1,4 +1,4 @@
-"""The plan of a whole job in the terminal."""
+"""`paceline plan`: plan a pipeline, a whole job, or the job of a recorded session."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_LINES: Final = 16
 
 
 def plan_whole_job(spec: JobSpec, budget: SearchBudget, *, as_json: bool) -> None:
-    """Plan a whole job and print what came out."""
+    """Plan a whole job and print the plan."""
     document = job_document(plan_job(spec, budget))
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")
@@ -213,9 +213,6 @@ def _others(document: JobDocument) -> Table:
     return table
 
 
-# ---- `paceline plan`: a specification in, a pipeline template in the terminal or a document out --
-
-
 PLAN_GIB = 2**30
 PLAN_MS_PER_S = 1e3
 
@@ -251,7 +248,7 @@ def read_spec(path: Path) -> object:
 
 
 def show(document: PlanDocument, console: Console) -> None:
-    """Print the template, what is proven of it, and what Ditto would have given."""
+    """Print the template, its proven bound, and Ditto's template."""
     times = document.iteration_time_ms
     console.print(Text(_sentence(document), style="bold"), soft_wrap=True)
     oobleck = "" if times.t_oobleck is None else f", T_oobleck {_seconds(times.t_oobleck)}"
@@ -349,11 +346,8 @@ def _show_remarks(document: PlanDocument, console: Console) -> None:
     console.print()
 
 
-# ---- `paceline plan --session`: a trace in, the plan of its whole job next to how it runs ------
-
-
 def plan_trace(path: Path, meta: Path | None, time_limit: float | None, *, as_json: bool) -> None:
-    """Plan the whole job that a trace shows and print what came out."""
+    """Plan the whole job of a trace and print the plan."""
     trace = read_trace(path, meta)
     job = session_job(trace.meta)
     running = running_job(Observation(trace, prepare_replay(trace).main), job.layers)

@@ -1,9 +1,4 @@
-"""The `paceline` command.
-
-Standard output carries the result only; progress and messages go to standard error. Exit codes:
-0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
-run, so that `paceline analyze` starts fast and needs no server package.
-"""
+"""Progress of a command, on standard error where that is a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from app.sessions.recordings.choose import NamedFile
-
-
-# ---- How far a command is with its files, on standard error where that is a terminal -----------
 
 
 def shown(files: Sequence[NamedFile]) -> Iterator[NamedFile]:

@@ -1,4 +1,8 @@
-"""Ask a server to analyze sessions again, to pin or to delete them."""
+"""`paceline session`, `job`, `retention`, `backup`, `restore` and `blobs`.
+
+Sessions, jobs and retention are changed by a server; backups and blobs by this process, on the
+database that the settings name.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +37,9 @@ if TYPE_CHECKING:
     from app.platform.container import Container
 
 
-# ---- The installation itself, for commands that work on its database without a server ----------
-
-
 @contextlib.contextmanager
 def opened(settings: Settings, name: str, *, migrated: bool = True) -> Iterator[Container]:
-    """Yield the container of a command; what it logs goes to standard error.
+    """Yield the container of a command, with its log on standard error.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def opened(settings: Settings, name: str, *, migrated: bool = True) -> Iterator[
 
 @contextlib.contextmanager
 def opened_also_embedded(settings: Settings, name: str) -> Iterator[Container]:
-    """As `opened`; where no database is configured the embedded one, also while it is served."""
+    """As `opened`; without a configured database the embedded one, even if it is in use."""
     with (
         database(settings, also_running=True, migrate=True) as url,
         opened(settings.model_copy(update={"database_url": url}), name) as container,
@@ -71,7 +72,7 @@ def opened_also_embedded(settings: Settings, name: str) -> Iterator[Container]:
 
 @contextlib.contextmanager
 def database(settings: Settings, *, also_running: bool, migrate: bool = False) -> Iterator[str]:
-    """Yield the address of the configured database; the embedded one is started where need be.
+    """Yield the configured database's address; start the embedded one if necessary.
 
     Parameters
     ----------
@@ -100,9 +101,6 @@ def database(settings: Settings, *, also_running: bool, migrate: bool = False) -
         postgres.stop()
 
 
-# ---- `paceline backup` and `restore`, on the database that the settings name -------------------
-
-
 # A dump holds the secrets of channels as they are stored: encrypted.
 KEYS: str = "The keys of channels' secrets are not in it: back up {where} separately.\n"
 
@@ -129,7 +127,7 @@ def make_backup(target: Path) -> None:
 
 
 def restore_backup(source: Path) -> None:
-    """Fill an empty database from a file; the embedded one must not be served meanwhile."""
+    """Restore a file into an empty database; an embedded one must not be in use."""
     settings = Settings()
     with database(settings, also_running=False) as url:
         restore(url, source)
@@ -150,11 +148,8 @@ def _references(settings: Settings, url: str, *, ask_store: bool = False) -> Ref
         return references(container)
 
 
-# ---- `paceline blobs`: move blobs between database and object store, and look whether any are lost
-
-
 def move(*, to_store: bool) -> None:
-    """Move all blobs that belong there."""
+    """Move all blobs to their configured place and print how many."""
     shown_on = Console(stderr=True)
     with (
         opened_also_embedded(Settings(), "blobs") as container,
@@ -170,7 +165,7 @@ def move(*, to_store: bool) -> None:
 
 
 def check() -> bool:
-    """Print what the object store has of this installation; return whether it is all there."""
+    """Print the number of objects of this installation; return whether none is missing."""
     with opened_also_embedded(Settings(), "blobs") as container:
         found = references(container)
     sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")
@@ -180,9 +175,6 @@ def check() -> bool:
     if found.lost:
         sys.stdout.write(f"{found.lost} of them are not there, or not whole\n")
     return not found.lost
-
-
-# ---- Ask a server to rename, archive or delete a job -------------------------------------------
 
 
 def change_job(job: str, values: Mapping[str, object], *, server: str) -> None:
@@ -200,7 +192,7 @@ def delete_job(job: str, *, server: str) -> None:
 
 
 def finish(job: str, *, server: str) -> None:
-    """Say that a job has ended."""
+    """Report the end of a job."""
     with Server(server) as api:
         api.exchange("POST", f"{_path(job)}/finish", None)
     sys.stderr.write(f"{job} has ended\n")
@@ -210,22 +202,19 @@ def _path(job: str) -> str:
     return f"/api/v1/jobs/{quote(job, safe='')}"
 
 
-# ---- `paceline retention`: ask a server what it keeps, change that, or do what the sweeper does --
-
-
 PATH: Final = "/api/v1/retention"
 # In place of a number: nothing goes for that reason.
 ALL: Final = "all"
 
 
 def show(*, server: str) -> None:
-    """Print what there is of each kind and how much of it is kept."""
+    """Print number, size and rule of each kind of data."""
     with Server(server) as api:
         _print(api.get(PATH))
 
 
 def change(kind: str, days: str | None, size: str | None, *, server: str) -> None:
-    """Change how much of a kind is kept, and print what is kept then."""
+    """Change the rule of a kind, and print the rules."""
     changed = {"days": days, "bytes": size}
     with Server(server) as api:
         rules = api.get(PATH)["rules"]
@@ -236,7 +225,7 @@ def change(kind: str, days: str | None, size: str | None, *, server: str) -> Non
 
 
 def run() -> None:
-    """Take away what is over the rules of all projects, and print how much that was."""
+    """Apply the rules of all projects, and print how much was deleted."""
     with opened_also_embedded(Settings(), "retention") as container:
         removed = keep_to_rules_now(container)
     sys.stdout.write(f"removed: {removed}\n")
@@ -279,7 +268,7 @@ AT_ONCE: Final = 100
 
 
 def analyze_named(ids: Sequence[str], *, server: str) -> None:
-    """Analyze sessions again and print where each stands."""
+    """Analyze sessions again and print the state of each."""
     with Server(server) as api:
         for session in ids:
             answer = api.post(f"/api/v1/sessions/{session}/analyze")

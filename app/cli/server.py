@@ -1,4 +1,4 @@
-"""A Paceline server, as the command line asks it."""
+"""HTTP client of a Paceline server, for the commands that need one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLL_FAILURES: Final = 120
 
 
 class ServerError(PacelineError):
-    """The server refused something or cannot be reached, or no report came out."""
+    """The server refused a request or cannot be reached, or there is no report."""
 
     code = "server.failed"
 
@@ -48,7 +48,7 @@ class UnreachableServerError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One part of what is sent."""
+    """One part of a multipart request."""
 
     content: bytes | IO[bytes]  # bytes or file
     media_type: str
@@ -62,7 +62,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where a trace is on the server."""
+    """Id and address of a sent trace on the server."""
 
     session: str
     url: str
@@ -72,7 +72,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class SentHang:
-    """Where a hang is on the server, what it is, and the files that were not read."""
+    """Address and verdict of a sent hang, and the files that were not read."""
 
     url: str
     sentence: str
@@ -88,7 +88,7 @@ def _job_path(job: str, of: str) -> str:
 
 
 class Server:
-    """A server while the context lasts.
+    """Client of a server, open while the context lasts.
 
     Every method raises `ServerError` with the server's code and faults where it refuses, and
     `UnreachableServerError`.
@@ -125,15 +125,15 @@ class Server:
         return _answered(self._request("GET", path))
 
     def post(self, path: str) -> dict[str, Any]:
-        """Ask for something to be done and return the answer."""
+        """Post to a path and return the answer."""
         return _document(self._request("POST", path))
 
     def exchange(self, method: str, path: str, document: object) -> dict[str, Any]:
-        """Send a document and return the answer; empty where there is nothing to say."""
+        """Send a document and return the answer; empty without a body."""
         return _answered(self._request(method, path, json=document))
 
     def download(self, path: str, target: Path) -> int:
-        """Write what is at a path into a file, replaced once all is there; return its bytes."""
+        """Download a path into a file, replaced at the end; return its size in bytes."""
         part = target.with_name(f"{target.name}.part")
         try:
             with (
@@ -161,7 +161,7 @@ class Server:
         meta: Body | None,
         say: Callable[[str], object],
     ) -> Sent:
-        """Send a trace, again where the server asks for that.
+        """Send a trace, with the retries that the server requests.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Server:
         return Sent(said["session"], said["url"], said["job"], said["number"])
 
     def send_hang(self, job: str, archive: IO[bytes], say: Callable[[str], object]) -> SentHang:
-        """Send an archive of the files of a hang, again where the server asks for that."""
+        """Send the files of a hang, with the retries that the server requests."""
 
         def body() -> dict[str, object]:
             archive.seek(0)
@@ -191,7 +191,7 @@ class Server:
         return SentHang(said["url"], said["sentence"], tuple(said["not_read"]))
 
     def _hang_of(self, upload: str, say: Callable[[str], object]) -> dict[str, Any]:
-        """Wait until an archive is read, and return what its hang's sender is told."""
+        """Wait until an archive is read, and return its hang."""
         told = ""
         while True:
             found = self.get(f"/api/v1/hang-uploads/{upload}")
@@ -208,7 +208,7 @@ class Server:
     def _posted(
         self, path: str, body: Callable[[], dict[str, Any]], say: Callable[[str], object]
     ) -> dict[str, Any]:
-        """Send a body to be stored, again where the server is behind; return what it says."""
+        """Post a body, with retries while the server is overloaded; return the answer."""
         for attempt in range(1, TRIES + 1):
             answer = self._request("POST", path, **body(), timeout=STORE_TIMEOUT)
             if answer.status_code not in BUSY_STATUSES or attempt == TRIES:
@@ -314,7 +314,7 @@ def _retry_after_s(answer: httpx.Response) -> float:
 
 
 def credentials() -> dict[str, str]:
-    """Return the headers that say who asks."""
+    """Return the headers with the caller's token and project."""
     caller, found = Caller.of_environment(), {}
     if caller.token is not None:
         found["Authorization"] = f"Bearer {caller.token}"

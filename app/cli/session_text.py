@@ -1,4 +1,4 @@
-"""A report in the terminal."""
+"""A report as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _show_budget(report: Report, console: Console) -> None:
-    """Print where the time goes: a bar of all parts that can be seen, and their shares."""
+    """Print the parts of the step time as a bar, and their shares."""
     if report.budget is None:
         return
     shares = {part: report.budget.shares.of(part) for part in Part}
@@ -116,7 +116,7 @@ def _show_budget(report: Report, console: Console) -> None:
 
 
 def _show_arrivals(report: Report, console: Console) -> None:
-    """Print who comes last at collectives, and what the leading rank's step passes with."""
+    """Print the ranks that come last at collectives, and the leading rank's time by part."""
     found = report.arrivals
     if found is not None:
         at = report.machine(found.worst.rank).called if found.straggles else ""
@@ -139,7 +139,7 @@ def _breakdown(report: Report) -> Iterator[str]:
 
 
 def _parts(ranks: Sequence[RankBreakdown]) -> str:
-    """Return what steps pass with, the median of some ranks."""
+    """Return the median parts of the step time of some ranks."""
     return ", ".join(
         f"{name} {median(getattr(one, field) for one in ranks):.3g} s"
         for name, field in BREAKDOWN.items()
@@ -147,7 +147,7 @@ def _parts(ranks: Sequence[RankBreakdown]) -> str:
 
 
 def _odd(report: Report) -> Iterator[str]:
-    """Yield what of the recording is not believed, and what was left out."""
+    """Yield lines on distrusted and left-out parts of the recording."""
     dropped = (*report.steps.odd, *report.steps.dropped)
     for step in dropped[:ODD_NAMED]:
         yield f"Step {step.step} is left out: {step.reason}"
@@ -168,7 +168,7 @@ def _odd(report: Report) -> Iterator[str]:
 
 
 def _measured(report: Report) -> str:
-    """Return how slow the job is where S is withheld."""
+    """Return the slowdown's line for a session whose S is withheld."""
     shown = report.headline
     return (
         f"Slowdown {shown.slowdown:.3f}{_of(shown)} against the job without its causes; "
@@ -178,7 +178,7 @@ def _measured(report: Report) -> str:
 
 
 def _known(report: Report, waste: float) -> str:
-    """Return what the named causes cost where S is withheld."""
+    """Return the cost of the named causes for a session whose S is withheld."""
     return (
         f"The named causes take {percent(waste, 0)} of each step, "
         f"{hours(report.sizes.world * waste)} GPU-hours each hour; at least that is lost"
@@ -197,7 +197,7 @@ def _show_fixes(report: Report, console: Console) -> None:
 
 
 def _slowdowns(report: Report) -> Iterator[str]:
-    """Yield the slowdown and what it costs, and the published S."""
+    """Yield lines of the slowdown, its cost and the published S."""
     shown = report.headline
     costs = (
         f"{gpu_time(report.lost_gpu_hours)} lost in these steps, "

@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline synth`: write synthetic sessions with their metadata and ground truth."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from app.analysis.trace.metadata import metadata_document
 from app.cli.files import writing
 from app.errors import NotFoundError
 
-# ---- Synthetic sessions as files: what ``paceline synth`` leaves in a directory ----------------
-
-
 DEFAULT_WRITER: Final = WRITERS["parquet"]
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticFiles:
-    """Where the files of one synthetic session are."""
+    """Paths of one synthetic session."""
 
     trace: Path
     meta: Path

@@ -1,4 +1,4 @@
-"""Send a trace file to a server, and wait for what comes out."""
+"""`paceline upload`: send a trace file to a server, and wait for its report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SENT_AS: Final = "parquet"
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Files that say something about the recordings."""
+    """Files of metadata and labels."""
 
     meta: Path | None
     labels: Path | None  # what the job calls ranges of its own
@@ -54,7 +54,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
-    """What is sent: a file as it is, or what was made of the files of a folder."""
+    """A trace to send: a file as it is, or the archive of a folder."""
 
     open_trace: Callable[[], Body]
     meta: Body | None
@@ -70,7 +70,7 @@ def upload(  # noqa: PLR0913 - what the command is told
     wait: bool,
     labels: Path | None = None,
 ) -> None:
-    """Send a trace and print where it is, or with `wait` what the report says."""
+    """Send a trace and print its address, or with `wait` its report."""
     console = Console(stderr=True)
     with Server(server) as api:
         sent = _send(api, path, _Told(meta, labels), job, console)
@@ -103,19 +103,19 @@ def _wait(api: Server, sent: Sent, console: Console) -> None:
 
 
 def content_type_of(path: Path) -> str:
-    """Return the content type that a file's name says; the server looks where it says nothing."""
+    """Return the content type of a file name; the server detects unknown ones."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSED_SUFFIXES]
     return CONTENT_TYPES.get(suffixes[-1] if suffixes else "", "application/octet-stream")
 
 
 def metadata_body(path: Path, text: str) -> Body:
-    """Return metadata as the file is that they were read from: JSON or YAML, under its name."""
+    """Return metadata as a body of their file's format, JSON or YAML."""
     media_type = METADATA_TYPES.get(path.suffix.lower(), "application/yaml")
     return Body(text.encode(), media_type, path.name)
 
 
 def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _Outgoing:
-    """Return what is sent of a path.
+    """Return the trace to send for a path.
 
     The files of several ranks are joined here, and labels applied: operations are a fiftieth of the
     bytes, and what is wrong with a file is known before anything is sent.
@@ -145,7 +145,7 @@ def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _O
 
 
 def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack) -> _Outgoing:
-    """Return a file as it is; while it is sent a terminal shows how far it is."""
+    """Return a file as it is, with a progress bar on a terminal."""
     text = None if meta is None else read_metadata(meta)
     columns = (TextColumn("Sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = stack.enter_context(

@@ -1,4 +1,4 @@
-"""A report in the terminal."""
+"""`paceline analyze --fix` and `--replace`: predict the effect of a change on a trace file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from app.analysis.report.build import analyze
 from app.analysis.trace.model import Trace
 from app.cli.analyze import parse_factor, parse_selection, read_trace
 from app.errors import Fault, InvalidQuestionError, UnanalyzableError
-
-# ---- `paceline analyze --fix/--replace/…`: a question of one's own about a trace file ----------
 
 
 def answer_file(
@@ -56,7 +54,7 @@ def answer_file(
 
 
 def _against(trace: Trace, without: tuple[Name, ...]) -> Against | None:
-    """Return what `paceline analyze` counts against; None where no verdict comes from the trace."""
+    """Return the baseline of `paceline analyze`; None if the trace has no verdict."""
     try:
         headline = analyze(trace, without).report.headline
     except UnanalyzableError:

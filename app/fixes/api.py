@@ -1,4 +1,4 @@
-"""Fixes that were applied: say so, take it back, and read what they brought."""
+"""Routes of applied fixes: mark one, remove the mark, read predicted and realized gains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FixesBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return the routes of applied fixes."""
     routes = api_router("fixes", "/api/v1")
 
     @routes.get("/fixes", summary="Results of applied fixes")
@@ -58,13 +58,9 @@ def router() -> APIRouter:
     ) -> FixesBody:
         """Return the newest hundred, with predicted and realized gains."""
         with container.reading() as tx:
-            found = realized_fixes(tx, job=job, session=session)
-            figures = dict(calibrations(tx))
-        return FixesBody(
-            fixes=found,
-            calibration=figures.pop("", None),
-            by_action=figures,
-        )
+            fixes = realized_fixes(tx, job=job, session=session)
+            by_action = dict(calibrations(tx))
+        return FixesBody(fixes=fixes, calibration=by_action.pop("", None), by_action=by_action)
 
     @routes.post(
         "/sessions/{session}/fixes",

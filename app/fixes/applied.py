@@ -1,4 +1,4 @@
-"""The read side of applied fixes: of a session, of a job, of all, and how predictions fared."""
+"""Applied fixes: mark a recommended fix as applied, measure it later, list predictions."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ from app.sessions.models.reports import open_report, read_document
 from app.sessions.models.tables import Session, StoredReport
 from app.web.lists import Column, Listing, read
 
-# ---- The report that recommends a fix ----------------------------------------------------------
-
 
 def report_of(tx: Reads, session_id: uuid.UUID) -> Report:
     """Return the report of a session.
@@ -52,9 +50,6 @@ def report_of(tx: Reads, session_id: uuid.UUID) -> Report:
     return open_report(read_document(tx, stored))
 
 
-# ---- Use cases: say that a recommended fix was applied, and take that back ---------------------
-
-
 def apply_fix(
     container: Container,
     session_id: uuid.UUID,
@@ -62,9 +57,9 @@ def apply_fix(
     title: str | None = None,
     by: str | None = None,
 ) -> None:
-    """Note that a fix was applied: the job's next session measures what it brought.
+    """Mark a recommended fix as applied; the job's next session measures its gain.
 
-    Said again, it stays as it was said first.
+    Marking it again changes nothing.
 
     Parameters
     ----------
@@ -74,14 +69,24 @@ def apply_fix(
     Raises
     ------
     NotFoundError
-        If there is no such session, no report, or no such fix in it.
+        There is no such session, no report, or no such fix in it.
     ConflictError
-        If several fixes have that code, and none is named.
+        Several fixes have that code, and no title is given.
     """
     who = container.principal.called(by)
     with container.uow() as tx:
         report = report_of(tx, session_id)
-        fix = _the_one(report, action, title)
+        fixes = [
+            fix
+            for fix in report.recommendations
+            if fix.action == action and title in {None, fix.title}
+        ]
+        if not fixes:
+            raise NotFoundError("The session's report recommends no such fix.", code="fix.unknown")
+        if len(fixes) > 1:
+            titles = "; ".join(fix.title for fix in fixes)
+            raise ConflictError(f"Say which one by its title: {titles}.", code="fix.ambiguous")
+        (fix,) = fixes
         job_id, job = tx.session.execute(
             select(Job.id, Job.name)
             .join(Session, Session.job_id == Job.id)
@@ -98,12 +103,12 @@ def take_back(
     title: str | None = None,
     by: str | None = None,
 ) -> None:
-    """Take back that a fix was applied, with what was measured of it.
+    """Remove the mark of an applied fix, with its measurement.
 
     Raises
     ------
     NotFoundError
-        If it was not marked.
+        It was not marked.
     """
     who = container.principal.called(by)
     with container.uow() as tx:
@@ -112,17 +117,17 @@ def take_back(
         )
         if title is not None:
             query = query.where(AppliedFix.title == title)
-        gone = tx.session.execute(query.returning(AppliedFix.title)).scalars().all()
-        if not gone:
+        titles = tx.session.execute(query.returning(AppliedFix.title)).scalars().all()
+        if not titles:
             raise NotFoundError("That fix is not marked as applied.", code="fix.not_applied")
         job = tx.session.execute(
             select(Job.name).join(Session, Session.job_id == Job.id).where(Session.id == session_id)
         ).scalar_one()
-        for told in gone:
-            record(tx, who, Action.UNAPPLIED, f"{told} on {job}")
+        for removed in titles:
+            record(tx, who, Action.UNAPPLIED, f"{removed} on {job}")
 
 
-def note_applied(  # noqa: PLR0913 - what is known of it
+def note_applied(  # noqa: PLR0913 - columns of the row
     tx: UnitOfWork,
     session_id: uuid.UUID,
     job_id: int,
@@ -132,14 +137,14 @@ def note_applied(  # noqa: PLR0913 - what is known of it
     by: str | None,
     at: datetime | None = None,
 ) -> bool:
-    """Write that a fix was applied; return False where that is known.
+    """Store an applied fix; return False where it was stored before.
 
     Parameters
     ----------
     by : str or None
-        None where the metadata of a later session show it.
+        The user; None where the metadata of a later session show the fix.
     at : datetime, optional
-        When; now, if not given.
+        Time of the application, by default now.
     """
     values = {
         "project_id": tx.session.execute(
@@ -167,31 +172,18 @@ def note_applied(  # noqa: PLR0913 - what is known of it
     )
 
 
-def _the_one(report: Report, action: str, title: str | None) -> Recommendation:
-    found = [
-        fix for fix in report.recommendations if fix.action == action and title in {None, fix.title}
-    ]
-    if not found:
-        raise NotFoundError("The session's report recommends no such fix.", code="fix.unknown")
-    if len(found) > 1:
-        titles = "; ".join(fix.title for fix in found)
-        raise ConflictError(f"Say which one by its title: {titles}.", code="fix.ambiguous")
-    return found[0]
-
-
-# ---- What a session says of fixes that were applied before it, in the transaction of its report --
-# The first session that was received after a fix was applied measures it. Two may be analyzed at
-# once, or one of them again: each locks the rows of the job's fixes in the order of their ids, and
-# an earlier session takes a measurement over from a later one, so that the result does not depend
-# on which ends first.
-
-
-# Metadata that can show a fix; where they did not change there is nothing to look for.
+# Metadata fields whose change can show an applied fix.
 _SHOWING = ("hosts", "gpus", "layers")
 
 
 def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None:
-    """Measure what was applied since the job's session before this one."""
+    """Measure the job's fixes that were applied since its session before this one.
+
+    The first session received after the application measures a fix. Several sessions may be
+    analyzed at once or again: each locks the job's fixes in the order of their ids, and an earlier
+    session takes over the measurement of a later one, so the result is independent of the order of
+    the analyses.
+    """
     session = tx.session.get_one(Session, session_id)
     _notice(tx, session)
     measured, predicting = aliased(Session), aliased(Session)
@@ -215,18 +207,24 @@ def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None
     meta = parse_metadata(session.meta)
     after = Run(fmean(report.step_times.recorded), report.sizes, work_of(meta.extra))
     for fix, before in rows:
-        was = parse_metadata(before.meta)
-        brought = outcome(
-            Run(fix.step_time_s, _sizes(before), work_of(was.extra)), after, applied=len(rows)
+        sizes = JobSizes(
+            dp=before.dp,
+            pp=before.pp,
+            tp=before.tp,
+            cp=before.cp,
+            vpp=before.vpp,
+            world=before.world,
         )
+        work = work_of(parse_metadata(before.meta).extra)
+        measured_fix = outcome(Run(fix.step_time_s, sizes, work), after, applied=len(rows))
         fix.measured_by = session_id
-        fix.realized_step_time_s = brought.step_time_s
-        fix.realized_gain = brought.gain
-        fix.unlike = brought.unlike
+        fix.realized_step_time_s = measured_fix.step_time_s
+        fix.realized_gain = measured_fix.gain
+        fix.unlike = measured_fix.unlike
 
 
 def _notice(tx: UnitOfWork, session: Session) -> None:
-    """Note the fixes of the session before that this one's metadata show."""
+    """Store fixes of the session before that this session's metadata show as applied."""
     before = tx.session.execute(
         select(Session)
         .join(StoredReport, StoredReport.session_id == Session.id)
@@ -246,21 +244,9 @@ def _notice(tx: UnitOfWork, session: Session) -> None:
         note_applied(tx, before.id, session.job_id, report, fix, by=None, at=session.received_at)
 
 
-def _sizes(session: Session) -> JobSizes:
-    return JobSizes(
-        dp=session.dp,
-        pp=session.pp,
-        tp=session.tp,
-        cp=session.cp,
-        vpp=session.vpp,
-        world=session.world,
-    )
-
-
-# Newest ones that a page or an answer lists, and that a calibration is of.
+# Newest fixes of a list, and of a calibration.
 MOST_LISTED: Final = 100
 MOST_CALIBRATED: Final = 10_000
-
 
 _measured: Final = aliased(Session)
 
@@ -312,7 +298,7 @@ FIXES: Final = Listing(
 )
 
 
-def realized_fixes(  # noqa: PLR0913 - all that they are asked for
+def realized_fixes(  # noqa: PLR0913 - filters of a query
     tx: Reads,
     *,
     job: str | None = None,
@@ -321,16 +307,16 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     until: datetime | None = None,
     most: int = MOST_LISTED,
 ) -> list[Realized]:
-    """Return the fixes that were applied, newest first.
+    """Return the newest applied fixes, newest first.
 
     Parameters
     ----------
     session : UUID, optional
-        Those that this session's report recommended, and those that it measured.
+        Only those recommended or measured by this session.
     since, until : datetime, optional
-        Applied within that time.
+        Only those applied within this time.
     most : int
-        The newest of them.
+        Limit of their number.
     """
     return read(tx, FIXES, *applied(job, session, since, until), limit=most)
 
@@ -341,7 +327,7 @@ def applied(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
-    """Return what a row of `FIXES` has to meet; see `realized_fixes`."""
+    """Return the SQL conditions on `FIXES` for the filters of `realized_fixes`."""
     where: list[ColumnElement[bool]] = []
     if job is not None:
         where.append(Job.name == job)
@@ -355,12 +341,12 @@ def applied(
 
 
 def calibrations(tx: Reads) -> Mapping[str, Calibration]:
-    """Return how the predictions of each kind of fix turned out; ``""`` is all of them."""
+    """Return the calibration of predictions by code of the fix; ``""`` is that of all fixes."""
     return calibrations_of(map(tuple, tx.session.execute(measured_gains())))
 
 
 def measured_gains() -> Select[*tuple[Any, ...]]:
-    """Return the query of what was predicted and measured, of the latest fixes of every kind."""
+    """Return the query for (action, predicted gain, realized gain) of the latest measured fixes."""
     return (
         select(AppliedFix.action, AppliedFix.predicted_gain, AppliedFix.realized_gain)
         .where(
@@ -374,11 +360,11 @@ def measured_gains() -> Select[*tuple[Any, ...]]:
 
 
 def calibrations_of(rows: Iterable[tuple[str, float, float]]) -> Mapping[str, Calibration]:
-    """Return how predictions turned out, of rows of `measured_gains`."""
+    """Return the calibrations by code of the fix, from rows of `measured_gains`."""
     errors: dict[str, list[float]] = {}
     for action, predicted, realized in rows:
         error = prediction_error(predicted, realized)
         errors.setdefault("", []).append(error)
         errors.setdefault(action, []).append(error)
-    found = {action: calibration(items) for action, items in errors.items()}
-    return {action: item for action, item in found.items() if item is not None}
+    by_action = {action: calibration(items) for action, items in errors.items()}
+    return {action: item for action, item in by_action.items() if item is not None}

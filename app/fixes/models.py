@@ -1,4 +1,4 @@
-"""The table of fixes that were applied: what was predicted of them, and what they brought."""
+"""The table of applied fixes, with predicted and realized gains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AppliedFix(OfProject, Base):
         one_of("source", FixSource),
         belongs_to("job_id", "job.id"),
         belongs_to("session_id", "session.id"),
-        # Measured again by the next session, where the one that measured it is deleted.
+        # If the measuring session is deleted, the next session measures the fix again.
         ForeignKeyConstraint(
             ["project_id", "measured_by"],
             ["session.project_id", "session.id"],
@@ -44,23 +44,23 @@ class AppliedFix(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
-    # whose report predicted what it would bring
+    # Its report predicted the gain.
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     action: Mapped[str]
     title: Mapped[str]
     applied_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # None: the metadata of a session show it
+    # None where the metadata of a session show the fix.
     applied_by: Mapped[str | None]
     source: Mapped[FixSource] = mapped_column(StateColumn(FixSource))
-    # mean recorded step time of that session, and the share of it that the fix was to save
+    # Mean recorded step time of that session, and the share of it that the fix would save.
     step_time_s: Mapped[float] = mapped_column(Double)
     predicted_gain: Mapped[float] = mapped_column(Double)
-    # whether that is the most that such a change can bring
+    # Whether the predicted gain is an upper bound.
     at_most: Mapped[bool]
 
-    # the first session with it, and what that took; null until there is one
+    # The first session with the fix; null before.
     measured_by: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     realized_step_time_s: Mapped[float | None] = mapped_column(Double)
     realized_gain: Mapped[float | None] = mapped_column(Double)
-    # why the two sessions cannot be compared
+    # Why the two sessions cannot be compared.
     unlike: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""Fixes that were applied, as pages show them: predicted and realized."""
+"""Applied fixes and the plan of a whole job, as pages of sessions, jobs and incidents show them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.web.tables import Drawn, Shown, Table, drawn
 
 @dataclass(frozen=True, slots=True)
 class AppliedFixes:
-    """The applied fixes of a session, a job or the fleet, and how predictions fare."""
+    """The applied fixes of a session, a job or the fleet, with the accuracy of predictions."""
 
     rows: Sequence[Realized]
     table: Drawn
@@ -30,40 +30,22 @@ class AppliedFixes:
 
 
 def applied_fixes(
-    found: Remedies, csv: str, now: datetime, *, unapply: bool = False
+    remedies: Remedies, csv: str, now: datetime, *, unapply: bool = False
 ) -> AppliedFixes:
-    """Return what pages show of applied fixes.
+    """Return the table of applied fixes of a session or a job.
 
     Parameters
     ----------
     unapply : bool
-        Whether the page lets a mark be removed.
+        Whether the page has buttons that remove a mark.
     """
-    table = drawn(_columns(now, unapply=unapply), found.applied, csv=csv, classes="plain applied")
-    return AppliedFixes(found.applied, table, calibration_text(found.calibrations.get("")))
 
+    def fix_cell(fix: Realized) -> Markup:
+        session = html.element(
+            "a", f"session {fix.number}", class_="note within", href=f"/sessions/{fix.session}"
+        )
+        return html.join((fix.title, " ", session)) + html.narrow(outcome(fix))
 
-def fleet_fixes(found: Remedies, csv: str, now: datetime) -> AppliedFixes:
-    """Return the applied fixes of all jobs."""
-    table = drawn(_fleet_columns(now), found.applied, csv=csv, classes="fleet of-fixes")
-    return AppliedFixes(found.applied, table, calibration_text(found.calibrations.get("")))
-
-
-def applied_csv(found: Sequence[Realized]) -> Table:
-    """Return applied fixes, the newest first."""
-    return Table.of(Realized, found)
-
-
-def calibration_text(found: Calibration | None) -> str:
-    """Return how predictions turned out, in a sentence; empty where none did."""
-    if found is None:
-        return ""
-    within = f"within {percent(MET_WITHIN, 0)}"
-    told = plural(found.measured, "measured prediction")
-    return f"Of {told}, {found.met} held {within}; median error {percent(found.median_error)}"
-
-
-def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
     def outcome_cell(fix: Realized) -> object:
         if not unapply:
             return outcome(fix)
@@ -78,8 +60,8 @@ def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
         )
         return html.join((outcome(fix), " ", button))
 
-    return (
-        Shown("Fix", _fix),
+    columns: tuple[Shown[Realized], ...] = (
+        Shown("Fix", fix_cell),
         Shown(
             "Applied",
             lambda fix: moments.ago(fix.applied_at, now) + " " + html.muted(applied_how(fix)),
@@ -89,10 +71,13 @@ def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
         Shown("Realized", _realized, classes="num"),
         Shown("Outcome", outcome_cell, classes="opt"),
     )
+    table = drawn(columns, remedies.applied, csv=csv, classes="plain applied")
+    return AppliedFixes(remedies.applied, table, calibration_text(remedies.calibrations.get("")))
 
 
-def _fleet_columns(now: datetime) -> tuple[Shown[Realized], ...]:
-    return (
+def fleet_fixes(remedies: Remedies, csv: str, now: datetime) -> AppliedFixes:
+    """Return the table of applied fixes of all jobs."""
+    columns: tuple[Shown[Realized], ...] = (
         Shown("Job", lambda fix: html.link(job_url(fix.job), fix.job), of_cells="grow"),
         Shown("Fix", lambda fix: html.link(f"/sessions/{fix.session}", fix.title, plain=True)),
         Shown("Predicted", predicted, classes="num"),
@@ -100,13 +85,23 @@ def _fleet_columns(now: datetime) -> tuple[Shown[Realized], ...]:
         Shown("Outcome", outcome, classes="opt", of_cells="muted"),
         Shown("Applied", lambda fix: moments.ago(fix.applied_at, now), classes="num opt"),
     )
+    table = drawn(columns, remedies.applied, csv=csv, classes="fleet of-fixes")
+    return AppliedFixes(remedies.applied, table, calibration_text(remedies.calibrations.get("")))
 
 
-def _fix(fix: Realized) -> Markup:
-    session = html.element(
-        "a", f"session {fix.number}", class_="note within", href=f"/sessions/{fix.session}"
-    )
-    return html.join((fix.title, " ", session)) + html.narrow(outcome(fix))
+def applied_csv(fixes: Sequence[Realized]) -> Table:
+    """Return applied fixes as CSV, the newest first."""
+    return Table.of(Realized, fixes)
+
+
+def calibration_text(calibration: Calibration | None) -> str:
+    """Return the accuracy of predictions in a sentence; empty where none was measured."""
+    if calibration is None:
+        return ""
+    within = f"within {percent(MET_WITHIN, 0)}"
+    measured = plural(calibration.measured, "measured prediction")
+    error = percent(calibration.median_error)
+    return f"Of {measured}, {calibration.met} held {within}; median error {error}"
 
 
 def _realized(fix: Realized, *, plain: bool = False) -> Markup:
@@ -117,26 +112,26 @@ def _realized(fix: Realized, *, plain: bool = False) -> Markup:
 
 
 def applied_how(fix: Realized) -> str:
-    """Return who says that a fix was applied."""
+    """Return the source of a mark: a user or the metadata."""
     return "seen in the metadata" if fix.applied_by is None else f"by {fix.applied_by}"
 
 
 def predicted(fix: Realized) -> str:
-    """Return the step time that was predicted, and the gain."""
+    """Return the predicted step time and gain."""
     most = "up to " if fix.at_most else ""
     step_time_s = fix.step_time_s * (1 - fix.predicted_gain)
     return f"{most}{seconds(step_time_s)}, {percent(-fix.predicted_gain)}"
 
 
 def realized(fix: Realized) -> str:
-    """Return the step time that was measured, and the gain; empty before."""
+    """Return the measured step time and gain; empty before the measurement."""
     if fix.realized_step_time_s is None or fix.realized_gain is None:
         return ""
     return f"{seconds(fix.realized_step_time_s)}, {percent(-fix.realized_gain)}"
 
 
 def outcome(fix: Realized) -> str:
-    """Return how a prediction turned out, or what it waits for."""
+    """Return the accuracy of a prediction in words, or why it has none."""
     if fix.realized_gain is None:
         return "the next session measures it"
     if fix.unlike is not None:
@@ -149,15 +144,12 @@ def outcome(fix: Realized) -> str:
     return f"{percent(abs(error))} {'slower' if error > 0 else 'faster'} than predicted"
 
 
-# ---- The plan of a session's whole job in a sentence, on pages of sessions, jobs and incidents ---
-
-
 _S_PER_MS: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class WholeJobLine:
-    """What is said of the whole job; `url` is its plan's, `session` has none to be asked for."""
+    """The plan of the whole job in a line; `asks`: a plan can be requested for `session`."""
 
     title: str
     note: str
@@ -166,37 +158,37 @@ class WholeJobLine:
     asks: bool
 
 
-def whole_job_line(found: WholeJob | None) -> WholeJobLine | None:
-    """Return what is said of the plan of a whole job; None where it cannot be planned."""
-    if found is None or not found.answerable:
+def whole_job_line(job: WholeJob | None) -> WholeJobLine | None:
+    """Return the plan of a whole job in a line; None where it cannot be planned."""
+    if job is None or not job.answerable:
         return None
     return WholeJobLine(
-        title=_title(found),
+        title=_title(job),
         note="Data, pipeline and tensor parallel sizes for these nodes, with layers and slow nodes "
-        f"as session {found.number} measured them",
-        url="" if found.plan is None else f"/plans/{found.plan}",
-        session=found.session,
-        asks=found.state is None or found.state.repeatable,
+        f"as session {job.number} measured them",
+        url="" if job.plan is None else f"/plans/{job.plan}",
+        session=job.session,
+        asks=job.state is None or job.state.repeatable,
     )
 
 
-def lacking_text(found: WholeJob | None) -> str:
+def lacking_text(job: WholeJob | None) -> str:
     """Return why a whole job cannot be planned; empty where it can."""
-    if found is None or found.answerable:
+    if job is None or job.answerable:
         return ""
-    if found.unfit:
-        return found.unfit
-    return f"The whole job cannot be planned: the metadata lack {listing(list(found.lacking))}."
+    if job.unfit:
+        return job.unfit
+    return f"The whole job cannot be planned: the metadata lack {listing(list(job.lacking))}."
 
 
-def _title(found: WholeJob) -> str:
-    if found.state is None or found.state.repeatable:
+def _title(job: WholeJob) -> str:
+    if job.state is None or job.state.repeatable:
         return "Other sizes for the whole job"
-    if found.state is PlanState.INFEASIBLE:
+    if job.state is PlanState.INFEASIBLE:
         return "No sizes fit the whole job"
-    if found.iteration_ms is None or not found.running_ms:
+    if job.iteration_ms is None or not job.running_ms:
         return "The whole job is being planned"
-    now_s, best_s = found.running_ms * _S_PER_MS, found.iteration_ms * _S_PER_MS
+    now_s, best_s = job.running_ms * _S_PER_MS, job.iteration_ms * _S_PER_MS
     if best_s >= now_s:
         return f"The whole job runs as well as it can: {seconds(now_s)} an iteration"
     return (

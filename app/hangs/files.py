@@ -15,9 +15,7 @@ from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
 from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
 
-# ---- What a host says of the process of a rank that says nothing itself, as the client writes it -
-
-
+# State of a silent process, as the client writes it.
 _BEGINS: Final = b'{"process":'
 _INVALID: Final = "hang.invalid_process"
 

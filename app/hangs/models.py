@@ -22,9 +22,6 @@ from app.hangs.files import FileKind
 from app.platform.database.columns import Base, OfProject, StateColumn, belongs_to, one_of
 from app.platform.database.states import UploadState
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 _HANG: Final = TypeAdapter(HangDocument)
 
 

@@ -32,9 +32,7 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Table, csv_file, one_of
 
-# ---- The graph of who waits for whom, laid out: from left to right, or on a phone downward -----
-
-
+# Graph of waiting ranks.
 _WIDTH: Final = 240
 _HEIGHT: Final = 66
 _GAP: Final = 20
@@ -438,9 +436,7 @@ def _since(lines: Sequence[RankLine], now: datetime) -> str:
     return age(max(now.timestamp() - since_ns / 1e9, 0.0))
 
 
-# ---- The tables of a hang as files, and all of it as one archive -------------------------------
-
-
+# CSV files and the evidence archive.
 def ranks_csv(document: HangDocument) -> Table:
     """Return every rank: where it is, what it waits in, since when."""
     blamed = {one.rank: one.kind for one in document.verdict.culprits}
@@ -544,9 +540,7 @@ def _spans(ranks: Sequence[int]) -> str:
     return ranks_text(ranks, len(ranks)).replace("–", "-")
 
 
-# ---- The page of a hang, and the files behind it -----------------------------------------------
-
-
+# Routes.
 def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of hangs to the dashboard."""
 

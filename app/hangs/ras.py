@@ -218,9 +218,7 @@ def _ranks_of_processes(
     )
 
 
-# ---- Stacks of a rank's threads, as `py-spy dump --json` prints them; of variables nothing is read
-
-
+# Stacks by `py-spy dump --json`; variables are not read.
 # Frames of a stack that are kept, the innermost ones.
 MOST_FRAMES: Final = 40
 _MAIN: Final = "MainThread"

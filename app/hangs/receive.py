@@ -41,8 +41,6 @@ from app.sessions.receive import check_job_name, make_job
 from app.sessions.recordings.archive import unpacked
 from app.sessions.recordings.choose import archive_at
 
-# ---- On which host and GPU the ranks of a job are, as its latest session says ------------------
-
 
 def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
     """Return what is known of a job, with where its ranks are as its latest session says."""
@@ -340,9 +338,7 @@ def _files_of(tx: UnitOfWork, hang: uuid.UUID) -> Iterator[HangFile]:
         yield _FILE.validate_json(zstandard.decompress(content))
 
 
-# ---- What ranks of a job say of themselves while its pulse shows that no step ends -------------
-
-
+# Files that come with a pulse.
 def limits_of(settings: Settings) -> Limits:
     """Return when a job stands still, by the settings."""
     return Limits(int(settings.hang_after_s * 1e9), int(settings.pulse_interval_s * 1e9))

@@ -348,7 +348,23 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
     """Return each host as all its readings have it, and which words are in it or in its jobs."""
-    both = union_all(_whole_weeks(span), _ends(span)).subquery("both").c
+    both = (
+        union_all(
+            select(
+                HostWeek.host,
+                HostWeek.job_id,
+                HostWeek.ranks,
+                HostWeek.sessions,
+                HostWeek.slowdown.label("worst"),
+                HostWeek.computing,
+                HostWeek.first_seen,
+                HostWeek.last_seen,
+            ).where(*weeks_in(span).holds(HostWeek.week.expression)),
+            _ends(span),
+        )
+        .subquery("both")
+        .c
+    )
     parts = (
         select(
             both.host,
@@ -388,20 +404,6 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
         *(found.label(f"word_{at}") for at, found in enumerate(has)),
     ).group_by(one.host)
     return (query.join(named, named.c.id == one.job_id) if words else query).subquery("seen")
-
-
-def _whole_weeks(span: Span) -> Select[*tuple[Any, ...]]:
-    """Return what each host was in each job in the weeks that lie whole in a time."""
-    return select(
-        HostWeek.host,
-        HostWeek.job_id,
-        HostWeek.ranks,
-        HostWeek.sessions,
-        HostWeek.slowdown.label("worst"),
-        HostWeek.computing,
-        HostWeek.first_seen,
-        HostWeek.last_seen,
-    ).where(*weeks_in(span).holds(HostWeek.week.expression))
 
 
 def _ends(span: Span) -> Select[*tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum, nonmember
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, ScalarSelect, Select, func, select, true
+from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
 from app.analysis.trace.rank_metadata import called
@@ -279,7 +279,14 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
         .scalar_subquery()
     )
     found = tx.session.execute(
-        select(HostProbe, _gpus_there(host))
+        select(
+            HostProbe,
+            select(HostReading.ranks)
+            .where(HostReading.host == host, func.jsonb_array_length(HostReading.gpus) > 0)
+            .order_by(HostReading.received_at.desc())
+            .limit(1)
+            .scalar_subquery(),
+        )
         .where(HostProbe.id == last, HostProbe.host == host)
         .order_by(HostProbe.device)
     ).all()
@@ -315,17 +322,6 @@ def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
         probe is not None
         and not (probe.guessed or probe.misses)
         and all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
-    )
-
-
-def _gpus_there(host: str) -> ScalarSelect[int]:
-    """Return on how many GPUs of a host the latest session that names some ran: one a rank."""
-    return (
-        select(HostReading.ranks)
-        .where(HostReading.host == host, func.jsonb_array_length(HostReading.gpus) > 0)
-        .order_by(HostReading.received_at.desc())
-        .limit(1)
-        .scalar_subquery()
     )
 
 
@@ -428,10 +424,7 @@ def reason_of(view: ProbeView) -> str:
         return (
             f"its latest session ran on {view.gpus_there} GPUs, and {view.gpus} of them were there"
         )
-    return _device_words(min(view.devices, key=badness))
-
-
-def _device_words(device: JudgedDevice) -> str:
+    device = min(view.devices, key=badness)
     name = f"GPU {device.index}" if device.gpu else f"device {device.index}"
     if device.fault is not None:
         return f"{name} failed: {device.fault}"

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select
 
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.locations import Worker
-from app.analysis.report.document import NamedCause, Report
+from app.analysis.report.document import Report
 from app.analysis.report.session_verdict import blamed_gpus, gpus_of_worker
 from app.analysis.trace.rank_metadata import short_uuid
 from app.hosts.models import HostReading
@@ -170,7 +170,17 @@ def _blamed(report: Report) -> dict[str, _Blame]:
     for cause in report.causes:
         if not blames_machine(cause.cause):
             continue
-        shares = _shares(report, cause)
+        # Each host and GPU has the share of the cause by which its workers slow the job down.
+        excess: dict[tuple[str, _Gpu | None], float] = {}
+        gpus = blamed_gpus(report, cause.where)
+        for worker, at in zip(cause.where.workers, gpus, strict=False):
+            if at.host is None:
+                continue
+            place = (at.host, _gpu(at.gpu, at.uuid) if at.one_of == 1 else None)
+            own = max(_slowdown(report, [worker]) - 1.0, _LEAST_EXCESS)
+            excess[place] = excess.get(place, 0.0) + own
+        whole = sum(excess.values())
+        shares = {place: own / whole for place, own in excess.items()}
         named = {host for host, _ in shares}
         if not named or (len(hosts) > 1 and len(named) > MOST_AT_FAULT * len(hosts)):
             continue
@@ -182,20 +192,6 @@ def _blamed(report: Report) -> dict[str, _Blame]:
             if gpu is not None:
                 blame.gpus.add(gpu)
     return found
-
-
-def _shares(report: Report, cause: NamedCause) -> dict[tuple[str, _Gpu | None], float]:
-    """Return the share of each host and GPU in a cause, by what its workers slow the job down."""
-    excess: dict[tuple[str, _Gpu | None], float] = {}
-    gpus = blamed_gpus(report, cause.where)
-    for worker, at in zip(cause.where.workers, gpus, strict=False):
-        if at.host is None:
-            continue
-        place = (at.host, _gpu(at.gpu, at.uuid) if at.one_of == 1 else None)
-        own = max(_slowdown(report, [worker]) - 1.0, _LEAST_EXCESS)
-        excess[place] = excess.get(place, 0.0) + own
-    whole = sum(excess.values())
-    return {place: own / whole for place, own in excess.items()}
 
 
 # ---- Use case: write what reports say of hosts into the ledger ---------------------------------

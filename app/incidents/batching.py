@@ -304,20 +304,15 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
         if as_digest and len(riding) > 1:
             carrier = bundle(tx, riding)
             ids = [id_ for id_ in ids if id_ in tried or id_ == carrier]
-        causes = _causes(tx, ids)
+        found = tx.session.execute(
+            select(AlertDelivery.id, AlertGroup.traceparent)
+            .join(AlertGroup, AlertDelivery.group_id == AlertGroup.id)
+            .where(AlertDelivery.id.in_(ids))
+        )
+        causes = {row.id: row.traceparent for row in found}
         for delivery_id in ids:
             tx.enqueue(DELIVER_ALERT, delivery_id, caused_by=causes[delivery_id])
     return len(ids)
-
-
-def _causes(tx: Reads, deliveries: Sequence[uuid.UUID]) -> dict[uuid.UUID, str | None]:
-    """Return the span that brought the news of each delivery."""
-    found = tx.session.execute(
-        select(AlertDelivery.id, AlertGroup.traceparent)
-        .join(AlertGroup, AlertDelivery.group_id == AlertGroup.id)
-        .where(AlertDelivery.id.in_(deliveries))
-    )
-    return {row.id: row.traceparent for row in found}
 
 
 def pause_after(failures: int) -> timedelta:

@@ -103,18 +103,20 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
     for notice in board.job.notices:
         if not notice.is_going_on(board.now) or notice.outcome is Outcome.CLEARED:
             continue
-        if not _means(condition, notice):
+        if not _selects(condition, notice):
             continue
-        found = _about_notice(board, notice)
-        if found is None:
+        incident = _about_notice(board, notice)
+        if incident is None:
             if settled is not None and settled >= notice.noticed_at:
                 continue  # a person said that it is over
-            found = board.open(rule, _cause(notice), notice.place)
-        if found.notice is not None and found.notice.key != notice.key and _lasts(board, found):
-            continue  # another notice of the same place has it
-        facts = next((one for one in board.job.history if one.session == notice.session_id), None)
-        board.join(found, rule, facts, notice.factor)
-        joined = replace(board.get(found.fingerprint) or found, notice=notice)
+            incident = board.open(rule, _cause(notice), notice.place)
+        if incident.notice is not None and incident.notice.key != notice.key:
+            other = _latest(board, incident.notice)
+            if other is not None and other.is_going_on(board.now):
+                continue  # another notice of the same place has the incident
+        facts = next((f for f in board.job.history if f.session == notice.session_id), None)
+        board.join(incident, rule, facts, notice.factor)
+        joined = replace(board.get(incident.fingerprint) or incident, notice=notice)
         board.put(joined, "held")
         fires = notice.stands_still or notice.outcome is not None
         fires |= isinstance(condition, Noticed) and condition.at_once
@@ -133,7 +135,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
     last = replace(incident, notice=notice)
     if notice.cleared_at is not None:
         measured_at = None if board.job.is_finished else notice.measured_at
-        if incident.told and measured_at is not None and board.now < measured_at:
+        if incident.was_notified and measured_at is not None and board.now < measured_at:
             return  # whoever was told is told what the fix brought as well
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
@@ -156,7 +158,7 @@ def next_fires(job: JobState) -> list[datetime]:
     ]
 
 
-def _means(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
+def _selects(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
     if isinstance(condition, Hanging):
         return notice.stands_still
     return not notice.stands_still and (not condition.kinds or notice.kind in condition.kinds)
@@ -173,11 +175,6 @@ def _about_notice(board: Board, notice: NoticeFacts) -> Incident | None:
         if incident.notice is not None and incident.notice.key == notice.key:
             return incident
     return board.get(fingerprint_of(board.job.job, _cause(notice), notice.place))
-
-
-def _lasts(board: Board, incident: Incident) -> bool:
-    notice = None if incident.notice is None else _latest(board, incident.notice)
-    return notice is not None and notice.is_going_on(board.now)
 
 
 def _latest(board: Board, of: NoticeFacts) -> NoticeFacts | None:

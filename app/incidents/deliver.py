@@ -41,11 +41,11 @@ from app.errors import SecretKeyError
 from app.incidents.batching import digest, groups_of, pause_after, pump, riders_of
 from app.incidents.channels.apprise import APPRISE, is_installed
 from app.incidents.channels.digest import digest_note
-from app.incidents.channels.kind import ChannelKind, Note, Parcel
+from app.incidents.channels.kind import ChannelKind, Note, OutgoingMessage
 from app.incidents.channels.registry import KINDS
-from app.incidents.grouping import CONTENT, Audience, Content, IncidentItem, content_for, is_due
+from app.incidents.grouping import CONTENT, Content, content_for, is_due
 from app.incidents.held_machines import machine_of
-from app.incidents.message import MESSAGE, Asked, Message, make_message
+from app.incidents.message import MESSAGE, Message, PendingAction, make_message
 from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, DeliveryState
 from app.incidents.routing import audience, group_now, with_heard_of
 from app.incidents.secrets import unseal
@@ -62,7 +62,7 @@ from app.sessions.models.tables import StoredReport
 
 
 # The actions on machines that await a person's decision, by machine, for these machines.
-PendingActions: TypeAlias = Callable[[Reads, Collection[str]], Mapping[str, list[Asked]]]
+PendingActions: TypeAlias = Callable[[Reads, Collection[str]], Mapping[str, list[PendingAction]]]
 
 
 def base_url(settings: Settings, tx: Reads) -> str:
@@ -134,6 +134,7 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     intervals = timing(container.settings)
     if not is_due(content, meant, heard, intervals, tx.now):
         return False
+    delivered = [sent.content for sent in heard.sent if sent.delivered and sent.counts]
     message = make_message(
         id=delivery.id,
         number=delivery.number,
@@ -141,7 +142,7 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
         job=here_now.job,
         receiver=channel.name,
         content=content,
-        told_before=_told(heard),
+        told_before={*delivered[-1].present, *delivered[-1].resolved} if delivered else set(),
         incidents={incident.id: incident for incident in meant},
         inside=here_now.inside,
         rule_names=rule_names(list(here_now.rules.values())),
@@ -153,11 +154,6 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     delivery.content = CONTENT.dump_python(content, mode="json")
     delivery.message = MESSAGE.dump_python(message, mode="json")
     return True
-
-
-def _told(heard: Audience) -> set[IncidentItem]:
-    delivered = [sent.content for sent in heard.sent if sent.delivered and sent.counts]
-    return {*delivered[-1].present, *delivered[-1].resolved} if delivered else set()
 
 
 DISABLED: Final = DeliveryError("channel.disabled", "The channel is disabled.", permanent=True)
@@ -229,7 +225,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
     with Outbound(guard(container.settings), limit_s) as outbound:
         if message.digest and kind.tell is not None and not kind.whole_digests:
             return kind.tell(config, digest_note(message), outbound)
-        return kind.send(config, Parcel(message, picture, outbound))
+        return kind.send(config, OutgoingMessage(message, picture, outbound))
 
 
 def opened(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
@@ -349,8 +345,11 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
         if wait is None:
             groups = groups_of(tx, delivery.id)
             _end(tx, delivery, DeliveryState.FAILED, error)
-            for group_id in groups:
-                _come_back(container, tx, group_id)
+            tx.session.execute(
+                update(AlertGroup)
+                .where(AlertGroup.id.in_(groups), AlertGroup.flush_at.is_(None))
+                .values(flush_at=tx.now + timing(container.settings).repeat_interval)
+            )
         elif delivery.digest_id is None and _overtaken(tx, delivery):
             _end(tx, delivery, DeliveryState.SUPERSEDED, error)
         else:
@@ -411,16 +410,6 @@ def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
         AlertDelivery.state == DeliveryState.WAITING,
     )
     return tx.session.execute(newer.limit(1)).scalar() is not None
-
-
-def _come_back(container: Container, tx: UnitOfWork, group_id: uuid.UUID) -> None:
-    """Schedule another flush of the group: a channel did not get its message."""
-    again = tx.now + timing(container.settings).repeat_interval
-    tx.session.execute(
-        update(AlertGroup)
-        .where(AlertGroup.id == group_id, AlertGroup.flush_at.is_(None))
-        .values(flush_at=again)
-    )
 
 
 def disable(tx: UnitOfWork, channel: AlertChannel, reason: str) -> int:

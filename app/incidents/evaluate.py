@@ -242,17 +242,6 @@ def reopen_incident(
     return _ordered(container, incident_id, reopening, who, note, inside=ended_with)
 
 
-def _refuse_again(tx: UnitOfWork, group_id: uuid.UUID, fingerprint: str) -> None:
-    """Refuse to reopen an incident where the same is open as another one."""
-    same = select(AlertIncident.id).where(
-        AlertIncident.group_id == group_id, AlertIncident.fingerprint == fingerprint, OPEN
-    )
-    if tx.session.execute(same).scalar() is not None:
-        raise ConflictError(
-            "The same is open again, as another incident.", code="incident.open_again"
-        )
-
-
 def carry_out(  # noqa: PLR0913 - an order, and who is behind it
     container: Container,
     tx: UnitOfWork,
@@ -270,7 +259,15 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
         ``incident.open_again``.
     """
     if change.before is IncidentState.RESOLVED:
-        _refuse_again(tx, group.id, change.incident.fingerprint)
+        same = select(AlertIncident.id).where(
+            AlertIncident.group_id == group.id,
+            AlertIncident.fingerprint == change.incident.fingerprint,
+            OPEN,
+        )
+        if tx.session.execute(same).scalar() is not None:
+            raise ConflictError(
+                "The same is open again, as another incident.", code="incident.open_again"
+            )
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
     if change.event == "resolved" and change.incident.hang is not None:
         say_over(tx, group.job_id, tx.now, who.name)

@@ -82,7 +82,7 @@ class Content:
     speaks for it. Kept, so that its end is told later."""
 
     @property
-    def told(self) -> set[UUID]:
+    def believed_open(self) -> set[UUID]:
         """Return the incidents that a channel with this message holds to be open."""
         return {item.incident for item in self.present} | set(self.withheld)
 
@@ -214,7 +214,9 @@ def _believed(audience: Audience) -> set[UUID]:
     """
     believed: set[UUID] = set()
     for sent in audience.sent:
-        believed = sent.content.told if sent.delivered else believed | sent.content.told
+        believed = (
+            sent.content.believed_open if sent.delivered else believed | sent.content.believed_open
+        )
     return believed
 
 
@@ -238,7 +240,7 @@ class IncidentChange:
     @property
     def tells(self) -> bool:
         """Return whether channels may have to be told."""
-        return self.event != "held" and self.incident.told
+        return self.event != "held" and self.incident.was_notified
 
 
 @dataclass(frozen=True, slots=True)

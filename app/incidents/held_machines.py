@@ -45,7 +45,7 @@ def host_of(where: str) -> str:
 
 def machine_of(incident: Incident) -> str:
     """Return the host that is at fault; empty where none is named or the cause is the job's own."""
-    return host_of(incident.where) if blames_machine(incident.found) else ""
+    return host_of(incident.where) if blames_machine(incident.diagnosed_cause) else ""
 
 
 def place_of(where: str, facts: Facts | None) -> str:

@@ -100,12 +100,12 @@ class Incident:
     resolved_by: str | None = None  # the person who said so; None where its rules did
 
     @property
-    def found(self) -> str:
+    def diagnosed_cause(self) -> str:
         """Return its cause; of a notice of the pulse that which a session names, if it does."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
-    def told(self) -> bool:
+    def was_notified(self) -> bool:
         """Return whether channels may have been notified of it."""
         return self.fired_at is not None
 
@@ -163,7 +163,7 @@ def reopen(incident: Incident, now: datetime) -> Incident:
             code="incident.ended_by_itself",
         )
     again = replace(again, resolved_by=None)
-    if not again.told:
+    if not again.was_notified:
         return replace(again, state=IncidentState.PENDING)
     if again.silence is not None and again.silence.until > now:
         return replace(again, state=IncidentState.SILENCED)

@@ -45,7 +45,7 @@ def without_held(
     Takes the locks of all leads that the job's incidents may join, leave or end.
     """
     about = [*incidents, *(change.incident for change in changes)]
-    hosts = {name for incident in about if incident.told for name in shared_by(incident)}
+    hosts = {name for incident in about if incident.was_notified for name in shared_by(incident)}
     if not hosts:
         return list(changes)
     locked = _lock(tx, hosts)
@@ -54,7 +54,21 @@ def without_held(
         for change in changes
         if change.incident.state is IncidentState.RESOLVED and change.incident.id in locked
     ]
-    held = _leading_others(tx, ending) if ending else set()
+    if not ending:
+        return list(changes)
+    held = set(
+        tx.session.execute(
+            select(AlertOnHost.lead_id)
+            .join(AlertIncident, AlertIncident.id == AlertOnHost.incident_id)
+            .where(
+                AlertOnHost.lead_id.in_(ending),
+                AlertOnHost.incident_id != AlertOnHost.lead_id,
+                AlertIncident.state != IncidentState.RESOLVED,
+                # What ends with it does not hold it.
+                AlertOnHost.incident_id.not_in(ending),
+            )
+        ).scalars()
+    )
     return [change for change in changes if change.incident.id not in held]
 
 
@@ -66,7 +80,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     incidents : iterable of Incident
         All that the job has open, and those that ended in this transaction, as they are stored.
     """
-    about = [incident for incident in incidents if incident.told and shared_by(incident)]
+    about = [incident for incident in incidents if incident.was_notified and shared_by(incident)]
     if not about:
         return
     about.sort(key=lambda incident: (incident.where, incident.opened_at, incident.id))
@@ -156,22 +170,6 @@ def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
             .where(LEADS, AlertOnHost.host.in_(hosts))
             .order_by(AlertOnHost.host)
             .with_for_update()
-        ).scalars()
-    )
-
-
-def _leading_others(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    return set(
-        tx.session.execute(
-            select(AlertOnHost.lead_id)
-            .join(AlertIncident, AlertIncident.id == AlertOnHost.incident_id)
-            .where(
-                AlertOnHost.lead_id.in_(ids),
-                AlertOnHost.incident_id != AlertOnHost.lead_id,
-                AlertIncident.state != IncidentState.RESOLVED,
-                # What ends with it does not hold it.
-                AlertOnHost.incident_id.not_in(ids),
-            )
         ).scalars()
     )
 

@@ -59,7 +59,7 @@ class JobInside:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingAction:
     """An action on the machine of an incident that waits for a person."""
 
     action: UUID
@@ -92,10 +92,10 @@ class Alert:
     hang: HangFacts | None = None  # that it is about
     silent_since: datetime | None = None  # of a job that sends nothing
     notice: NoticeFacts | None = None  # of the pulse, that it is about
-    asks: tuple[Asked, ...] = ()  # what a person may have done to its machine
+    asks: tuple[PendingAction, ...] = ()  # what a person may have done to its machine
 
     @property
-    def found(self) -> str:
+    def diagnosed_cause(self) -> str:
         """Return its cause; of a notice of the pulse that which a session names, if it does."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
@@ -240,7 +240,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     base_url: str,
     repeat: timedelta,
     inside: Mapping[UUID, Sequence[Inside]] = MappingProxyType({}),
-    asks: Mapping[str, Sequence[Asked]] = MappingProxyType({}),
+    asks: Mapping[str, Sequence[PendingAction]] = MappingProxyType({}),
     channel: UUID | None = None,
 ) -> Message:
     """Return the message that says `content`.
@@ -251,7 +251,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     incidents : mapping of UUID to Incident
         All those in `content`.
     repeat : timedelta
-    asks : mapping of str to sequence of Asked
+    asks : mapping of str to sequence of PendingAction
         Actions that wait for a person, by machine.
     """
     alerts = [
@@ -282,8 +282,8 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
 
 
 def _asks(
-    incident: Incident, item: IncidentItem, asks: Mapping[str, Sequence[Asked]]
-) -> tuple[Asked, ...]:
+    incident: Incident, item: IncidentItem, asks: Mapping[str, Sequence[PendingAction]]
+) -> tuple[PendingAction, ...]:
     over = item.status is Status.RESOLVED
     return () if over else tuple(asks.get(machine_of(incident), ()))
 

@@ -65,7 +65,13 @@ def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
         A PNG with a palette: a few kilobytes, as messages have to be small.
     """
     # Stages go down and DP ranks to the right, as the dashboard draws them.
-    cells = _reduced(slowdowns.T.astype(np.float64))
+    cells = slowdowns.T.astype(np.float64)
+    # Each cell of a map that is too large is the worst of those that it covers.
+    for axis, limit in ((0, MAX_HEIGHT), (1, MAX_WIDTH)):
+        length = cells.shape[axis]
+        if length > limit:
+            starts = np.arange(limit) * length // limit
+            cells = np.fmax.reduceat(cells, starts, axis=axis)
     rows, columns = cells.shape
     size = max(1, min(MAX_CELL, MAX_WIDTH // columns, MAX_HEIGHT // rows))
     width = max(MIN_WIDTH, LEFT + columns * size + MARGIN)
@@ -112,16 +118,6 @@ def _fitting(
         if draw.textlength(cut, font) <= width:
             return cut
     return ""
-
-
-def _reduced(cells: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a map that fits, each cell the worst of those it stands for."""
-    for axis, limit in ((0, MAX_HEIGHT), (1, MAX_WIDTH)):
-        length = cells.shape[axis]
-        if length > limit:
-            starts = np.arange(limit) * length // limit
-            cells = np.fmax.reduceat(cells, starts, axis=axis)
-    return cells
 
 
 def _colors(values: NDArray[np.float64]) -> NDArray[np.uint8]:

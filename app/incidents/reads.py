@@ -195,15 +195,10 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         found.append(AlertAssignee.name.is_(None))
     elif filtered.assignee:
         found.append(AlertAssignee.name == filtered.assignee)
-    return [*found, *_worded(filtered.words)]
-
-
-def _worded(words: str) -> list[ColumnElement[bool]]:
     text = func.concat_ws(
         " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
     )
-    found: list[ColumnElement[bool]] = []
-    for word in words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
+    for word in filtered.words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
         # People know causes by their titles.
         causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
         found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
@@ -456,12 +451,16 @@ def incident_and_sessions(
     ------
     NotFoundError
     """
+    latest = (
+        select(AlertComment.id, AlertComment.at, AlertComment.author, AlertComment.words)
+        .where(AlertComment.incident_id == incident_id)
+        .order_by(AlertComment.id.desc())
+        .limit(COMMENTS_LISTED)
+    )
     found = (
         tx.session.execute(
             INCIDENTS.query()
-            .add_columns(
-                _comments(incident_id).label("comments"), _events(incident_id).label("events")
-            )
+            .add_columns(as_json(latest).label("comments"), _events(incident_id).label("events"))
             .where(AlertIncident.id == incident_id)
         )
         .mappings()
@@ -480,17 +479,6 @@ def incident_and_sessions(
         if one.known is not None and one.number is not None
     }
     return IncidentView(row, [one.event for one in passed], tx.now, comments), sessions
-
-
-def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
-    """Return the latest comments on an incident, as a column of what else is read of it."""
-    latest = (
-        select(AlertComment.id, AlertComment.at, AlertComment.author, AlertComment.words)
-        .where(AlertComment.incident_id == incident_id)
-        .order_by(AlertComment.id.desc())
-        .limit(COMMENTS_LISTED)
-    )
-    return as_json(latest)
 
 
 def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:

@@ -180,7 +180,7 @@ def audience(
 def with_heard_of(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
     """Return incidents and those, mostly over by now, that the channel may have heard of."""
     have = {incident.id for incident in incidents}
-    missing = {id_ for sent in heard.sent for id_ in sent.content.told} - have
+    missing = {id_ for sent in heard.sent for id_ in sent.content.believed_open} - have
     if not missing:
         return list(incidents)
     rows = tx.session.execute(select(AlertIncident).where(AlertIncident.id.in_(missing))).scalars()

@@ -207,7 +207,7 @@ def _replay(
         alone = next_look(at(facts.received_at, history), [rule], facts.received_at)
         if alone is not None and alone < until:
             look(alone, history)
-    return [incident for incident in incidents.values() if incident.told]
+    return [incident for incident in incidents.values() if incident.was_notified]
 
 
 # Enough for baselines; a preview looks at every session of a month.

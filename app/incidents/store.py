@@ -26,7 +26,7 @@ from app.analysis.report.session_verdict import SessionVerdict
 from app.hangs.models import StoredHang, open_hang
 from app.incidents.conditions import HISTORY_SESSIONS, judge
 from app.incidents.grouping import IncidentChange, JobState, Timing, next_flush
-from app.incidents.lifecycle import INCIDENT, Incident, Silence
+from app.incidents.lifecycle import INCIDENT, Incident
 from app.incidents.models.facts import (
     BASELINE_SESSIONS,
     Facts,
@@ -213,7 +213,7 @@ def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
                 fires_at=fires_at,
                 cleared_at=row.cleared_at,
                 heard_at=heard_at or row.noticed_at,
-                sentence=row.evidence.told,
+                sentence=row.evidence.full_sentence,
                 asked=row.request_id is not None,
                 outcome=outcome,
                 session=session,
@@ -410,6 +410,12 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         .order_by(Session.received_at.desc())
         .limit(RECEIVED)
     ).all()
+    rows = tx.session.execute(
+        select(AlertIncident)
+        .where(AlertIncident.group_id == group.id, AlertIncident.silenced_until > tx.now)
+        .order_by(AlertIncident.opened_at)
+    ).scalars()
+    silenced = [incident_of(row) for row in rows]
     return JobState(
         job=name,
         labels=(received[0][1] or {}) if received else {},
@@ -417,7 +423,9 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         received=[at for at, _ in received][::-1],
         finished_at=finished_at,
         incidents=open_incidents(tx, group.id),
-        silences=_silences(tx, group.id),
+        silences={
+            incident.fingerprint: incident.silence for incident in silenced if incident.silence
+        },
         since=_settled(tx, group.id, "resolved_by"),
         hang=latest_hang(tx, group.job_id),
         notices=notices_of_job(tx, group.job_id),
@@ -474,16 +482,6 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
 def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:
     """Return names by id."""
     return {rule.id: rule.name for rule in rules}
-
-
-def _silences(tx: UnitOfWork, group_id: uuid.UUID) -> dict[str, Silence]:
-    rows = tx.session.execute(
-        select(AlertIncident)
-        .where(AlertIncident.group_id == group_id, AlertIncident.silenced_until > tx.now)
-        .order_by(AlertIncident.opened_at)
-    ).scalars()
-    found = (incident_of(row) for row in rows)
-    return {incident.fingerprint: incident.silence for incident in found if incident.silence}
 
 
 def _settled(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:

@@ -130,7 +130,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields += _of_all(facts.shares)
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
         fields.append(("Discrepancy", percent(facts.discrepancy)))
-    cause = next((cause for cause in facts.causes if cause.cause == alert.found), None)
+    cause = next((cause for cause in facts.causes if cause.cause == alert.diagnosed_cause), None)
     if cause is not None and cause.confidence is not None:
         fields.append(("Confidence", sure(cause.confidence)))
     if cause is not None and cause.gpus:
@@ -138,7 +138,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         more = len(cause.gpus) - len(at)
         fields.append(("At", "; ".join([*at, f"{more} more"] if more else at)))
     # Who is slowest says nothing where no worker is at fault.
-    if facts.worst and blames_machine(alert.found):
+    if facts.worst and blames_machine(alert.diagnosed_cause):
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
     if facts.fix is not None:
@@ -205,7 +205,7 @@ def _evidence(alert: Alert) -> list[str]:
     return [
         sentence
         for cause in alert.facts.causes
-        if cause.cause == alert.found
+        if cause.cause == alert.diagnosed_cause
         for sentence in cause.evidence
     ]
 

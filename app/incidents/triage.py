@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +110,24 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
-        archive.writestr("incident.json", json.dumps(_document(found), indent=1, default=str))
+        row = found.life.view.row
+        archive.writestr(
+            "incident.json",
+            json.dumps(
+                {
+                    "job": row.job,
+                    "host": found.host or None,
+                    "incident": INCIDENT.dump_python(row.incident, mode="json"),
+                    "assignee": row.assignee,
+                    "inside": [asdict(one) for one in row.inside],
+                    "events": [asdict(event) for event in found.life.view.events],
+                    "comments": [asdict(comment) for comment in found.life.view.comments],
+                    "commands": dict(found.commands),
+                },
+                indent=1,
+                default=str,
+            ),
+        )
         if found.commands:
             lines = [f"# {scheduler}\n{command}\n" for scheduler, command in found.commands]
             archive.writestr("cordon.txt", "\n".join(lines))
@@ -122,21 +139,6 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
         if found.report is not None:
             archive.writestr("report.json", found.report)
     return buffer.getvalue()
-
-
-def _document(found: Evidence) -> dict[str, Any]:
-    """Return the numbers, as the API names them."""
-    row = found.life.view.row
-    return {
-        "job": row.job,
-        "host": found.host or None,
-        "incident": INCIDENT.dump_python(row.incident, mode="json"),
-        "assignee": row.assignee,
-        "inside": [asdict(one) for one in row.inside],
-        "events": [asdict(event) for event in found.life.view.events],
-        "comments": [asdict(comment) for comment in found.life.view.comments],
-        "commands": dict(found.commands),
-    }
 
 
 def _workers_csv(heatmap: NDArray[np.float32]) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, RowMapping, ScalarSelect, Select, func, select
+from sqlalchemy import ColumnElement, RowMapping, ScalarSelect, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import aliased
 
@@ -179,10 +179,26 @@ def incidents(
     counts = {IncidentState(one["state"]): one["shown"] for one in summary}
     number = last_page(number, _total(counts, filtered), size)
     page = (
-        _listed(filtered).order_by(*order(sort, filtered)).limit(size).offset(size * (number - 1))
+        INCIDENTS.query()
+        .outerjoin(Session, Session.id == SESSION_ID)
+        .where(*listed(filtered), *_matching(filtered))
+        .order_by(*order(sort, filtered))
+        .limit(size)
+        .offset(size * (number - 1))
     )
-    rows = [] if filtered.over else tx.session.execute(page).mappings().all()
-    ended = _over(tx, filtered, page)
+    rows: Sequence[RowMapping] = []
+    # Without open incidents one page of what is over, else the latest of it below them.
+    query = page
+    if not filtered.over:
+        rows = tx.session.execute(page).mappings().all()
+        query = (
+            INCIDENTS.query()
+            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
+            .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
+            .limit(RESOLVED_LISTED)
+        )
+    more = (_AFTER.label("after"), func.count().over().label("in_all"))
+    ended = tx.session.execute(query.add_columns(*more)).mappings().all()
     return Incidents(
         now=tx.now,
         filtered=filtered,
@@ -199,29 +215,17 @@ def incidents(
         },
         choices=choices,
         over=[
-            Over(row, _facts(found["after"]))
+            Over(row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None))
             for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
     )
 
 
-def _facts(later: object) -> Facts | None:
-    return next(map(facts_of_row, _LATER.validate_python(later or ())), None)
-
-
 def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int:
     if filtered.state is None:
         return sum(counts.values())
     return counts.get(filtered.state, 0)
-
-
-def _listed(filtered: IncidentFilter) -> Select[Any]:
-    return (
-        INCIDENTS.query()
-        .outerjoin(Session, Session.id == SESSION_ID)
-        .where(*listed(filtered), *_matching(filtered))
-    )
 
 
 def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
@@ -240,21 +244,6 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         .correlate(None)
     )
     return [AlertIncident.id.in_(inner)]
-
-
-def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[RowMapping]:
-    """Return what is over: the page of it, or the latest together with what is open."""
-    if filtered.over:
-        query = page
-    else:
-        query = (
-            INCIDENTS.query()
-            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
-            .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
-            .limit(RESOLVED_LISTED)
-        )
-    more = (_AFTER.label("after"), func.count().over().label("in_all"))
-    return tx.session.execute(query.add_columns(*more)).mappings().all()
 
 
 def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]], Choices]:

@@ -1,4 +1,7 @@
-"""The API's documentation: the OpenAPI document, and a page made of it that needs no other host."""
+"""Routes of the installation's state and of ingest, and the API's documentation.
+
+The documentation is the OpenAPI document and a page made of it that needs no other host.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,6 @@ from app.platform.database.states import SessionState
 from app.sessions.arriving import IngestHealth, ingest_health
 from app.web.bodies import REFERENCE
 from app.web.problems import PROBLEMS
-
-# ---- What whoever operates this watches, over the API: ingest, and the installation ------------
-
 
 DAY: Final = timedelta(days=1)
 
@@ -206,7 +206,7 @@ def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 
 def _shown(routes: Iterable[BaseRoute]) -> list[type]:
-    """Return the dataclasses of which requests and answers consist."""
+    """Return the dataclasses of all request and response bodies."""
     found: list[type] = []
     for route in routes:
         if isinstance(route, APIRoute):
@@ -217,7 +217,7 @@ def _shown(routes: Iterable[BaseRoute]) -> list[type]:
 
 
 def router() -> APIRouter:
-    """Return the page and its style; the document itself is the framework's."""
+    """Return the routes of the documentation's page and its style."""
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
 

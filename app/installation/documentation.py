@@ -1,4 +1,7 @@
-"""The files of the documentation's site, which `make docs` builds and the wheel holds."""
+"""Pages of the documentation at ``/docs/``, and the client's wheel at ``/client/``.
+
+`make docs` builds the documentation; without it a page says how to build it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ from fastapi.responses import RedirectResponse, Response
 from app.errors import NotFoundError
 from app.jobs.connect import NAME, client_wheel
 from app.web.pages import Pages
-
-# ---- Routes of the documentation: the site that was built, or a page that says how to build it ---
-
 
 DOCS: Final = "/docs"
 
@@ -60,19 +60,19 @@ CACHE_CONTROL: Final = "no-cache"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file as it goes out."""
+    """A file of the site with its headers."""
 
     body: bytes
     headers: dict[str, str]
 
     @property
     def tag(self) -> str:
-        """Return what tells this content from any other."""
+        """Return the entity tag of the content."""
         return self.headers["ETag"]
 
 
 class Site:
-    """A built site; only what was in it when this was made is ever read.
+    """A built site; only files that existed at construction are served.
 
     Parameters
     ----------
@@ -90,15 +90,15 @@ class Site:
 
     @property
     def is_built(self) -> bool:
-        """Return whether there is anything to read."""
+        """Return whether the site was built."""
         return INDEX in self._files
 
     def is_folder(self, address: str) -> bool:
-        """Return whether a page is at this address once a slash follows."""
+        """Return whether the address lacks the final slash of a page."""
         return f"{address}/{INDEX}" in self._files
 
     def find(self, address: str) -> Page | None:
-        """Return what is served at an address below the site's, or None.
+        """Return the file at an address below the site's, or None.
 
         Parameters
         ----------
@@ -116,9 +116,6 @@ class Site:
             "ETag": f'W/"{hashlib.sha256(body).hexdigest()[:16]}"',
         }
         return Page(body, headers)
-
-
-# ---- The client for jobs to install: a page that pip reads as a list of files, and its wheel ----
 
 
 CLIENT: Final = "/client"

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether all that it needs is there."""
+"""Routes of health (``/healthz``) and readiness (``/readyz``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Readiness(BaseModel):
 
 
 class Remembered(Generic[T]):
-    """What costs something to find out, and anybody may ask for: found out now and then.
+    """A costly value that anybody may request: computed at most every few seconds.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Remembered(Generic[T]):
         self._known: tuple[float, T] | None = None
 
     async def now(self) -> T:
-        """Return an answer that is not older than it may be."""
+        """Return the value, computed again if it is too old."""
         async with self._lock:
             if self._known is None or self._known[0] <= self._clock():
                 answer = await anyio.to_thread.run_sync(self._find, limiter=self._limiter)
@@ -78,7 +78,7 @@ class Remembered(Generic[T]):
 
 
 def router(container: Container) -> APIRouter:
-    """Return the routes that orchestrators ask."""
+    """Return the routes for orchestrators."""
     routes = api_router("operation")
     health = Health(
         status="ok", instance=container.settings.instance_name, version=version("paceline")

@@ -1,4 +1,8 @@
-"""Prometheus metrics: what this process counts, and what the database says at each scrape."""
+"""Prometheus metrics: counters of this process, and figures read from the database at each scrape.
+
+Of a server of several processes each writes its metrics into a file every second; the process that
+answers a scrape adds up all files. ``process_…`` and ``python_…`` are those of that process alone.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,8 @@ from app.platform.resources import Place
 from app.platform.settings import Settings
 from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
-from app.sessions.chunks.inbox import Waiting, waiting
+from app.sessions.chunks.inbox import Backlog, backlog
 
-# ---- Metrics of a server of several processes: whichever answers Prometheus tells those of all ---
 # Each writes its own into a file every second; the one that is asked adds up the others' files and
 # its own. What tells of a process itself (`process_…`, `python_…`) is that of the one that answers.
 
@@ -58,7 +61,7 @@ _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
 
 
 class MetricsOfAll:
-    """Writes the metrics of this process, and adds up those of all.
+    """Writes the metrics of this process, and adds up those of all processes.
 
     Parameters
     ----------
@@ -74,7 +77,7 @@ class MetricsOfAll:
         self._thread = threading.Thread(target=self._run, name="paceline-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to write, until the server has ended: its directory goes with it."""
+        """Start writing, until the server ends."""
         self._thread.start()
 
     def collect(self) -> Iterator[Metric]:
@@ -120,14 +123,11 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
     return list(families.values())
 
 
-# ---- Metrics of jobs, from their pulse: of the largest jobs and of few ranks, so that they are few
-
-
 _JOB = ("project", "job")
 
 
-def pulse_metrics(running: Sequence[RunningJob], waits: Waiting, now: datetime) -> Iterator[Metric]:
-    """Yield the metrics of jobs in their last whole minute, and of pulses that wait."""
+def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) -> Iterator[Metric]:
+    """Yield the metrics of jobs in their last whole minute, and of waiting pulses."""
     bodies = GaugeMetricFamily("paceline_pulse_waiting", "Bodies of pulses that wait.")
     bodies.add_metric((), waits.bodies)
     yield bodies
@@ -253,7 +253,7 @@ class Exposition:
 
 
 class _Counted(Collector):
-    """What this process counts, or all processes of its server."""
+    """Collector of the metrics of this process, or of all processes of its server."""
 
     def __init__(self, registry: CollectorRegistry, place: Place | None) -> None:
         self._registry = registry
@@ -302,7 +302,7 @@ class RequestMetrics:
 
 
 class _DatabaseCollector(Collector):
-    """Queue, sessions and workers as the database has them when Prometheus asks."""
+    """Collector of queues, sessions and workers, read from the database at each scrape."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -317,8 +317,8 @@ class _DatabaseCollector(Collector):
             with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
                 work = open_work(tx, self._container.kinds)
-                waits = waiting(tx)
-                pulses = waiting(tx, InboxKind.PULSE)
+                waits = backlog(tx)
+                pulses = backlog(tx, InboxKind.PULSE)
                 running = running_jobs(tx)
                 now = tx.now
                 durations = analysis_durations(tx)
@@ -366,7 +366,7 @@ class _DatabaseCollector(Collector):
         yield from _quotas(used, self._container.settings)
 
 
-def _inbox(waits: Waiting, now: datetime) -> Iterator[Metric]:
+def _inbox(waits: Backlog, now: datetime) -> Iterator[Metric]:
     bodies = GaugeMetricFamily("paceline_inbox_chunks", "Chunks that wait to be decoded.")
     bodies.add_metric((), waits.bodies)
     yield bodies

@@ -1,4 +1,4 @@
-"""How long analyses take, counted by all workers together."""
+"""Tables of the installation: heartbeats of workers, and the durations of analyses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.platform.database.columns import Base
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# ---- Tables of this installation as a whole: its worker processes, and how long they take ------
-
 
 class WorkerHeartbeat(Base):
     """A living worker process; /readyz and the dashboard read it."""
@@ -33,7 +31,7 @@ class WorkerHeartbeat(Base):
 
 
 class AnalysisDuration(Base):
-    """Analyses of a range of durations; running sums, which no retention lowers."""
+    """Running counts of analyses by duration; retention does not lower them."""
 
     __tablename__ = "analysis_duration"
 
@@ -49,7 +47,7 @@ LIMITS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, ma
 
 @dataclass(frozen=True, slots=True)
 class DurationHistogram:
-    """How many analyses took at most how long, and all of them together."""
+    """Cumulative histogram of the durations of analyses."""
 
     # by the limit in seconds, rising; the last one is infinite and counts all
     at_most: tuple[tuple[float, int], ...]
@@ -72,7 +70,7 @@ def count_duration(tx: UnitOfWork, duration_s: float) -> None:
 
 
 def analysis_durations(tx: Reads) -> DurationHistogram:
-    """Return what has been counted since the database was made."""
+    """Return the histogram since the database was created."""
     rows = tx.session.execute(
         select(AnalysisDuration.limit_s, AnalysisDuration.analyses, AnalysisDuration.total_s)
     ).all()

@@ -50,10 +50,10 @@ log = structlog.get_logger(__name__)
 
 
 class ExportCounts(Collector):
-    """Exports of this process by outcome."""
+    """Counts of this process's exports by outcome."""
 
     def describe(self) -> list[Metric]:
-        """Return none: it would be collected once more for that."""
+        """Return none, so that registration does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -80,7 +80,7 @@ class ExportCounts(Collector):
 
 @contextlib.contextmanager
 def sending_metrics(registry: CollectorRegistry) -> Iterator[None]:
-    """Send the metrics of a registry now and then, from a thread, where a receiver is named.
+    """Export the metrics of a registry periodically from a thread, if a receiver is configured.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def sending_metrics(registry: CollectorRegistry) -> Iterator[None]:
 
 
 def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: int) -> MetricsData:
-    """Return families of Prometheus as OTLP has them; sums are cumulative.
+    """Return Prometheus families as OTLP metrics; sums are cumulative.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ SERVER_ERROR: Final = 500
 
 
 class RequestSpans:
-    """ASGI middleware that makes the spans."""
+    """ASGI middleware that records a span for each request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

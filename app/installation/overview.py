@@ -1,4 +1,4 @@
-"""What an installation stands on: PostgreSQL, Redis, clocks, a port, and how each has to be."""
+"""State of the installation for its page and `paceline doctor`: queues, storage, servers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,13 @@ from app.platform.settings import Settings
 from app.platform.telemetry import METRICS, TRACES, obstacle, wanted
 from app.quotas.usage import Use, uses
 
-# ---- The read side of the installation: queues, workers, storage, schema, and use of quotas ----
-
-
 # Tables whose size is told one by one; the rest is told together.
 TABLES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Work of a kind that waits, runs or is given up."""
+    """Numbers of queued, running and dead tasks of a kind."""
 
     kind: str
     queue: str
@@ -161,7 +158,7 @@ _DATABASE: Final = text(
 
 
 def surroundings(settings: Settings, engine: Engine) -> Iterator[Part]:
-    """Yield each thing that is as it has to be, or is not, with what to do."""
+    """Yield the check of each part, with advice if it fails."""
     yield from _database(engine)
     if settings.broker_url is not None and settings.broker_url.startswith("redis"):
         yield from _redis(settings.broker_url)
@@ -209,7 +206,7 @@ def _database(engine: Engine) -> Iterator[Part]:
 
 
 def _clock(whose: str, now_s: float, began_s: float) -> Part:
-    """Return how far a clock is from this machine's, at the middle of the question."""
+    """Return the offset of a clock from this machine's, at the middle of the request."""
     apart_s = now_s - (began_s + time.time()) / 2
     near = abs(apart_s) <= MOST_APART_S
     return Part(
@@ -258,7 +255,7 @@ def _redis(url: str) -> Iterator[Part]:
 
 
 def _port(settings: Settings) -> Part:
-    """Return whether a server answers at its port, or could."""
+    """Return whether a server answers at its port, or the port is free."""
     name = f"port {settings.port}"
     if settings.port == 0:
         return Part(name, ready=True, detail="any free one")

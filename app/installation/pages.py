@@ -1,4 +1,4 @@
-"""The pages of whoever operates this: what arrives, and how the installation is doing."""
+"""Pages of ingest and of the installation, and their CSV files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from app.web.links import Address
 from app.web.pages import Pages
 from app.web.tables import Table, csv_file, one_of
 from app.web.time_ranges import Range, TimeQueryParam, range_choices
-
-# ---- The tables of what arrives, and of the installation, as CSV -------------------------------
-
 
 # File name → what makes it of what arrives.
 INGEST: Final[Mapping[str, Callable[[IngestHealth], Table]]] = {
@@ -68,11 +65,8 @@ INSTALLATION: Final[Mapping[str, Callable[[Overview, Settings], Table]]] = {
 }
 
 
-# ---- What the pages of ingest and of the installation say in a sentence ------------------------
-
-
 def ingest_heading(found: IngestHealth, about: Range) -> str:
-    """Return what matters first about what arrives."""
+    """Return the heading of the page of ingest."""
     missing = [session for session in found.open if session.missing]
     if missing:
         one = missing[0]
@@ -95,7 +89,7 @@ def ingest_heading(found: IngestHealth, about: Range) -> str:
 
 
 def installation_heading(found: Overview) -> str:
-    """Return what matters first about the installation."""
+    """Return the heading of the page of the installation."""
     alive = [worker for worker in found.status.workers if worker.alive]
     if found.behind:
         return f"The schema is at {found.revision}, and this program needs {found.expected}"

@@ -1,4 +1,4 @@
-"""Whether the installation is ready: its database, its schema, its broker and its workers."""
+"""Readiness of the installation: database, schema, broker, workers, object store, open work."""
 
 from __future__ import annotations
 
@@ -29,16 +29,13 @@ from app.platform.object_store import Objects, ObjectStore
 from app.platform.settings import Settings
 from app.sessions.models.tables import Session
 
-# ---- How the installation as a whole is doing: its queue and its workers -----------------------
-
-
 # A worker that has missed this many heartbeats in a row is taken for gone.
 MISSED_HEARTBEATS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process and how long ago it was seen."""
+    """A worker process and the age of its last heartbeat."""
 
     id: uuid.UUID
     host: str
@@ -50,7 +47,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstallationStatus:
-    """Counts by state; states without rows are there with 0."""
+    """Counts by state, including zeros."""
 
     sessions: Mapping[SessionState, int]
     tasks: Mapping[TaskState, int]
@@ -59,7 +56,7 @@ class InstallationStatus:
 
 
 def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
-    """Return counts of sessions and task runs, and the workers that were seen.
+    """Return counts of sessions and task runs, and the workers with heartbeats.
 
     Raises
     ------
@@ -115,7 +112,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that the server needs, and in words why it is not ready."""
+    """A part that the server needs, and the reason why it is not ready."""
 
     name: str
     ready: bool
@@ -123,7 +120,7 @@ class Part:
 
 
 class ReadinessProbe:
-    """Finds out whether the database, its schema, the broker and the workers do their work.
+    """Checks the database, its schema, the broker and the workers.
 
     Each is given a budget: probes of orchestrators give up after a second or more, and a part that
     hangs must be named by then. While it hangs it is not asked again.
@@ -134,7 +131,7 @@ class ReadinessProbe:
         self._looks: dict[str, Future[tuple[Part, ...]]] = {}
 
     def now(self, budget_s: float = BUDGET_S) -> tuple[Part, ...]:
-        """Return the parts; never raises for one that is down: saying so is its purpose."""
+        """Return the checks of all parts; never raises for a failed one."""
         begun = {
             "database": self._look("database", _database_and_workers),
             "broker": self._look("broker", _broker_alone),
@@ -203,7 +200,7 @@ def _database(container: Container) -> tuple[Part, ...]:
 
 
 def broker_part(container: Container, *, quietly: bool = False) -> Part:
-    """Return whether the broker answers and takes messages; the log says why not.
+    """Check that the broker answers and takes messages; log why not.
 
     Parameters
     ----------
@@ -244,8 +241,6 @@ def _workers(container: Container) -> Part:
     return Part("workers", ready=True, detail=f"{len(alive)} alive")
 
 
-# ---- Whether the object store does what it is needed for, and where the blobs of the installation
-#
 # The store is asked to do it with an object of its own; unlike `readiness` this is for a person who
 # asks, not for every look at the server.
 
@@ -256,7 +251,7 @@ PROBE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """How many blobs the database holds, and how many it says that the object store has."""
+    """Numbers of blobs in the database and in the object store."""
 
     in_database: int
     in_store: int
@@ -271,7 +266,7 @@ def placed(tx: Reads) -> Placed:
 
 
 def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
-    """Write, read, list and delete an object; never raises for what the store refuses.
+    """Check the object store by writing, reading, listing and deleting an object; never raises.
 
     Parameters
     ----------
@@ -292,7 +287,7 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
 
 
 def _refused(store: ObjectStore) -> str | None:
-    """Return in words the first thing that the store does not do."""
+    """Return the first operation that the store refuses."""
     # In the order of the listing right before its own key, and no other.
     before = f"probe-{uuid.uuid4()}"
     key, data = f"{before}.", os.urandom(PROBE_BYTES)
@@ -317,7 +312,6 @@ def _refused(store: ObjectStore) -> str | None:
     return None
 
 
-# ---- What is under way over all projects: tasks, deliveries and incidents, as metrics count it ---
 # Each statement reads an index of what is open, or of one day: no history makes a scrape slower.
 
 
@@ -331,7 +325,7 @@ OPEN_INCIDENTS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class OpenWork:
-    """Counts; what there is none of is there with 0."""
+    """Counts of open work, including zeros."""
 
     # by kind, queue and state
     tasks: Mapping[tuple[str, str, TaskState], int]
@@ -344,7 +338,7 @@ class OpenWork:
 
 
 def open_work(tx: Reads, kinds: Mapping[str, TaskKind]) -> OpenWork:
-    """Return what is under way.
+    """Return the counts of open work.
 
     Raises
     ------

@@ -31,7 +31,7 @@ from app.platform.tasks.runs import expire, lease_is_over, was_seen
 from app.pulse.keep import prune_pulses
 from app.retention.objects import collect_objects
 from app.retention.rules import keep_to_rules
-from app.sessions.chunks.seal import seal_silent
+from app.sessions.chunks.intake import seal_silent
 
 # Any number that nothing else in the database locks. Two sweepers at once would publish twice;
 # harmless, and work for nothing.
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What one pass did; all zero where another sweeper was at it."""
+    """Counts of one pass; all zero if another process was sweeping."""
 
     republished: int = 0  # queued task runs whose message may be lost
     expired: int = 0  # task runs of killed workers that are queued again

@@ -124,10 +124,19 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     one = jobs.c
     found_by = matches(one, filters)
     matching = and_(found_by, shown(one, filters.show))
+    owner = jobs.c.labels["owner"].astext
+    owners = (
+        select(owner.label("owner"))
+        .where(owner.is_not(None))
+        .distinct()
+        .order_by(owner)
+        .limit(OWNERS)
+        .subquery("owners")
+    )
     found = tx.session.execute(
         select(
             _groups(jobs, found_by, matching),
-            _owners(jobs),
+            select(func.jsonb_agg(owners.c.owner)).scalar_subquery(),
             _page(jobs, and_(one.heard, matching), order(one, page.sort), page.page, page.size),
             _page(jobs, and_(~one.heard, matching), silent_order(one), silent_page, SILENT_PAGE),
         )
@@ -198,19 +207,6 @@ def _groups(
         first.filter(counted)[1].label("job"),
     ).group_by(*key)
     return as_json(groups)
-
-
-def _owners(jobs: CTE) -> ScalarSelect[Any]:
-    owner = jobs.c.labels["owner"].astext
-    owners = (
-        select(owner.label("owner"))
-        .where(owner.is_not(None))
-        .distinct()
-        .order_by(owner)
-        .limit(OWNERS)
-        .subquery("owners")
-    )
-    return select(func.jsonb_agg(owners.c.owner)).scalar_subquery()
 
 
 def _page(

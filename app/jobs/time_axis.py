@@ -301,7 +301,20 @@ def job_axis(
     """Return a job over a time: of many sessions the latest, `most` of them."""
     points, layouts = _points(tx, job, since, until, most)
     marks = _marks(tx, job, since, until)
-    changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, layouts, marks)]
+    measured = [
+        (layout, point)
+        for layout, point in zip(layouts, points, strict=True)
+        if point.step_time_s is not None
+    ]
+    changes = [
+        *_changes(Measure.SLOWDOWN, points, marks),
+        # Step times are compared between sessions of the same sizes and work alone.
+        *(
+            change
+            for _, run in groupby(measured, key=itemgetter(0))
+            for change in _changes(Measure.STEP_TIME, [point for _, point in run], marks)
+        ),
+    ]
     changes.sort(key=lambda change: (change.at, change.measure), reverse=True)
     return JobAxis(points, marks, changes)
 
@@ -508,26 +521,14 @@ def _happened(
     )
 
 
-def _step_times(
-    points: Sequence[TimePoint], layouts: Sequence[str], marks: Sequence[Mark]
-) -> list[JobChange]:
-    """Return the changes of the step time, between sessions of the same sizes and work alone."""
-    measured = [
-        (layout, point)
-        for layout, point in zip(layouts, points, strict=True)
-        if point.step_time_s is not None
-    ]
-    return [
-        change
-        for _, run in groupby(measured, key=itemgetter(0))
-        for change in _changes(Measure.STEP_TIME, [point for _, point in run], marks)
-    ]
-
-
 def _changes(
     measure: Measure, points: Sequence[TimePoint], marks: Sequence[Mark]
 ) -> list[JobChange]:
-    known = [(point, value) for point in points if (value := _value(measure, point))][-LOOKED_AT:]
+    known = [
+        (point, value)
+        for point in points
+        if (value := point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s)
+    ][-LOOKED_AT:]
     changes = lasting_changes([value for _, value in known])
     edges = [0, *(change.position for change in changes), len(known)]
     found = []
@@ -557,10 +558,6 @@ def _changes(
             )
         )
     return found
-
-
-def _value(measure: Measure, point: TimePoint) -> float | None:
-    return point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s
 
 
 def _leading(points: Sequence[TimePoint]) -> str | None:

@@ -60,19 +60,42 @@ def compose(
         Of the dashboard; ends with a slash.
     """
     times = {"from": _written(report.since), "to": _written(report.until)}
+    found = report.coverage
+    lines = [
+        (
+            f"{found.counted} of {found.received} sessions and {found.counted_jobs} of "
+            f"{found.jobs} jobs have a verdict and count"
+        )
+    ]
+    if found.silent:
+        jobs = "1 job was" if found.silent == 1 else f"{found.silent} jobs were"
+        lines.append(f"{jobs} silent all week")
     sections = (
         Section("Cost", tuple(_cost(report))),
-        Section("Jobs that lost most", tuple(_jobs(report))),
+        Section(
+            "Jobs that lost most",
+            tuple(
+                f"{job.job}: {hours(job.lost)} GPU-hours, {percent(job.lost / job.used)} of its own"
+                for job in report.spent.jobs[:NAMED]
+                if job.lost > 0 and job.used
+            ),
+        ),
         Section("Causes", tuple(_causes(report))),
         Section("Teams", tuple(_labels(report.spent.teams))),
         Section("Owners", tuple(_labels(report.spent.owners))),
-        Section("Hosts slow more than once", tuple(_hosts(report))),
+        Section(
+            "Hosts slow more than once",
+            tuple(
+                f"{host.called}: {hours(host.lost)} GPU-hours, {host.sessions} sessions"
+                for host in report.spent.hosts[:NAMED]
+            ),
+        ),
         Section(
             "Incidents",
             (f"{report.opened} opened, {report.resolved} resolved",),
         ),
-        Section("Fixes: promised and realized", tuple(_fixes(report))),
-        Section("Coverage", tuple(_coverage(report))),
+        Section("Fixes: promised and realized", tuple(map(_fix, report.fixes[:NAMED]))),
+        Section("Coverage", tuple(lines)),
     )
     return Note(
         id=note_id,
@@ -116,14 +139,6 @@ def _cost(report: FleetReport) -> list[str]:
     return lines
 
 
-def _jobs(report: FleetReport) -> list[str]:
-    return [
-        f"{job.job}: {hours(job.lost)} GPU-hours, {percent(job.lost / job.used)} of its own"
-        for job in report.spent.jobs[:NAMED]
-        if job.lost > 0 and job.used
-    ]
-
-
 def _causes(report: FleetReport) -> list[str]:
     lost = report.costs.lost
     if not lost:
@@ -148,17 +163,6 @@ def _labels(costs: Sequence[LabelCost]) -> list[str]:
     ]
 
 
-def _hosts(report: FleetReport) -> list[str]:
-    return [
-        f"{host.called}: {hours(host.lost)} GPU-hours, {host.sessions} sessions"
-        for host in report.spent.hosts[:NAMED]
-    ]
-
-
-def _fixes(report: FleetReport) -> list[str]:
-    return [_fix(fix) for fix in report.fixes[:NAMED]]
-
-
 def _fix(fix: FixLine) -> str:
     most = "at most " if fix.at_most else ""
     text = f"{fix.job}, {fix.title}: promised {most}{percent(fix.predicted)} less time a step, "
@@ -167,20 +171,6 @@ def _fix(fix: FixLine) -> str:
     error = prediction_error(fix.predicted, fix.realized)
     verdict = "as promised" if abs(error) <= MET_WITHIN else "not as promised"
     return f"{text}realized {percent(fix.realized)}: {verdict}"
-
-
-def _coverage(report: FleetReport) -> list[str]:
-    found = report.coverage
-    lines = [
-        (
-            f"{found.counted} of {found.received} sessions and {found.counted_jobs} of "
-            f"{found.jobs} jobs have a verdict and count"
-        )
-    ]
-    if found.silent:
-        jobs = "1 job was" if found.silent == 1 else f"{found.silent} jobs were"
-        lines.append(f"{jobs} silent all week")
-    return lines
 
 
 def _day(at: datetime) -> str:

@@ -1,4 +1,4 @@
-"""The server's API, as tools ask it: with the credentials of whoever asked the tool."""
+"""The API client that tools use, with the caller's credentials, and the form of their answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-
-# ---- Answers of tools: one JSON document, small enough for a model's context -------------------
 
 
 Value: TypeAlias = (
@@ -42,7 +39,7 @@ UNTRUSTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a tool answers.
+    """Answer of a tool.
 
     Parameters
     ----------
@@ -99,7 +96,7 @@ def _fitting(rows: Sequence[str], head: str) -> list[str]:
 
 
 def _bounded(value: Value, length: int) -> Value:
-    """Return a value whose texts are cut and whose numbers are rounded."""
+    """Return a value with cut texts and rounded numbers."""
     if isinstance(value, str):
         return value if len(value) <= length else value[: length - 1] + "…"
     if isinstance(value, float):
@@ -132,7 +129,7 @@ class _Fault(BaseModel):
 
 
 class _Problem(BaseModel):
-    """What the server says of a request that it refuses."""
+    """Problem document of a refused request."""
 
     code: str
     detail: str
@@ -140,8 +137,8 @@ class _Problem(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Where tools ask: the lifespan's value of a server of tools.
+class ApiContext:
+    """Client and address of the API, the lifespan's value of a server of tools.
 
     Parameters
     ----------
@@ -155,27 +152,27 @@ class Asked:
     address: str
 
 
-Ctx = Context[Asked, Any]
+Ctx = Context[ApiContext, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
     """The API for one call of a tool."""
 
-    asked: Asked
+    asked: ApiContext
     headers: Mapping[str, str]
 
     async def get(self, kind: type[T], *path: str, **parameters: str | int | None) -> T:
-        """Return what a path gives, as `kind`; path segments are escaped."""
+        """Get a path and validate the answer as `kind`; path segments are escaped."""
         given = {name.rstrip("_"): value for name, value in parameters.items() if value is not None}
         return await self._request("GET", kind, path, params=given)
 
     async def text(self, *path: str) -> bytes:
-        """Return what a path of the API gives, as it is."""
+        """Get a path of the API as text."""
         return (await self._answer("GET", f"/api/v1/{_joined(path)}")).content
 
     async def page(self, address: str) -> bytes:
-        """Return what a path outside of the API gives."""
+        """Get a path outside of the API as text."""
         return (await self._answer("GET", address)).content
 
     async def post(self, kind: type[T], body: object, *path: str) -> T:

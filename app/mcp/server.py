@@ -1,8 +1,4 @@
-"""Tools for assistants at `/mcp`, by streamable HTTP.
-
-Each request is answered by itself, so that any process of a server may take it. The tools ask this
-server's own API, in this process, with the request's credentials.
-"""
+"""The server of tools for assistants, by the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -16,14 +12,11 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 
-from app.mcp.context import Asked
+from app.mcp.context import ApiContext
 from app.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-# ---- The server of tools -----------------------------------------------------------------------
 
 
 INSTRUCTIONS: Final = (
@@ -36,7 +29,7 @@ INSTRUCTIONS: Final = (
 
 def make_server(
     client: httpx.AsyncClient, address: str, *, may_acknowledge: bool = False
-) -> MCPServer[Asked]:
+) -> MCPServer[ApiContext]:
     """Return the server of tools, which asks a server's API.
 
     Parameters
@@ -50,8 +43,8 @@ def make_server(
     """
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: MCPServer[Asked]) -> AsyncIterator[Asked]:
-        yield Asked(client, address.rstrip("/"))
+    async def lifespan(_: MCPServer[ApiContext]) -> AsyncIterator[ApiContext]:
+        yield ApiContext(client, address.rstrip("/"))
 
     return MCPServer(
         "paceline",

@@ -1,4 +1,4 @@
-"""Sessions: read, explained, asked what-if questions, and held side by side."""
+"""The tools for assistants, one function each, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from app.sessions.api.read import SessionBody
 from app.sessions.compare_steps import CauseChange, Difference
 from app.sessions.models.reports import open_report
 from app.sessions.questions import WrittenQuestion
-
-# ---- The documentation that the server has -----------------------------------------------------
-
 
 _SECTIONS: Final = 6
 _INDEX: Final = "/docs/search/search_index.json"
@@ -72,9 +69,6 @@ def _score(section: _Section, asked: set[str]) -> int:
     return _IN_TITLE * len(asked & title) + len(asked & text)
 
 
-# ---- Hosts by what they cost -------------------------------------------------------------------
-
-
 class _Host(BaseModel):
     host: str
     cost_gpu_hours: float
@@ -103,9 +97,6 @@ async def hosts(
         {**host.model_dump(), "link": api.link("hosts", host.host)} for host in found.hosts
     ]
     return Answer({"hosts": found.total}, rows, api.link("hosts")).text()
-
-
-# ---- Incidents: listed, read, and acknowledged where that is allowed ---------------------------
 
 
 # Of a long history the latest.
@@ -189,9 +180,6 @@ def _row(api: Api, incident: IncidentBody) -> dict[str, Value]:
     }
 
 
-# ---- Jobs: how each stands, and one of them over time ------------------------------------------
-
-
 # Of a job over time the latest.
 _SESSIONS: Final = 12
 _CHANGES: Final = 6
@@ -261,9 +249,6 @@ def _job_row(api: Api, job: JobBody) -> dict[str, Value]:
         "finished": job.finished or None,
         "link": api.link("jobs", job.name),
     }
-
-
-# ---- Pipeline templates for clusters of different devices --------------------------------------
 
 
 _TIME_LIMIT_S: Final = 30
@@ -440,9 +425,6 @@ async def compare(ctx: Ctx, before: SessionId, after: SessionId) -> str:
         for cause in found.causes
     ]
     return Answer(facts, causes, f"{api.link('compare')}?a={before}&b={after}").text()
-
-
-# ---- The tools: one function each, and the table of all of them --------------------------------
 
 
 @dataclass(frozen=True, slots=True)

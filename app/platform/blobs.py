@@ -41,8 +41,6 @@ from app.platform.database.tenant_scope import driver_connection
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.object_store import Objects, ObjectStore, new_key
 
-# ---- Tables of blobs: traces, reports and templates, in pieces here or as objects elsewhere ----
-
 
 class BlobPart(OfProject, Base):
     """A piece of at most 4 MiB of a blob; reached only through `app.platform.blobs`."""
@@ -56,7 +54,7 @@ class BlobPart(OfProject, Base):
 
 
 class BlobObject(OfProject, Base):
-    """A blob whose bytes an object store has; without this row they are not referenced."""
+    """A blob whose bytes are in an object store; this row is the only reference to them."""
 
     __tablename__ = "blob_object"
     __table_args__ = (in_project(), UniqueConstraint("key", "project_id"))
@@ -69,7 +67,7 @@ class BlobObject(OfProject, Base):
 
 
 class UnreferencedObject(Base):
-    """An object that a listing found and no row refers to; it goes when that has been so long."""
+    """An object without a referring row; deleted once that has lasted long enough."""
 
     __tablename__ = "unreferenced_object"
 
@@ -78,7 +76,7 @@ class UnreferencedObject(Base):
 
 
 class ObjectLook(Base):
-    """How far the present look through the object store is: one row, locked by who looks."""
+    """Progress of the present scan of the object store: one row, locked by the scanner."""
 
     __tablename__ = "object_look"
     __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
@@ -101,7 +99,7 @@ _WRITE_PART: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """Where the object store has the bytes of a blob."""
+    """Key and size of a blob's object in the object store."""
 
     key: str
     bytes: int
@@ -128,7 +126,7 @@ class ObjectParts:
 
 
 def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> Staged:
-    """Send bytes to the object store, where there is one and they are many enough for it.
+    """Write bytes to the object store if there is one and they exceed its minimum size.
 
     Outside of any transaction. The rest of the work may fail: what was sent is collected then.
 
@@ -228,7 +226,7 @@ def write_parts(
 
 
 def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
-    """Return the parts of a blob, for after the transaction.
+    """Return a blob's parts, which may be read after the transaction.
 
     What the database has is read now; what the object store has, when it is asked for.
 
@@ -242,7 +240,7 @@ def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
 
 
 def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
-    """Yield the parts of a blob in their order, each fetched when it is asked for.
+    """Yield the parts of a blob in order, each fetched when it is needed.
 
     Parameters
     ----------
@@ -281,7 +279,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
 
 
 def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
-    """Return a part of a blob that the database has; None where there is none of that number."""
+    """Return a part of a blob in the database; None without one of that number."""
     with connection_of(tx).cursor(binary=True) as cursor:
         row = cursor.execute(
             "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
@@ -292,7 +290,7 @@ def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
 
 
 def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
-    """Return where the object store has a blob; None where it has not.
+    """Return a blob's object; None if its bytes are in the database.
 
     Without a store nothing is asked for what is in the database: that is the usual case.
     """
@@ -325,7 +323,7 @@ def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
 
 
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
-    """Return psycopg's own connection, in the transaction that `tx` has open: for many bytes.
+    """Return psycopg's connection of the open transaction, for large values.
 
     It knows nothing of the scope: what it sends says its project itself.
     """
@@ -333,7 +331,7 @@ def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def _taken(pieces: list[bytes]) -> Iterator[bytes]:
-    """Yield pieces and let each go."""
+    """Yield pieces without keeping a reference to them."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()

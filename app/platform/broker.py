@@ -1,12 +1,10 @@
-"""Nudges to workers, sent from one background thread.
+"""The broker: a Celery application, a thread that publishes nudges, and a transport of files.
 
-A refused Redis blocks a publish for seconds, so nothing that a person or a training job waits for
-may publish itself. What this thread drops is harmless: the row is in the database and the sweeper
-publishes it again.
-
-The circuit breaker is two lines: with a single thread that sends, "open" is a point in time before
-which messages are dropped, and "half open" is the first message after it. The libraries that were
-looked at (pybreaker, purgatory) solve the harder case of many callers.
+Every message is the id of a row of `task_run`; a message that is lost, doubled or late costs at
+most the time until the sweeper's next pass. A refused Redis blocks a publish for seconds, so no
+request publishes by itself: one background thread does. What it drops is harmless for the same
+reason. Its circuit breaker is two lines: with a single thread that sends, "open" is a time before
+which messages are dropped, and "half open" is the first message after it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from kombu.utils.json import dumps, loads
 
 from app.platform.settings import Settings
 
-# ---- The broker: a Celery application without tasks, for who publishes and for who works -------
 # The broker is a nudge and nothing else. Every message is the id of a row of `task_run`; a message
 # that is lost, doubled or late costs at most the time until the sweeper's next pass.
 
@@ -141,7 +138,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """Publishes ids of task runs without ever blocking or failing its caller.
+    """Publishes ids of task runs in a thread; never blocks or fails its caller.
 
     Parameters
     ----------
@@ -166,11 +163,11 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Return how many messages wait for the thread."""
+        """Return the number of unsent messages."""
         return self._waiting.qsize()
 
     def publish(self, run_id: uuid.UUID, kind: str) -> None:
-        """Hand a message to the thread; drop it where there is no room."""
+        """Queue a message for the thread; drop it if the queue is full."""
         with self._start:
             # Not in the constructor: a process may fork after it has built its container, and
             # threads do not survive that.
@@ -225,8 +222,6 @@ class Dispatcher:
             self._healthy = True
 
 
-# ---- A broker made of files, for the embedded mode: kombu's filesystem transport, with atomic step
-#
 # kombu's own writes a message into the file that consumers already see, and one that is read half
 # written ends the worker; and it takes messages by way of the system's shared temporary directory.
 # Here a message appears, and is taken, by a rename within the broker's directory.

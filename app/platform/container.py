@@ -1,4 +1,4 @@
-"""What a use case needs from the outside, handed to it as one value, and the kinds of work.
+"""The adapters of a process (settings, database, broker, blobs), handed to use cases as one value.
 
 `app.bootstrap` builds it; nothing below knows how.
 """
@@ -93,11 +93,11 @@ class Container:
         return replace(self, scope=Scope(project_id), principal=principal)
 
     def everywhere(self) -> Self:
-        """Return this container for what concerns all projects."""
+        """Return this container for work on all projects."""
         return replace(self, scope=EVERY_PROJECT)
 
     def at(self, moment: datetime) -> Self:
-        """Return this container for what happened at a moment, which is written afterwards.
+        """Return this container with a fixed time for its transactions.
 
         Only the demo's history is. Leases and task runs that workers share stay at the database's
         time: take them without this.
@@ -119,7 +119,7 @@ class Container:
         return reading(self.engine, self._required(), self.objects, now=self.moment)
 
     def stage(self, pieces: Iterable[bytes]) -> Staged:
-        """Send bytes to where large blobs are, before the transaction that stores them.
+        """Write large bytes to the object store, before the transaction that stores their row.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Container:
 
     @property
     def project_id(self) -> int:
-        """Return the project that this container is of."""
+        """Return the project of this container."""
         project_id = self._required().project_id
         if project_id is None:
             raise RuntimeError("this container is of all projects")
@@ -142,6 +142,6 @@ class Container:
         return self.scope
 
     def close(self) -> None:
-        """Send what waits for the broker, and close the connections to the database."""
+        """Send unsent nudges and close the connections to the database."""
         self.dispatcher.close()
         self.engine.dispose()

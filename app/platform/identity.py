@@ -1,4 +1,4 @@
-"""Who does something, and what that may be."""
+"""Principals, rights and roles, and the bounded names by which pages show them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.platform.names import lookalike
 
 
 class Right(StrEnum):
-    """What a token or a role allows."""
+    """Permission of a token or a role."""
 
     INGEST = "ingest"
     READ = "read"
@@ -23,7 +23,7 @@ class Right(StrEnum):
 
 
 class Role(StrEnum):
-    """What a person is in a project."""
+    """Role of a person in a project."""
 
     READER = "reader"
     OPERATOR = "operator"
@@ -31,7 +31,7 @@ class Role(StrEnum):
 
     @property
     def rights(self) -> frozenset[Right]:
-        """Return what it allows."""
+        """Return the rights of the role."""
         return ROLE_RIGHTS[self]
 
 
@@ -62,7 +62,7 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A user or program that was let in."""
+    """An authenticated user or program."""
 
     kind: ActorKind
     name: str  # of the person or token
@@ -71,32 +71,29 @@ class Principal:
     in_projects: tuple[tuple[int, frozenset[Right]], ...] = ()
 
     def rights_in(self, project_id: int) -> frozenset[Right]:
-        """Return what it may do in a project; nothing where it has no business there."""
+        """Return the principal's rights in a project; empty without access."""
         own = (rights for known, rights in self.in_projects if known == project_id)
         return self.everywhere.union(*own)
 
     def called(self, name: str | None) -> Self:
-        """Return who acts: whoever signed in, else under the name that they give themselves."""
+        """Return the signed-in name, else the name that the request gives."""
         if name is None or self.kind is not ActorKind.SYSTEM:
             return self
         return replace(self, name=name)
 
     def is_person(self, name: str) -> bool:
-        """Return whether it is the user of that full name (`app.platform.identity.full_name`)."""
+        """Return whether this is the person with a `full_name`."""
         return self.kind is ActorKind.PERSON and self.name == name
 
     @property
     def projects(self) -> frozenset[int] | None:
-        """Return the projects that it may know of; None where these are all."""
+        """Return the visible projects; None for all."""
         return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
 
 
 # What the program does by itself, and what is done without any sign-in on a machine of one's own.
 INSTALLATION: Final = Principal(ActorKind.SYSTEM, "installation", frozenset(Right))
 LOCAL: Final = Principal(ActorKind.SYSTEM, "this machine", frozenset(Right))
-
-
-# ---- Refusals, counted until they are written: what an unknown peer can add to the audit log ----
 
 
 # Lines of one kind of actor that are kept apart until they are written; what is more is one.
@@ -116,7 +113,7 @@ class Refusal:
 
 
 class Refusals:
-    """Counts refusals; for any thread. Whatever comes, it holds a few lines."""
+    """Thread-safe counts of refusals, of bounded size."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,13 +129,10 @@ class Refusals:
             self._counts[refusal] += count
 
     def take(self) -> Counter[Refusal]:
-        """Return what was counted, and begin anew."""
+        """Return the counts and reset them."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken
-
-
-# ---- Which groups of a provider have which roles -----------------------------------------------
 
 
 # Everybody whom the provider lets in.
@@ -147,7 +141,7 @@ ANYBODY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class GroupRole:
-    """The role of a group; in every project without one."""
+    """Role of an identity provider's group in a project, or in all projects."""
 
     group: str
     role: Role
@@ -155,7 +149,7 @@ class GroupRole:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what ``group=role`` or ``group=role@project`` says.
+        """Parse ``group=role`` or ``group=role@project``.
 
         Raises
         ------
@@ -174,7 +168,7 @@ class GroupRole:
 
 
 def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | None, Role]:
-    """Return the strongest role in each project that groups give; None stands for all projects."""
+    """Return the strongest role of the groups in each project; key None is all projects."""
     found: dict[str | None, Role] = {}
     for entry in known:
         if entry.group == ANYBODY or entry.group in groups:
@@ -182,9 +176,6 @@ def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | 
             if present is None or len(entry.role.rights) > len(present.rights):
                 found[entry.project] = entry.role
     return found
-
-
-# ---- Names of who acts, as pages and the audit log show them: bounded, printable, and of whom ----
 
 
 MAX_NAME_CHARACTERS: Final = 100
@@ -197,7 +188,7 @@ _SCHEME: Final = "://"
 
 
 def clipped(text: str, characters: int) -> str:
-    r"""Return a text of printable characters, and of `limit` at most.
+    r"""Return the printable characters of a text, cut to `limit`.
 
     Examples
     --------
@@ -209,7 +200,7 @@ def clipped(text: str, characters: int) -> str:
 
 
 def full_name(name: str, issuer: str | None) -> str:
-    """Return a person's name with the provider that vouches for it.
+    """Return a person's name with its identity provider.
 
     Two providers, or a provider and this server, may each have a user of the same name.
 
@@ -225,7 +216,7 @@ def full_name(name: str, issuer: str | None) -> str:
 
 
 def is_plain_name(name: str, max_characters: int) -> bool:
-    """Return whether a name survives in an address and on a page."""
+    """Return whether a name can be shown and used in an address unchanged."""
     return (
         0 < len(name) <= max_characters
         and name.isprintable()

@@ -75,7 +75,7 @@ def configure_logging(*, json: bool, level: str) -> None:
 
 
 def _log_what_python_says() -> None:
-    """Log warnings and errors that nothing handles, which Python would write as they are."""
+    """Send Python's warnings and unhandled exceptions through the log."""
     log = structlog.get_logger("python")
     logging.captureWarnings(capture=True)
 

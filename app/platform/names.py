@@ -1,7 +1,7 @@
-"""Names that look like others: letters of several scripts, accents apart, blanks that do not show.
+"""Detection of names that look like others: mixed scripts, stacked accents, invisible blanks.
 
-After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may stand next to
-one other script, but not next to one whose letters look like them.
+After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed with
+one other script, but not with one whose letters look like Latin ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLANKS: Final = (
 
 
 def lookalike(name: str) -> str | None:
-    """Return why a name can be taken for another one, as it follows "the name"; None if it cannot.
+    """Return why a name can be mistaken for another, to follow "the name"; None if it cannot.
 
     Examples
     --------

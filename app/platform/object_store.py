@@ -1,4 +1,4 @@
-"""What an object store is to us: bytes under a key that is written once and never changed."""
+"""Interface of an object store: bytes under a key that is written once and never changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ObjectStore(Protocol):
     """A store; every method raises `ObjectStoreError` where it does not answer."""
 
     def write(self, key: str, pieces: Iterable[bytes]) -> int:
-        """Store pieces under a new key and return how many bytes they are.
+        """Store pieces under a new key and return their size in bytes.
 
         It returns only once the store says that it has them all, and holds only a few pieces of
         several MiB at a time. What `pieces` raises gets out, and nothing is stored.
@@ -38,15 +38,15 @@ class ObjectStore(Protocol):
         """
 
     def pages(self, after: str | None = None) -> Iterator[Sequence[ListedObject]]:
-        """Yield what there is in the order of the keys, a thousand or so at a time."""
+        """Yield pages of about a thousand objects in the order of their keys."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there do no harm."""
+        """Delete objects; missing ones are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """An object store and what belongs into it."""
+    """An object store with the minimum size of blobs that it holds."""
 
     store: ObjectStore
     # Blobs of this number of bytes and more; smaller ones are in the database all the same.
@@ -54,5 +54,5 @@ class Objects:
 
 
 def new_key(project_id: int) -> str:
-    """Return a key that nothing had before: below its project's, so that a listing says whose."""
+    """Return a new key below the project's prefix."""
     return f"project-{project_id}/{uuid.uuid4()}"

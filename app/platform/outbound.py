@@ -1,9 +1,8 @@
-"""Requests to the outside: guarded, without redirects or proxies, and over within one deadline.
+"""HTTP requests to other hosts: checked addresses, no redirects or proxies, one deadline.
 
-`httpcore` is what httpx sends with; used directly, because it lets us open the connections. It
-knows no proxies from the environment and follows no redirects. Its own timeouts count for each
-read, so that a receiver which sends a byte now and then could hold an attempt for hours: here every
-read and write gets only what is left of the whole attempt.
+`httpcore`, the transport of httpx, is used directly, because it lets us open the connections. Its
+own timeouts count for each read, so that a receiver which sends a byte now and then could hold an
+attempt for hours; here every read and write gets only what is left of the whole attempt.
 """
 
 from __future__ import annotations
@@ -25,23 +24,20 @@ import httpcore
 
 from app.platform.telemetry import TRACEPARENT, Role, current, span
 
-# ---- One attempt of a delivery and its outcome: the types that senders and their callers share ---
-
-
 # Of a receiver's answer so much is kept, for the page and the test button.
 KEPT_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAnswer:
-    """What a receiver said."""
+    """Answer of a receiver."""
 
     status: int | None  # of HTTP or SMTP
     text: str  # the beginning of its answer
 
 
 class DeliveryError(Exception):
-    """An attempt that did not come through.
+    """A failed attempt of a delivery.
 
     Parameters
     ----------
@@ -85,8 +81,6 @@ def excerpt(data: bytes | str) -> str:
     return shown[:KEPT_CHARACTERS].strip()
 
 
-# ---- Which addresses a channel may be at: a guard against requests into the operator's own network
-#
 # Whoever may add a channel could otherwise make the server talk to whatever it can reach: metadata
 # services of clouds, databases, other people's machines. The name is resolved when the connection
 # is made and the connection goes to an address that was checked, so a name that changes its address
@@ -136,14 +130,14 @@ class AddressGuard:
     resolve: Resolve = resolve  # takes a host and a port, returns addresses
 
     def permits(self, address: Address) -> bool:
-        """Return whether an address may be talked to."""
+        """Return whether connecting to an address is allowed."""
         # An address of the other version is in no network.
         if any(address in network for network in self.allowed):
             return True
         return address.is_global and not any(address in network for network in DENIED)
 
     def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
-        """Return the addresses of a host, all of which may be talked to.
+        """Return the addresses of a host; raise if any of them is forbidden.
 
         One that is refused refuses the host: a name of a public and a private address is made for
         nothing good.
@@ -216,12 +210,12 @@ class Response:
 
     @property
     def answer(self) -> ReceiverAnswer:
-        """Return it as it is kept."""
+        """Return the part of the response that is stored."""
         return ReceiverAnswer(self.status, excerpt(self.body))
 
 
 class Outbound:
-    """The way out of one attempt: a context manager, new for each.
+    """HTTP client for one attempt; a context manager.
 
     Several requests to one host share a connection.
 
@@ -257,7 +251,7 @@ class Outbound:
         self._pool.close()
 
     def left_s(self) -> float:
-        """Return what is left of the time.
+        """Return the seconds left until the deadline.
 
         Raises
         ------
@@ -270,7 +264,7 @@ class Outbound:
         return left_s
 
     def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connection to an address of `host` that may be talked to.
+        """Connect to an allowed address of `host`.
 
         Raises
         ------
@@ -287,13 +281,13 @@ class Outbound:
         raise DeliveryError("connection.failed", f"{host} is not reachable: {failure}")
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send a body, whatever its answer is; see `request`."""
+        """Send a POST request; see `request`."""
         return self.request("POST", url, body, headers)
 
     def request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Response:
-        """Send a request, whatever its answer is; `check` tells good answers from bad.
+        """Send a request and return its answer of any status; `check` judges it.
 
         Raises
         ------
@@ -382,7 +376,7 @@ def check(response: Response) -> ReceiverAnswer:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return what the header Retry-After asks for: seconds, or a date."""
+    """Return the seconds of the header Retry-After, which holds seconds or a date."""
     text = headers.get("retry-after", "").strip()
     if not text:
         return None
@@ -470,7 +464,7 @@ class _Stream(httpcore.NetworkStream):
 
 
 def _limited(parts: Iterable[bytes]) -> bytes:
-    """Return the beginning of an answer; the rest is left unread and the connection closed."""
+    """Return the beginning of an answer; the rest stays unread and the connection is closed."""
     body = bytearray()
     for part in parts:
         body += part
@@ -489,9 +483,6 @@ def _sentence(response: Response) -> str:
     return f"The receiver answered {response.status}."
 
 
-# ---- Retries of a delivery: the delays between attempts, and the end of them -------------------
-
-
 # What Standard Webhooks proposes: quick at first, for a restart; then patient, for an outage.
 DELAYS_S: Final = (0.0, 5.0, 60.0, 300.0, 1800.0, 7200.0)
 
@@ -503,7 +494,7 @@ JITTER: Final = 0.2
 
 
 def delay_before(attempt: int, jitter: float) -> timedelta:
-    """Return how long to wait before an attempt.
+    """Return the delay before an attempt.
 
     Parameters
     ----------
@@ -517,7 +508,7 @@ def delay_before(attempt: int, jitter: float) -> timedelta:
 def wait_before(
     attempt: int, jitter: float, age: timedelta, retry_after_s: float | None
 ) -> timedelta | None:
-    """Return how long to wait before an attempt, or None where there is to be none.
+    """Return the delay before an attempt, or None if there is to be no further one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Child processes that end with the process that started them."""
+"""Child processes that end with the process that started them, and their limits on open files."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class SupervisedChild:
         self._backoff_s = _FIRST_BACKOFF_S
 
     def tend(self) -> None:
-        """Start it if it is due, and clean up behind it if it died."""
+        """Start the child if it is due, and clean up if it died."""
         now_s = time.monotonic()
         if self._running is None:
             if now_s >= self._restart_at_s:
@@ -246,9 +246,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None  # macOS before Python 3.13
 
 
-# ---- What the programs of child processes share: their options, how they are stopped, their end --
-
-
 def options(module: str, description: str | None) -> argparse.ArgumentParser:
     """Return the options that every child has, to which a program adds its own."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
@@ -257,7 +254,7 @@ def options(module: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return what the command line says, and follow the lifeline where it says so."""
+    """Parse the command line, and follow the lifeline if it has one."""
     arguments = parser.parse_args()
     if arguments.lifeline:
         follow_lifeline()
@@ -265,7 +262,7 @@ def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return what is set by SIGTERM and SIGINT; call it in the main thread."""
+    """Return an event that SIGTERM and SIGINT set; call it in the main thread."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
@@ -288,11 +285,8 @@ def run(main: Callable[[], int]) -> NoReturn:
     os._exit(status)
 
 
-# ---- How many files a process may have open ----------------------------------------------------
-
-
 def allow_open_files() -> None:
-    """Allow as many open files as the system lets this process and its children have.
+    """Raise the limit on open files to the hard limit.
 
     Every producer holds a connection, and every file of an archive that is read is open: a job of
     a thousand ranks needs more than the 1,024 that most systems begin with.

@@ -1,9 +1,4 @@
-"""Temporary directories of child processes, which are gone when the child is, however it ended.
-
-Libraries make directories of their own where TMPDIR says, and remove them at exit: a killed process
-never gets there. So whoever starts a child gives it a directory and removes that when it has
-reaped the child; what a killed starter leaves, the next one removes.
-"""
+"""Memory limits, garbage collection, temporary and shared directories of processes."""
 
 from __future__ import annotations
 
@@ -24,9 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from app.platform.settings import Settings
-
-# ---- How much memory the work of a process may have --------------------------------------------
-
 
 KIB: Final = 1024
 _STATUS: Final = Path("/proc/self/status")
@@ -67,9 +59,6 @@ def _data_kib() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(_DATA)), 0)
 
 
-# ---- The collector of garbage, while a process loads its modules and while it answers requests ---
-
-
 # New objects before the collector looks at them (Python: 700). A page of a thousand rows holds tens
 # of thousands until it is sent, and then they go without the collector.
 REQUEST_OBJECTS: Final = 10_000
@@ -81,7 +70,7 @@ SWITCH_S: Final = 0.0005
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load modules without the collector, which would go through all of them time and again.
+    """Switch garbage collection off while modules load.
 
     That is a fifth of the time in which a server starts. What is loaded stays for good: the
     collector looks at none of it again, and children that are forked share its memory.
@@ -95,7 +84,7 @@ def loading() -> Iterator[None]:
 
 
 def answering() -> None:
-    """Answer requests from now on: what has been made so far stays for good.
+    """Freeze all present objects, so that garbage collection skips them.
 
     A server that has shown each page once holds 90,000 objects in addition to its modules; going
     through them takes 50 ms, which one request of a few would wait for.
@@ -144,7 +133,7 @@ def sweep() -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Return the lock of a directory of this account that is there and not in use, or None."""
+    """Lock an unused directory of this account; return its lock, or None."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -159,7 +148,6 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-# ---- What processes of one server know of each other: a directory, and a place in it for each ----
 # Nothing is locked: each writes its own place alone, and what a killed one left is overwritten by
 # the one that takes its place.
 
@@ -171,7 +159,7 @@ _NUMBER: Final = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process's place among those of its server.
+    """The number of a process within its server, and their shared directory.
 
     `number` counts from 0, below `of`.
     """
@@ -182,7 +170,7 @@ class Place:
 
 
 class Sum:
-    """A number of each process, and the sum over all of them.
+    """A number that each process of a server writes, and their sum.
 
     Parameters
     ----------
@@ -203,20 +191,17 @@ class Sum:
         self.set(0)
 
     def set(self, number: int) -> None:
-        """Say this process's number."""
+        """Write this process's number."""
         _NUMBER.pack_into(self._numbers, self._place.number * _NUMBER.size, number)
 
     def of_others(self) -> int:
-        """Return the sum without this process's."""
+        """Return the sum of the other processes' numbers."""
         numbers = _NUMBER.iter_unpack(self._numbers[: self._place.of * _NUMBER.size])
         return sum(value for at, (value,) in enumerate(numbers) if at != self._place.number)
 
 
-# ---- Where bodies lie while they are received --------------------------------------------------
-
-
 def spool_directory(settings: Settings) -> Path:
-    """Return where bodies are spooled and archives are unpacked, making it where needed.
+    """Return the directory of spooled bodies and unpacked archives; create it if missing.
 
     In the data directory where there is one. A server with a database of its own keeps no data
     and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.

@@ -116,7 +116,7 @@ class S3Objects:
         return size
 
     def read(self, key: str, size: int) -> Iterator[bytes]:
-        """As `ObjectStore.read`: range after range, each of which can be asked for again."""
+        """As `ObjectStore.read`: range after range, each with retries."""
         for start in range(0, size, PART_BYTES):
             length = min(PART_BYTES, size - start)
             with _answering():

@@ -1,7 +1,9 @@
-"""Sends spans to a receiver of OTLP, in the SDK's own thread, without slowing anything.
+"""OpenTelemetry: spans of the program, and their export in the SDK's own thread.
 
-What waits is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``): what comes when that many wait is dropped and
-counted. A receiver that fails or hangs is logged once, and once more when it takes again.
+The context travels between processes in durable rows, in the form of the header ``traceparent``
+(W3C Trace Context). The queue of the export is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); what exceeds
+it is dropped and counted. A receiver that fails is logged once, and once more when it works again.
+Without a receiver all of this does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
-# ---- Spans of what a request causes: one trace from an upload to the message about it ----------
 # Between processes the context travels in durable rows, as the header ``traceparent`` writes it
 # (W3C Trace Context); messages of the broker hold none. Without a receiver all of this does
 # nothing.
@@ -42,7 +43,7 @@ Value = str | int | float | bool
 
 
 class Role(enum.Enum):
-    """What a span is to the other side; names are those of the API."""
+    """Kind of a span, by OpenTelemetry's names."""
 
     INTERNAL = "INTERNAL"
     SERVER = "SERVER"
@@ -51,14 +52,14 @@ class Role(enum.Enum):
 
 
 class _Tracing:
-    """Of this process: None until `begin`."""
+    """The tracer of this process; None until `begin`."""
 
     tracer: trace.Tracer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is under way; without tracing nothing."""
+    """A running span; without tracing, an empty one."""
 
     _span: trace.Span | None = None
 
@@ -85,7 +86,7 @@ NOTHING: Final = Span()
 
 
 def begin(tracer: trace.Tracer | None) -> None:
-    """Make spans by a tracer from now on; None: none any more."""
+    """Set the tracer of this process; None stops tracing."""
     _Tracing.tracer = tracer
 
 
@@ -98,7 +99,7 @@ def is_on() -> bool:
 def span(
     name: str, role: Role = Role.INTERNAL, parent: str | None = None, **attributes: Value
 ) -> Iterator[Span]:
-    """Make a span of what happens within; an error that leaves it marks it as failed.
+    """Record a span around a block; an exception marks it as failed.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ def span(
 
 
 def current() -> str | None:
-    """Return what ``traceparent`` says of the span that is under way; None where there is none."""
+    """Return the ``traceparent`` of the running span; None without one."""
     if _Tracing.tracer is None:
         return None
     from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - an extra
@@ -174,7 +175,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Exports:
-    """Exports of this process by outcome, and spans that found no room."""
+    """Counts of exports by outcome, and of dropped spans."""
 
     by_outcome: Counter[tuple[str, str]] = field(default_factory=Counter)  # signal, outcome
     waiting: int = 0  # spans
@@ -216,7 +217,7 @@ _stops: Final[list[Callable[[], None]]] = []
 
 
 def wanted(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment names a receiver of a signal.
+    """Return whether the environment configures a receiver for a signal.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ def wanted(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def usable(signal: str) -> bool:
-    """Return whether a signal is to be exported and can be; what keeps it from that is logged."""
+    """Return whether a signal is configured and can be exported; log why not."""
     if not wanted(signal):
         return False
     if (reason := obstacle(signal)) is not None:
@@ -245,7 +246,7 @@ def usable(signal: str) -> bool:
 
 
 def obstacle(signal: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return why a signal that is wanted cannot be exported; None where it can."""
+    """Return why a configured signal cannot be exported; None if it can."""
     spoken = environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL") or environment.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL", SPOKEN
     )

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a document, as faults with stable codes and paths."""
+"""Errors of pydantic as faults with stable codes and paths; types of values in documents."""
 
 from __future__ import annotations
 
@@ -203,9 +203,6 @@ def path_of(place: Sequence[str | int]) -> str:
         elif not part.startswith("["):  # pydantic's mark of a key, ours of a choice
             path += f".{part}" if path else part
     return path
-
-
-# ---- Values as people write them in YAML and JSON, and the mappings that hold them -------------
 
 
 # Floats hold every whole number below this.

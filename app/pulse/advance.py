@@ -203,7 +203,7 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     counts.update({WORKER_KILLED: lost} if lost else {})
     came = read_bodies(detector, waiting[lost:], claim.attempt, world, counts)
     taken = lost + came.taken
-    detector.gathering.counts.update(counts)
+    detector.assembler.counts.update(counts)
     items = tuple(row.id for row in waiting[:taken])
     pace = Pace.from_bytes(None if kept is None else kept.pace)
     files, first = tuple(came.files), stored is None
@@ -284,7 +284,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         write_notices(tx, claim.job_id, claim.attempt, changes)
         if advance.readings:
             say_hardware(tx, claim.job_id, claim.attempt, advance.readings, detector.hosts)
-        if not detector.beats.moves(limits_of(container.settings)):
+        if not detector.heartbeats.moves(limits_of(container.settings)):
             keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
         write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
@@ -354,7 +354,7 @@ def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str
     if last is not None:
         # Its two ledgers count in twos.
         detector.ledger.next_number = last + 1
-        detector.beats.ledger.next_number = last + 2
+        detector.heartbeats.ledger.next_number = last + 2
     return detector, counts
 
 
@@ -381,9 +381,7 @@ def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
     return PulseState.job_id == job_id, PulseState.attempt == attempt
 
 
-# ---- The read side of a host while jobs run on it: its ranks now, and what was noticed of them ---
-
-
+# A host in running jobs.
 MOST_NOTICES: Final = 20
 
 
@@ -455,7 +453,7 @@ def host_now(tx: Reads, host: str) -> HostNow:
     return HostNow(
         sorted(ranks, key=lambda one: -one.ratio),
         [
-            HostNotice(job, noticed_at, cleared_at, evidence.told)
+            HostNotice(job, noticed_at, cleared_at, evidence.full_sentence)
             for job, noticed_at, cleared_at, evidence in noticed
         ],
     )

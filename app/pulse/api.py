@@ -175,9 +175,7 @@ def router() -> APIRouter:
     return routes
 
 
-# ---- What is kept of a job's pulse, and whether a project takes pulses -------------------------
-
-
+# Spans, map, export, and the switch of a project.
 PARQUET: Final = "application/vnd.apache.parquet"
 BYTES: Final = "application/octet-stream"
 # Of which spans an answer is, where that is not said.

@@ -273,9 +273,7 @@ def _differences(values: Int64, known: Bool) -> list[int | None]:
     return given
 
 
-# ---- The bodies of a batch, read: rows in the order of time, files, readings, and where ranks are
-
-
+# Bodies of a batch.
 # Rows after which no further body is read.
 BATCH_ROWS: Final = 200_000
 # Rows are that far from when they came at most: clocks differ, bodies wait.

@@ -30,9 +30,6 @@ from app.pulse.models import PulseNotice, PulseSpan, PulseState
 from app.pulse.recordings import ask, is_within_budget, open_request, window_s
 from app.sessions.models.tables import Session
 
-# ---- What a batch of an attempt's pulse notices, written in the transaction that takes the batch -
-
-
 # For so long the steps after a notice count for what its end brought.
 AFTER: Final = timedelta(minutes=30)
 
@@ -283,9 +280,7 @@ def _steps_sent(tx: UnitOfWork, notice: PulseNotice, pace: Pace) -> int:
     return rows // max(1, pace.ranks())
 
 
-# ---- The jobs of a project whose pulse comes now: what a list of jobs says of them -------------
-
-
+# Running jobs of a project.
 # Larger jobs come first.
 MOST_JOBS: Final = 500
 # A job whose pulse was read less long ago runs.

@@ -103,7 +103,7 @@ def kept_of(steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetim
                 sums[key] = sums[key].plus(own) if key in sums else own
     if batch is not None:
         beats = batch.take(batch.phase != NO_BEAT)
-        # Beats tell of the moment: where they wait with others, they are of the last minute.
+        # Beats show the current state: those that came with whole steps belong to the last minute.
         if len(beats):
             last_ns = int(np.median(beats.time_ns)) if received_ns is None else received_ns
             minute = max(rows, default=last_ns // (MINUTE * _SECOND_NS) * MINUTE)
@@ -229,9 +229,7 @@ def _moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-# ---- Use case: forget states of detection that nothing follows any more, and old requests ------
-
-
+# Pruning.
 # After so long a job that goes on is watched as a new one; counts and notices stay.
 SILENT: Final = timedelta(days=7)
 # Bodies of an attempt that come after those of a later one are at most seconds old.
@@ -265,9 +263,7 @@ def prune_pulses(tx: UnitOfWork) -> None:
     )
 
 
-# ---- Use case: a job's kept pulse as a Parquet file, made while it is sent ---------------------
-
-
+# Parquet export.
 SCHEMA: Final = pa.schema(
     [
         *((name, pa.int64()) for name in (*KEYS, *MEASURES)),

@@ -132,9 +132,7 @@ def left_out(tx: Reads, job: str) -> Mapping[str, int]:
     return dict(sorted(counts.items()))
 
 
-# ---- The read side of a job while it runs: its pace, the last minutes, notices, what is asked ----
-
-
+# A running job.
 # Minutes that a page shows.
 MINUTES: Final = 720
 MOST_NOTICES: Final = 20
@@ -223,9 +221,7 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
     )
 
 
-# ---- The largest jobs whose pulse comes now, over all projects: what metrics show --------------
-
-
+# Largest running jobs, for metrics.
 MOST_JOBS: Final = 20
 # A job of which no minute was whole since then does not run.
 SINCE: Final = timedelta(minutes=10)

@@ -36,9 +36,6 @@ from app.platform.database.columns import (
     one_of,
 )
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 EVIDENCE: Final = JsonDocument(TypeAdapter(Evidence))
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from app.access.guard import Here
-from app.analysis.pulse.notices import NoticeKind, named
+from app.analysis.pulse.notices import NoticeKind, describe_ranks
 from app.analysis.wording import gpu_time, hours
 from app.errors import NotFoundError
 from app.incidents.models.facts import STANDING_STILL, TITLES, Outcome
@@ -27,9 +27,7 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
-# ---- Step times over the last minutes as lines: of the median, the 95th percentile and the longest
-
-
+# Chart of step times.
 # The box that is drawn in, which is stretched.
 WIDTH: Final = MINUTES
 HEIGHT: Final = 100
@@ -361,7 +359,7 @@ def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
 
 
 def _who(notice: NoticeRow) -> str:
-    return _capital(named(tuple(notice.ranks), tuple(notice.hosts)))
+    return _capital(describe_ranks(tuple(notice.ranks), tuple(notice.hosts)))
 
 
 def _compared(live: LiveJob, notice: NoticeRow) -> str:
@@ -417,7 +415,7 @@ def _noticed(live: LiveJob, csv: str) -> Drawn | None:
 
 
 def _what(one: NoticeRow) -> object:
-    return _capital(one.evidence.told)
+    return _capital(one.evidence.full_sentence)
 
 
 def _outcome(one: NoticeRow) -> object:
@@ -435,9 +433,7 @@ def _small(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-# ---- The tables of a job's pulse as files ------------------------------------------------------
-
-
+# CSV files.
 def minutes_csv(live: LiveJob) -> Table:
     """Return the step times of each minute."""
     header = (
@@ -470,7 +466,7 @@ def notices_csv(live: LiveJob) -> Table:
     return Table(
         header,
         (
-            [*(getattr(one, name) for name in header[:-1]), one.evidence.told]
+            [*(getattr(one, name) for name in header[:-1]), one.evidence.full_sentence]
             for one in live.notices
         ),
     )
@@ -483,9 +479,7 @@ FILES: Final[Mapping[str, Callable[[LiveJob], Table]]] = {
 }
 
 
-# ---- What of a job's page changes while it runs, and the files of its pulse --------------------
-
-
+# Routes.
 def add_pulse_pages(routes: APIRouter, pages: Pages) -> None:
     """Add what pages fetch of a job's pulse to the dashboard."""
 

@@ -1,4 +1,4 @@
-"""The page of quotas: what each project has used."""
+"""The page of quotas: what each project has used of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QuotaLine:
 
 
 def quota_lines(use: Use, settings: Settings) -> tuple[QuotaLine, ...]:
-    """Return what the page shows of a project."""
+    """Return the lines of the page for a project."""
     lines = []
     for quota in QUOTAS:
         used, limit = quota.used(use), quota.limit(settings)

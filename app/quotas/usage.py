@@ -1,4 +1,4 @@
-"""The quotas that there are, and what a project has used of them."""
+"""The registry of quotas, what a project has used of them, and the refusal of what exceeds them."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def summed_use(
     operations: int,
     **counts: int,
 ) -> Use:
-    """Return the use that a row of `ProjectUsage` says, and what else was counted."""
+    """Return the use of a row of `ProjectUsage` with the other counts."""
     this_hour = hour_of(now)
     return Use(
         sessions_this_hour=hour_sessions if hour == this_hour else 0,
@@ -270,20 +270,17 @@ def _by_project(
 
 
 def hour_of(time: datetime) -> datetime:
-    """Return the full hour that a time is in."""
+    """Return the full hour of a time."""
     return time.replace(minute=0, second=0, microsecond=0)
 
 
 def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
-    """Return the refusal of what would be over a limit."""
+    """Return the error of an exceeded limit."""
     return QuotaExceededError(
         f"The project's quota is used up: {quota.title.lower()}, {limit:,}.",
         code=f"quota.{quota.name}",
         retry_after_s=quota.retry_s(use),
     )
-
-
-# ---- Count what a project uses, and refuse what is over its quotas -----------------------------
 
 
 # Of each session and each batch of chunks: to put it together anew takes ten times as long.
@@ -301,7 +298,7 @@ RETURNING hour, hour_sessions, bytes, operations
 
 
 def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quota, ...]) -> None:
-    """Refuse what needs room, before it costs anything.
+    """Refuse a request whose quota is used up, before it costs anything.
 
     Parameters
     ----------
@@ -330,7 +327,7 @@ def count(  # noqa: PLR0913 - one of each
     operations: int,
     quotas: tuple[Quota, ...] = STORED,
 ) -> None:
-    """Add to what a project has used; call it last in the transaction that stores.
+    """Add to a project's use; call it last in the transaction that stores.
 
     Parameters
     ----------
@@ -368,7 +365,7 @@ def count(  # noqa: PLR0913 - one of each
 
 
 def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
-    """Refuse what a project has too many of, in the transaction that made one.
+    """Refuse an item beyond its quota, in the transaction that created it.
 
     Others of the project that make or store something wait from then on.
 
@@ -385,7 +382,7 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:
-    """Sum up what a project has stored anew: after sessions, or their traces, went or moved.
+    """Recompute a project's stored sums, after sessions or traces were deleted or moved.
 
     Parameters
     ----------
@@ -412,7 +409,7 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
 
 
 def _wait_for_others(tx: UnitOfWork, project_id: int) -> datetime:
-    """Lock a project's row, made where it is not there, and return the hour that it counts."""
+    """Lock a project's row, created if missing, and return its current hour."""
     hour = hour_of(tx.now)
     return tx.session.execute(
         insert(ProjectUsage)

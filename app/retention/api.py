@@ -1,4 +1,4 @@
-"""What is kept: analyzing again, pins, deleting, exports, retention."""
+"""Routes of retention: analyze again, pin, delete, export, rules."""
 
 from __future__ import annotations
 
@@ -37,9 +37,6 @@ from app.retention.rules import (
 )
 from app.web import problems
 
-# ---- What is sent and answered about what is kept ----------------------------------------------
-
-
 MAX_AT_ONCE: Final = 1000
 _NEW: Final = RetentionRules()
 
@@ -72,7 +69,7 @@ class JobChangeBody(BaseModel):
 
 
 class UseBody(BaseModel):
-    """What there is of a kind."""
+    """Number and size of the items of a kind."""
 
     model_config = ConfigDict(from_attributes=True)
 

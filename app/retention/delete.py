@@ -92,7 +92,7 @@ def delete_job(container: Container, job: str) -> None:
 
 
 def _drop_what_is_of_its_job(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete what refers to a session and to its job, which it leaves: readings of hosts."""
+    """Delete the host readings of a session, which refer to its former job."""
     for mapper in Base.registry.mappers:
         if set(mapper.columns.keys()) >= _OF_BOTH:
             of_session = mapper.class_.session_id == session_id

@@ -1,9 +1,9 @@
-"""Use cases: a session, a job or a whole project as one tar file, made while it is sent.
+"""Use cases: export a session, a job or a project as a tar stream, and analyze sessions again.
 
 Each session is a folder: ``session.json`` (what lists show), ``meta.json`` and ``trace.parquet``
 (which `paceline analyze` and `paceline upload` take as they are), ``report.json`` and
 ``heatmaps.npy``. What is not kept, or not there yet, is left out. One session is in memory at a
-time, read in a transaction of its own: one that is deleted meanwhile is left out, too.
+time, read in a transaction of its own; one that is deleted meanwhile is left out, too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _note(container: Container, tx: UnitOfWork, what: str) -> None:
 
 
 class _Pieces(io.RawIOBase):
-    """Takes what a tar file's writer writes until it is sent."""
+    """Buffer between the writer of a tar file and the response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def _json(document: object) -> bytes:
 
 
 def _listed(row: SessionRow) -> dict[str, object]:
-    """Return a session as its file has it: how slow it is, and S."""
+    """Return the fields of ``session.json``."""
     listed = {name: getattr(row, name) for name in SessionRow.__slots__ if name != "verdict"}
     verdict, published, headline, known = row.verdict, None, None, None
     if verdict is not None:
@@ -177,7 +177,6 @@ def _listed(row: SessionRow) -> dict[str, object]:
     }
 
 
-# ---- Use cases: analyze a session again, or many after an update -------------------------------
 # What is there stays until the new analysis is through: a report is replaced as a whole.
 
 
@@ -187,7 +186,7 @@ BATCH: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A session that is to be analyzed; `queued` unless it was under way already."""
+    """A session to analyze again; `queued` is false if its analysis was already pending."""
 
     session: uuid.UUID
     state: SessionState
@@ -219,7 +218,7 @@ class ManyAgain:
 
 
 def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
-    """Queue another analysis of a session; one that is under way is not doubled.
+    """Queue another analysis of a session, unless one is pending.
 
     Raises
     ------
@@ -306,7 +305,7 @@ def _again_has_trace() -> ColumnElement[bool]:
 
 
 def _queue(tx: UnitOfWork, session_id: uuid.UUID) -> bool:
-    """Queue an analysis; False where another one was faster, or nothing is left to analyze.
+    """Queue an analysis; return False if one is pending or the trace is gone.
 
     The task run comes first, as everywhere: no two of these transactions can deadlock.
     """

@@ -1,4 +1,4 @@
-"""The kinds of what a project keeps: what there is of each, what may go, and how it goes."""
+"""The registry of what retention covers: how much there is of a kind, and how it is deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROW_BYTES: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What there is of a kind in a project, as columns of a query."""
+    """A query of the items of a kind, with key, time and size."""
 
     table: type[Base]  # what is selected from
     # key, at, size: column: what `Kind.remove` takes, how old it is counted, and its bytes
@@ -49,7 +49,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of what is kept."""
+    """A kind of data with a retention rule."""
 
     name: str  # of the member of `RetentionRules`
     # title, what: for people: its name, and what it is for
@@ -60,7 +60,7 @@ class Kind:
     remove: Callable[[UnitOfWork, Sequence[Any]], None]
 
     def keep(self, rules: RetentionRules) -> Keep | KeepAudit | KeepRows:
-        """Return how much of it is kept."""
+        """Return the rule of this kind."""
         found: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
         return found
 
@@ -87,7 +87,7 @@ def _may_go() -> ColumnElement[bool]:
 
 
 def _locked(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> list[uuid.UUID]:
-    """Lock sessions and return those that may still go.
+    """Lock sessions and return those that may still be deleted.
 
     What is asked for meanwhile (another analysis, a pin) either came first, or is refused.
     """
@@ -96,7 +96,7 @@ def _locked(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> list[uuid.UUID]:
 
 
 def _doom(tx: UnitOfWork, blobs: Sequence[uuid.UUID | None]) -> None:
-    """Have the sweeper take blobs away, part by part."""
+    """Hand blobs to the sweeper, which deletes them part by part."""
     named = [{"blob_id": blob} for blob in blobs if blob is not None]
     if named:
         tx.session.execute(insert(DoomedBlob), named)

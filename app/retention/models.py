@@ -1,4 +1,4 @@
-"""What a project keeps, and for how long."""
+"""Retention rules of a project, and the tables of rules, usage and blobs to delete."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RetentionRules:
 
 
 class InvalidRetentionError(PacelineError):
-    """Rules of what is kept that cannot be used; the faults say where."""
+    """Invalid retention rules; the faults name the fields."""
 
     code = "retention.invalid"
 
@@ -78,7 +78,7 @@ _RULES: Final = TypeAdapter(RetentionRules)
 
 
 def retention_rules(document: object) -> RetentionRules:
-    """Return rules from what was written.
+    """Validate retention rules.
 
     Raises
     ------
@@ -93,13 +93,7 @@ def retention_rules(document: object) -> RetentionRules:
         raise InvalidRetentionError(f"Not valid: {named}.", faults=faults) from error
 
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
-
-
-# ---- Tables of what a project uses, of what is kept for how long, and of what is about to go ----
 
 
 class Retention(OfProject, Base):

@@ -1,8 +1,8 @@
-"""Use case: move blobs between the database and the object store, one after another.
+"""Use cases: move blobs between database and object store, and delete unreferenced objects.
 
-A blob keeps its id, so that nothing that refers to it changes, and is readable at every moment: the
-row that names its object is written once the object is there, and its parts go after that. Killed
-anywhere, another move goes on.
+A blob keeps its id when it moves and is readable at every moment: the row that names its object is
+written once the object is there, and its parts are deleted after that. A move that was killed is
+continued by the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.object_store import ListedObject, Objects, new_key
 
-# ---- The pass that takes away objects of the object store that nothing refers to ---------------
 # Who deletes takes the row that refers to an object, in the transaction that decides it; who is
 # killed while it stores leaves an object without a row. Both are found here, in the store's own
 # listing: an object goes once it is a day old and a day has passed since a look found no row for
@@ -53,7 +52,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the rows say of the object store: how many blobs it has, and how many of them it lost.
+    """Numbers of blobs whose rows name an object, and of missing objects.
 
     `lost` is None where the store was not asked.
     """
@@ -64,7 +63,7 @@ class References:
 
 
 def collect_objects(container: Container, kept: timedelta | None = None) -> int:
-    """Go on with the look through the object store, where it is due; return how many objects went.
+    """Continue the scan of the object store if it is due; return the number of deleted objects.
 
     Parameters
     ----------
@@ -112,7 +111,7 @@ def collect_objects(container: Container, kept: timedelta | None = None) -> int:
 
 
 def references(container: Container) -> References:
-    """Return what the rows refer to in the object store, and where there is one what it lost."""
+    """Count the blobs in the object store and, with a store, its missing objects."""
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
         blobs, size = tx.session.execute(
@@ -134,7 +133,7 @@ def references(container: Container) -> References:
 
 
 def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
-    """Note how far the look is; False where it is not where this pass left it."""
+    """Record the progress of the scan; return False if another process continued it."""
     moved = tx.session.execute(
         update(ObjectLook)
         .where(ObjectLook.after.is_not_distinct_from(before))
@@ -147,7 +146,7 @@ def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
 def _unreferenced(
     tx: UnitOfWork, after: str | None, page: Sequence[ListedObject], kept: timedelta
 ) -> list[str]:
-    """Note what nothing refers to on a page of the listing, and return what has been so long."""
+    """Record unreferenced objects of a page; return those that have been so long enough."""
     keys = [listed.key for listed in page]
     rows = tx.session.execute(select(BlobObject.key).where(BlobObject.key.in_(keys))).scalars()
     referenced = set(rows)
@@ -185,13 +184,13 @@ PARTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What was moved."""
+    """Numbers of moved blobs and bytes."""
 
     blobs: int = 0
     bytes: int = 0
 
     def with_one(self, size: int) -> Moved:
-        """Return this and one blob more."""
+        """Return the numbers increased by one blob."""
         return Moved(self.blobs + 1, self.bytes + size)
 
 
@@ -258,7 +257,7 @@ def _objects(container: Container) -> Objects:
 
 
 def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
-    """Yield the blobs of the database that are large enough, or that a killed move left there."""
+    """Yield the large blobs of the database, and those that a killed move left."""
     everywhere = container.everywhere()
     last: uuid.UUID | None = None
     size = func.sum(func.octet_length(BlobPart.data))
@@ -282,7 +281,7 @@ def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
 
 
 def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int | None:
-    """Write the object of a blob and the row that names it; None where it has one, or went."""
+    """Write a blob's object and its row; None if it has one already or was deleted."""
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
         if tx.session.get(BlobObject, blob_id) is not None:
@@ -327,7 +326,7 @@ def _parts(container: Container, blob_id: uuid.UUID) -> Iterator[bytes]:
 
 
 def _drop_parts(container: Container, blob_id: uuid.UUID) -> None:
-    """Take the parts of a blob away that the object store has by now."""
+    """Delete the parts of a blob that is in the object store."""
     everywhere = container.everywhere()
     while True:
         with everywhere.uow() as tx:

@@ -1,4 +1,4 @@
-"""The page of what a project keeps, and for how long."""
+"""The page of a project's retention rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KindLine:
 
 
 def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine, ...]:
-    """Return what the page shows of each kind."""
+    """Return a line for each kind of data."""
     lines = []
     for kind in KINDS:
         keep, use = kind.keep(rules), uses[kind.name]

@@ -1,7 +1,8 @@
-"""What a project keeps: the rules, what there is, and the pass that takes away what is over them.
+"""Use cases: change retention rules, apply them, pin sessions, rename and archive jobs.
 
-A pass removes what is over a rule, the oldest first, in small transactions: first what refers to
-bytes, then, from a list of their own, the bytes. Killed anywhere, the next pass goes on.
+A pass removes what exceeds a rule, the oldest first, in small transactions: first the rows that
+refer to bytes, then, from a list of their own, the bytes. A pass that was killed is continued by
+the next.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What there is of a kind."""
+    """Number and size of the items of a kind."""
 
     count: int = 0
     bytes: int = 0
@@ -66,13 +67,13 @@ class Use:
 
 
 def rules_of(tx: Reads) -> RetentionRules:
-    """Return what the transaction's project keeps."""
+    """Return the retention rules of the transaction's project."""
     found = tx.session.execute(select(Retention.rules)).scalar()
     return RetentionRules() if found is None else found
 
 
 def uses_of(tx: Reads) -> dict[str, Use]:
-    """Return what there is of each kind in the transaction's project, with one statement."""
+    """Return number and size of each kind in the transaction's project, with one statement."""
     project_id = cast("int", tx.scope.project_id)
     counted = []
     for kind in KINDS:
@@ -86,7 +87,7 @@ def uses_of(tx: Reads) -> dict[str, Use]:
 
 
 def set_rules(container: Container, rules: RetentionRules) -> None:
-    """Change what a project keeps; the next passes of the sweeper follow."""
+    """Change a project's retention rules; the next passes of the sweeper apply them."""
     with container.uow() as tx:
         before = rules_of(tx)
         # From now on, not only when it was to be looked at again.
@@ -101,7 +102,7 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
 
 
 def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
-    """Return how many of each kind such rules would take away now, where there are any."""
+    """Return the number of items of each kind that rules would delete now."""
     found = {}
     for kind in KINDS:
         queries = [query.subquery() for query in _queries(tx, kind, rules)]
@@ -138,7 +139,7 @@ def keep_to_rules(container: Container) -> int:
 
 
 def keep_to_rules_now(container: Container) -> int:
-    """Look at all projects at once, however long it takes; return how much was removed."""
+    """Apply the rules of all projects now; return how much was removed."""
     everywhere = container.everywhere()
     with everywhere.uow() as tx:
         tx.session.execute(update(Retention).values(looked_at=None))
@@ -151,7 +152,7 @@ def keep_to_rules_now(container: Container) -> int:
 
 
 def _look(container: Container, until_s: float) -> int:
-    """Remove what is over the rules of a project, for a while."""
+    """Remove the items of a project that exceed its rules, for a limited time."""
     with container.reading() as tx:
         rules = rules_of(tx)
     removed = 0
@@ -177,7 +178,7 @@ def _look(container: Container, until_s: float) -> int:
 
 
 def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
-    """Return what is to go next of a kind, the oldest first."""
+    """Return the next items of a kind to delete, the oldest first."""
     for query in _queries(tx, kind, rules):
         over = query.subquery()
         found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
@@ -187,7 +188,7 @@ def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
 
 
 def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[Any]]:
-    """Yield what is too old, then what is over the size, as `key` and `at`."""
+    """Yield queries of items that are too old, and of items over the size."""
     keep = kind.keep(rules)
     items = kind.items(cast("int", tx.scope.project_id), tx.now)
     key, at = items.key.label("key"), items.at.label("at")
@@ -217,7 +218,7 @@ def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns
 
 
 def _collect(container: Container, until_s: float) -> int:
-    """Take doomed blobs away, `parts` a transaction; return how many parts and objects."""
+    """Delete doomed blobs, `parts` in a transaction; return the deleted parts and objects."""
     gone = 0
     while time.monotonic() < until_s:
         with container.uow() as tx:
@@ -262,11 +263,8 @@ def _said(days: float | None, size: int | None) -> str:
     return " and ".join(parts) or "all"
 
 
-# ---- Use cases: pin a session, rename a job, and put one into the archive ----------------------
-
-
 def pin_session(container: Container, session_id: uuid.UUID, *, pinned: bool) -> None:
-    """Keep a session whatever the project's retention says, or not any more.
+    """Pin a session, so that retention keeps it, or unpin it.
 
     Raises
     ------
@@ -325,7 +323,7 @@ def rename_job(container: Container, job: str, name: str) -> None:
 
 
 def archive_job(container: Container, job: str, *, archived: bool) -> None:
-    """Leave a job out of the fleet until it sends again, or put it back.
+    """Archive a job until it sends again, or unarchive it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The web application: routes, errors and guards put together. Nothing happens at import."""
+"""The web application: routes, error handlers and guards put together."""
 
 from __future__ import annotations
 

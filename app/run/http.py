@@ -1,8 +1,7 @@
-"""HTTP connections that no peer can hold for nothing.
+"""The HTTP server: uvicorn in a thread, with limits on connections that uvicorn lacks.
 
-What uvicorn has no settings for: how many connections a peer may have, how long the head of a
-request may take, how long the rest of a body that is not read, and how long an answer may wait to
-be read. Bodies that are wanted have `app.web.bodies`.
+The limits: connections of a peer, the time for the head of a request, for the rest of a body that
+is not read, and for an answer to be read. Bodies that are read are limited by `app.web.bodies`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from app.web.problems import RETRY_AFTER_S, problem, retry_after
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a connection may cost."""
+    """Limits of a connection."""
 
     # At the same time; a peer is an IPv4 address, or an IPv6 network of 64 bits.
     connections_a_peer: int
@@ -43,7 +42,7 @@ class Bounds:
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:
-        """Return the bounds that the settings say."""
+        """Return the limits of the settings."""
         return cls(
             connections_a_peer=settings.max_connections_per_peer,
             head_s=settings.header_timeout_s,
@@ -53,12 +52,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Who has how many connections; used on the event loop only."""
+    """Numbers of connections by peer; used on the event loop only."""
 
     connections: Counter[str] = field(default_factory=Counter)
 
     def enter(self, peer: str) -> int:
-        """Count a connection; return how many the peer has with it."""
+        """Count a connection; return the peer's number of connections."""
         self.connections[peer] += 1
         return self.connections[peer]
 
@@ -70,7 +69,7 @@ class Peers:
 
 
 class BoundedConfig(uvicorn.Config):
-    """The configuration of a server whose connections have bounds.
+    """Uvicorn's configuration with limits on connections.
 
     Parameters
     ----------
@@ -129,7 +128,7 @@ class BoundedProtocol(H11Protocol):
         self._look()
 
     def on_response_complete(self) -> None:
-        """Look whether there is a body that is not read any more."""
+        """Check for an unread rest of the body."""
         super().on_response_complete()
         self._look()
 
@@ -147,7 +146,7 @@ class BoundedProtocol(H11Protocol):
             self._unread = None
 
     def _look(self) -> None:
-        """Begin to wait for the end of what has begun, or stop to."""
+        """Start or stop the timer of the connection's current phase."""
         state = self.conn.their_state
         # Between requests, without a byte of the next, uvicorn's own timeout ends the connection.
         self._begun = self._begun or state is not h11.IDLE
@@ -175,7 +174,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def _end(self, code: str, detail: str) -> None:
-        """Say why, and close the connection."""
+        """Log the reason and close the connection."""
         answer = problem(code, detail, headers={"Connection": "close"})
         if answer.status_code == http.HTTPStatus.TOO_MANY_REQUESTS:
             answer.headers["Retry-After"] = retry_after(RETRY_AFTER_S)
@@ -186,8 +185,6 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-# ---- The HTTP server: uvicorn in a thread, so that the main thread can look after child processes
-#
 # On Linux a child may ask to die with its parent, and "parent" means the thread that started it:
 # only the main thread is sure to live as long as the process.
 
@@ -201,7 +198,7 @@ _BACKLOG: Final = 2048
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Return a socket that listens where the settings say; port 0 is any free one.
+    """Return a listening socket of the settings' host and port; port 0 is any free one.
 
     Raises
     ------
@@ -223,7 +220,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def reachable_by_others(settings: Settings) -> bool:
-    """Return whether others than this machine's can reach what listens where the settings say.
+    """Return whether the settings' address is reachable from other machines.
 
     Raises
     ------

@@ -1,82 +1,40 @@
-"""The pages, their static files and the data behind their figures."""
+"""The routes of all pages and static files, put together from those of the subjects."""
 
 from __future__ import annotations
 
-import uuid
 from http import HTTPStatus
-from typing import Annotated, Final
-from urllib.parse import quote
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi import APIRouter, Header
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
-from app.access.guard import GuardedRoute, Here
+from app.access.guard import GuardedRoute
 from app.access.pages import add_access_pages
 from app.access.sign_in_pages import add_sign_in
 from app.actions.pages import add_action_pages
-from app.analysis.replay.metrics import STRAGGLING
-from app.errors import NotFoundError
-from app.fixes.applied import realized_fixes
-from app.fixes.pages import applied_csv, applied_fixes, fleet_fixes, lacking_text, whole_job_line
-from app.hangs.pages import add_hang_pages, hang_line, hangs_csv
-from app.hangs.read import hangs_and_groups, hangs_of_job
+from app.hangs.pages import add_hang_pages
 from app.hosts.pages.routes import add_host_pages
-from app.incidents.everywhere import onset_of_job
-from app.incidents.pages.parts import actions
 from app.incidents.pages.routes import add_alert_pages, add_rule_pages
-from app.incidents.views import open_by_job
 from app.installation.documentation import Site, add_client, add_documentation
 from app.installation.pages import add_operation_pages
-from app.installation.readiness import installation_status
-from app.jobs.fleet import PAGE as FLEET_PAGE
-from app.jobs.fleet import fleet_view
-from app.jobs.fleet_costs import job_figures
-from app.jobs.pages.connect import arriving, launcher_tabs, way_tabs
-from app.jobs.pages.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
-from app.jobs.pages.fleet import fleet_page
-from app.jobs.pages.job import job_page
-from app.jobs.pages.query import FleetQueryParam, view_bar
-from app.jobs.pages.report_routes import add_report_pages, figures_page
-from app.jobs.pages.tables import shown_session
-from app.jobs.saved_views import list_views, shared_view
-from app.jobs.time_axis import DRAWN_POINTS, JobAxis, job_axis, known_job
-from app.plans.of_session import remedies
+from app.jobs.pages.report_routes import add_report_pages
+from app.jobs.pages.routes import add_job_pages
 from app.plans.pages.routes import add_plan_pages
 from app.platform.container import Container
-from app.platform.database.states import SessionState
-from app.pulse.follow import live_steps
-from app.pulse.live import live_job
-from app.pulse.pages import add_pulse_pages, live_view, unrecorded_job
+from app.pulse.pages import add_pulse_pages
 from app.quotas.pages import add_usage_pages
-from app.sessions.arriving import first_arrivals
-from app.sessions.history import PAGE, around, fleet, job_history
 from app.sessions.pages.compare import add_compare_pages
-from app.sessions.pages.exports import EXPORTS, WITHOUT_REPORT, workers_csv
-from app.sessions.pages.session import SessionQueryParam, kept, report_view, session_page
-from app.sessions.read import get_session, heatmap, report_document
+from app.sessions.pages.routes import add_session_pages
 from app.tensor.pages.group import add_tensor_pages
-from app.web.addresses import server_address
 from app.web.assets import Assets
-from app.web.links import Address, QueryText, job_url, page_number
-from app.web.lists import PageRequest
 from app.web.pages import Pages
-from app.web.tables import csv_file, one_of
-from app.web.time_ranges import ALL, TimeQuery, TimeQueryParam
-
-# Applied fixes on the page of the fleet.
-NEWEST_FIXES: Final = 10
-# Hangs on the page of a job.
-HANGS: Final = 10
-
-Step = Annotated[int | None, Query()]
 
 
 def router(assets: Assets, pages: Pages) -> APIRouter:
-    """Return the routes of the dashboard that every application of a process has alike."""
+    """Return the routes of the dashboard, the same for every application of a process."""
     routes = _router()
-    _add_fleet(routes, pages)
-    _add_pages(routes, pages)
-    _add_exports(routes)
+    add_job_pages(routes, pages)
+    add_session_pages(routes, pages)
     add_pulse_pages(routes, pages)
     add_plan_pages(routes, pages)
     add_access_pages(routes, pages)
@@ -93,18 +51,18 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
-        found = assets.find(address, accept_encoding)
-        if found is None:
+        asset = assets.find(address, accept_encoding)
+        if asset is None:
             return PlainTextResponse(
                 "There is no such file.", HTTPStatus.NOT_FOUND, {"Cache-Control": "no-store"}
             )
-        return Response(found.body, headers=found.headers)
+        return Response(asset.body, headers=asset.headers)
 
     return routes
 
 
 def own_router(container: Container, pages: Pages) -> APIRouter:
-    """Return the routes of signing in and out, which are of no project, and the documentation."""
+    """Return the routes outside any project: sign-in, sign-out, documentation, the client."""
     routes = _router()
     add_sign_in(routes, container, pages)
     add_documentation(routes, pages, Site())
@@ -116,243 +74,3 @@ def _router() -> APIRouter:
     return APIRouter(
         route_class=GuardedRoute, include_in_schema=False, default_response_class=HTMLResponse
     )
-
-
-def _add_fleet(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/")
-    def fleet_route(
-        container: Here, request: Request, time: TimeQueryParam, query: FleetQueryParam
-    ) -> Response:
-        about = time.about()
-        if query.figures:
-            asked = query.of_figures
-            with pages.reading(container) as (tx, nav):
-                jobs, now = job_figures(tx, about.since(tx.now), about.end, asked), tx.now
-            shown = figures_page(jobs, now, about, asked, query.tabs(about))
-            return pages.render("jobs/figures.html", nav, page=shown, now=now)
-        with pages.reading(container) as (tx, nav):
-            found = fleet_view(
-                tx,
-                moment_of(tx, about),
-                query.filtered,
-                page=PageRequest(query.sort, query.number, FLEET_PAGE),
-                silent_page=query.silent_number,
-            )
-            views, running = list_views(tx, container.principal), live_steps(tx)
-            fixes = fleet_fixes(remedies(tx, most=NEWEST_FIXES), "/fleet/fixes.csv", tx.now)
-            unheard = not found.groups and about.end is None and not query.archived
-            status = installation_status(tx, container.settings) if unheard else None
-            arrived = first_arrivals(tx) if unheard else None
-        page = fleet_page(found, query, about, running)
-        if status is None or arrived is None:
-            bar = view_bar(views, query, about)
-            return pages.render(
-                "jobs/page.html", nav, page=page, now=page.now, applied=fixes, views=bar
-            )
-        address = server_address(request, container.settings)
-        return pages.render(
-            "jobs/empty.html",
-            nav,
-            page=page,
-            now=page.now,
-            server=address,
-            ways=way_tabs(address),
-            launchers=launcher_tabs(),
-            project=arrived.project,
-            arriving=arriving(address, status, arrived, guarded=container.settings.require_sign_in),
-            workers=sum(worker.alive for worker in status.workers),
-            all_workers=len(status.workers),
-        )
-
-    @routes.get("/views/{view}")
-    def view_route(container: Here, view: str) -> Response:
-        with pages.reading(container) as (tx, nav):
-            try:
-                found = shared_view(tx, uuid.UUID(view))
-            except (ValueError, NotFoundError):
-                return pages.not_found(f"view {view}", nav)
-        query = f"?{found.query}" if found.query else ""
-        return RedirectResponse(f"{container.pages_at}/{query}", HTTPStatus.SEE_OTHER)
-
-
-def _add_pages(routes: APIRouter, pages: Pages) -> None:
-    @routes.get("/jobs/{job}")
-    def job_route(
-        container: Here, job: str, time: TimeQueryParam, sort: QueryText = "", page: QueryText = ""
-    ) -> Response:
-        about = time.about(ALL)
-        parameters = {**time.parameters, "sort": sort, "page": page}
-        with pages.reading(container) as (tx, nav):
-            found, pulse = fleet(tx, job=job), live_job(tx, job)
-            hangs, groups = hangs_and_groups(tx, job, HANGS)
-            incidents = open_by_job(tx, job).get(job, []) if found.jobs or pulse else []
-            if found.jobs:
-                history = job_history(
-                    tx,
-                    job,
-                    since=about.since(found.now),
-                    until=about.end,
-                    request=PageRequest(sort, page_number(page), PAGE),
-                    slow=STRAGGLING,
-                )
-                times_of = job_axis(
-                    tx, job, since=about.since(found.now), until=about.end, most=DRAWN_POINTS
-                )
-                done = remedies(tx, job=job, planned_by=shown_session(found.jobs[0]).id)
-        live = None if pulse is None else live_view(pulse)
-        if not found.jobs:
-            if live is not None:
-                return pages.render(
-                    "pulse/job.html",
-                    nav,
-                    page=unrecorded_job(live, [actions(row, found.now) for row in incidents]),
-                    live=live,
-                    now=found.now,
-                    groups=groups,
-                    hangs=[hang_line(row) for row in hangs],
-                )
-            if hangs:
-                return RedirectResponse(
-                    f"{container.pages_at}/hangs/{hangs[0].id}", HTTPStatus.SEE_OTHER
-                )
-            if groups:
-                return RedirectResponse(
-                    f"{container.pages_at}/jobs/{quote(job)}/tensor", HTTPStatus.SEE_OTHER
-                )
-            return pages.not_found(f"job {job}", nav)
-        shown = job_page(
-            found,
-            history,
-            times_of,
-            incidents=[actions(row, found.now) for row in incidents],
-            about=about,
-            address=Address(job_url(job), parameters),
-        )
-        return pages.render(
-            "jobs/job.html",
-            nav,
-            page=shown,
-            now=found.now,
-            groups=groups,
-            applied=applied_fixes(done, f"{job_url(job)}/fixes.csv", found.now),
-            hangs=[hang_line(row) for row in hangs],
-            live=live,
-            whole_job=whole_job_line(done.whole_job),
-        )
-
-    @routes.get("/sessions/{session}")
-    def session_route(container: Here, session: str, query: SessionQueryParam) -> Response:
-        with pages.reading(container) as (tx, nav):
-            try:
-                view = get_session(tx, uuid.UUID(session), container.settings)
-            except (ValueError, NotFoundError):
-                return pages.not_found(f"session {session}", nav)
-            neighbors = around(tx, view.row)
-            onset = (
-                None
-                if view.row.headline is None
-                else onset_of_job(tx, view.row.job, view.row.received_at, STRAGGLING)
-            )
-            document = (
-                report_document(tx, view.row.id)
-                if view.has_report and view.row.state in SessionState.REPORTED
-                else None
-            )
-            incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
-            plannable = document is not None and view.row.headline is not None and kept(view).trace
-            done = remedies(tx, session=view.row.id, planned_by=view.row.id if plannable else None)
-        report = (
-            None
-            if document is None
-            else report_view(
-                document,
-                step=query.step,
-                dp=query.dp,
-                pp=query.pp,
-                collective=query.collective,
-            )
-        )
-        page = session_page(
-            view,
-            neighbors,
-            document,
-            report,
-            onset=onset,
-            max_attempts=container.settings.max_attempts,
-            incidents=[actions(row, view.now) for row in incidents],
-        )
-        return pages.render(
-            "sessions/page.html",
-            nav,
-            page=page,
-            now=page.now,
-            applied=applied_fixes(
-                done, f"/sessions/{view.row.id}/applied.csv", view.now, unapply=True
-            ),
-            exact=query.exact,
-            whole_job=whole_job_line(done.whole_job),
-            whole_job_lacking=lacking_text(done.whole_job),
-        )
-
-
-def _job_axis(container: Container, job: str, time: TimeQuery) -> JobAxis:
-    about = time.about(ALL)
-    with container.reading() as tx:
-        known_job(tx, job)
-        return job_axis(tx, job, since=about.since(tx.now), until=about.end)
-
-
-def _add_exports(routes: APIRouter) -> None:
-    @routes.get("/jobs/{job}/sessions.csv")
-    def job_sessions_route(container: Here, job: str, time: TimeQueryParam) -> Response:
-        return csv_file("paceline-job-sessions.csv", sessions_csv(_job_axis(container, job, time)))
-
-    @routes.get("/jobs/{job}/marks.csv")
-    def job_marks_route(container: Here, job: str, time: TimeQueryParam) -> Response:
-        return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
-
-    @routes.get("/jobs/{job}/hangs.csv")
-    def job_hangs_route(container: Here, job: str) -> Response:
-        with container.reading() as tx:
-            known_job(tx, job)
-            found = hangs_of_job(tx, job)
-        return csv_file("paceline-job-hangs.csv", hangs_csv(found))
-
-    @routes.get("/jobs/{job}/fixes.csv")
-    def job_fixes_route(container: Here, job: str) -> Response:
-        with container.reading() as tx:
-            known_job(tx, job)
-            found = realized_fixes(tx, job=job)
-        return csv_file("paceline-job-fixes.csv", applied_csv(found))
-
-    @routes.get("/fleet/{name}.csv")
-    def fleet_file_route(
-        container: Here, name: str, time: TimeQueryParam, query: FleetQueryParam
-    ) -> Response:
-        if name == "fixes":
-            with container.reading() as tx:
-                return csv_file("paceline-fixes.csv", applied_csv(realized_fixes(tx)))
-        pages = one_of(FLEET, name)
-        with container.reading() as tx:
-            running = live_steps(tx)
-        jobs = pages(container, time.about(), query)
-        return csv_file(f"paceline-{name}.csv", fleet_csv(jobs, running))
-
-    @routes.get("/sessions/{session}/{name}.csv")
-    def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
-        of_step = step if name == "workers" else None
-        with container.reading() as tx:
-            view = get_session(tx, session, container.settings)
-            if name == "applied":
-                table = applied_csv(realized_fixes(tx, session=session))
-            elif name in WITHOUT_REPORT:
-                table = WITHOUT_REPORT[name](view)
-            else:
-                make, document = one_of(EXPORTS, name), report_document(tx, session)
-                table = (
-                    make(document)
-                    if of_step is None
-                    else workers_csv(document, heatmap(tx, session, of_step))
-                )
-        suffix = "" if of_step is None else f"-step-{of_step}"
-        return csv_file(f"paceline-session-{view.row.number}-{name}{suffix}.csv", table)

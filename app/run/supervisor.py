@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """What begins once requests are answered, and is over before anything is stopped."""
+    """A context that starts once requests are answered and ends before anything stops."""
 
     # Takes the server's URL and its settings, with the database's address.
     begin: Callable[[str, Settings], AbstractContextManager[None]]
@@ -146,7 +146,7 @@ def _serve(
 
 
 def _place(running: contextlib.ExitStack, processes: int) -> Place | None:
-    """Return this process's place among those of a server; None where it is the only one."""
+    """Return this process's place among those of a server; None for a single process."""
     if processes == 1:
         return None
     shared = Scratch()
@@ -208,7 +208,7 @@ def require_administrator(container: Container) -> None:
 
 
 def _nothing() -> Meanwhile:
-    """Return that nothing else goes on."""
+    """Return an empty context."""
     nothing = Meanwhile(lambda _url, _settings: contextlib.nullcontext())
     nothing.done.set()
     return nothing

@@ -1,4 +1,4 @@
-"""The workers of an installation, and what goes on next to them: `run_workers` runs them alone.
+"""The workers of an installation, the sweeper, and the workers without a broker.
 
 The main thread starts and watches child processes and handles signals; the sweeper has a thread.
 Nothing here serves requests, so that workers start without what only a server needs.
@@ -33,7 +33,6 @@ from app.platform.logs import configure_logging
 from app.platform.processes import SupervisedChild, allow_open_files
 from app.platform.settings import Settings
 
-# ---- Workers that take from the database while the broker brings nothing: away, or full --------
 # Those that wait for the broker are idle then, so what they have of memory and processors is free.
 
 
@@ -46,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Standby:
-    """Looks after the broker in a thread of its own; `tend` does what follows.
+    """Watches the broker in a thread of its own; `tend` starts and stops the workers.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ class Standby:
         self._thread = threading.Thread(target=self._look, name="paceline-standby", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def tend(self) -> None:
@@ -152,7 +151,7 @@ def run_workers(settings: Settings, processes: int = 1) -> None:
 
 @contextlib.contextmanager
 def refusals_in_the_log(settings: Settings) -> Iterator[None]:
-    """With JSON logs, make what ends the command a line of them, and not one for a person."""
+    """With JSON logs, write the error that ends the command as a log line."""
     try:
         yield
     except PacelineError as error:
@@ -229,7 +228,7 @@ def _worker(settings: Settings, name: str, module: str, *options: str) -> Superv
 
 
 def stop_workers(workers: Sequence[SupervisedChild]) -> None:
-    """Ask processes to stop, and kill what has not after some seconds."""
+    """Stop processes; kill those that run after some seconds."""
     for worker in workers:
         worker.ask_to_stop()
     deadline_s = time.monotonic() + WORKER_STOP_LIMIT_S
@@ -238,7 +237,7 @@ def stop_workers(workers: Sequence[SupervisedChild]) -> None:
 
 
 def _standby(container: Container, running: contextlib.ExitStack) -> Standby:
-    """Return what looks after the broker, started."""
+    """Start and return the watcher of the broker."""
     settings = container.settings
     standby = Standby(
         container,
@@ -255,7 +254,7 @@ def _standby(container: Container, running: contextlib.ExitStack) -> Standby:
 def start_sweeper(
     container: Container, running: contextlib.ExitStack, after: threading.Event | None = None
 ) -> None:
-    """Start the thread that finds the work that was lost or left.
+    """Start the sweeper's thread.
 
     Parameters
     ----------

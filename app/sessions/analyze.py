@@ -1,7 +1,7 @@
-"""Use case: analyze a stored session and keep its report.
+"""Analyze a stored session and store its report.
 
-Everything that the analysis brings (report, verdict, state, the end of the task run, the
-notification) is one transaction at the end. Run twice, it gives one result.
+All results (report, verdict, state, end of the task run, notification) are written in one
+transaction at the end; running it twice gives the same result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import func, select, type_coerce
@@ -34,17 +33,16 @@ from app.jobs.models import Job
 from app.platform.blobs import open_blob
 from app.platform.container import Claim, Container
 from app.platform.database.states import SessionState
-from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.tasks.runs import finish
 from app.platform.telemetry import span
+from app.sessions.chunks.intake import move_session
 from app.sessions.chunks.merge import merge_session
-from app.sessions.chunks.seal import move_session
 from app.sessions.models.reports import delete_report, replace_report, stage_report
 from app.sessions.models.tables import COMPUTING, Intake, Session, StoredVerdict
 
-# The replay does not match the recording closely enough for a verdict (paper, section 2.4).
+# Reason code: the replay deviates too far from the recording for a verdict (paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
-# The latest sessions of a job that the next one is held against.
+# Latest sessions of the job that a session is compared with.
 EARLIER_SESSIONS: Final = 16
 
 
@@ -55,21 +53,21 @@ class _Loaded:
     metadata: Mapping[str, Any]
     moved: tuple[MovedGpu, ...]
     earlier: tuple[EarlierSession, ...]  # the latest one first
-    # what the merging of chunks did; None where the session came in one body
     chunks: Chunks | None
+    """Coverage of merged chunks; None where the session came in one body."""
 
 
 def analyze_session(container: Container, claim: Claim) -> None:
-    """Read the trace of a claim's session, analyze it and store what came out.
+    """Read the trace of a claimed session, analyze it and store the report.
 
-    Chunks are merged first; that stays, whatever becomes of the analysis.
+    Chunks are merged first; the merge persists even if the analysis fails.
 
     Raises
     ------
     LostClaimError
-        If another worker took the task over meanwhile; nothing is stored.
+        Another worker has taken the task over; nothing is stored.
     NotFoundError
-        If the session was deleted meanwhile.
+        The session was deleted meanwhile.
     """
     begun_s = time.monotonic()
     try:
@@ -99,35 +97,42 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
             raise NotFoundError(f"session {session_id} is gone")
         parts = open_blob(tx, row.trace_blob)
         meta = parse_metadata(row.meta)
-        known = places_of(tx, meta.uuids.values())
-        earlier = _earlier(tx, row.job_id, row.received_at)
-    meta = with_known_hosts(meta, known)
-    moved = moved_gpus(meta, known, row.received_at)
-    return _Loaded(read_stored(parts, meta), row.name, row.meta, moved, earlier, row.merged)
-
-
-def _earlier(tx: UnitOfWork, job_id: int, before: datetime) -> tuple[EarlierSession, ...]:
-    """Return what workers computed in the job's latest sessions before a time."""
-    computing = type_coerce(StoredVerdict.document["computing"], COMPUTING)
-    rows = tx.session.execute(
-        select(Session.number, computing)
-        .join(StoredVerdict, StoredVerdict.session_id == Session.id)
-        .where(
-            Session.job_id == job_id,
-            Session.received_at < before,
-            func.jsonb_typeof(StoredVerdict.document["computing"]) == "object",
-        )
-        .order_by(Session.received_at.desc())
-        .limit(EARLIER_SESSIONS)
+        places = places_of(tx, meta.uuids.values())
+        computing = type_coerce(StoredVerdict.document["computing"], COMPUTING)
+        earlier = tx.session.execute(
+            select(Session.number, computing)
+            .join(StoredVerdict, StoredVerdict.session_id == Session.id)
+            .where(
+                Session.job_id == row.job_id,
+                Session.received_at < row.received_at,
+                func.jsonb_typeof(StoredVerdict.document["computing"]) == "object",
+            )
+            .order_by(Session.received_at.desc())
+            .limit(EARLIER_SESSIONS)
+        ).all()
+    meta = with_known_hosts(meta, places)
+    return _Loaded(
+        read_stored(parts, meta),
+        row.name,
+        row.meta,
+        moved_gpus(meta, places, row.received_at),
+        tuple(EarlierSession(number, computed) for number, computed in earlier),
+        row.merged,
     )
-    return tuple(EarlierSession(number, computed) for number, computed in rows)
 
 
 def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
     with container.uow() as tx:
         finish(tx, claim)
         delete_report(tx, claim.subject_id)
-        faults = (*error.faults, *_ended_early(tx, claim.subject_id))
+        faults = list(error.faults)
+        # Producers whose recording ended early may be why there is no verdict.
+        intake = tx.session.get(Intake, claim.subject_id)
+        if intake is not None and intake.merged is not None:
+            faults += [
+                Fault("ended_early", f"The recording ended early: {early.words}")
+                for early in intake.merged.ended_early[:MAX_NAMED_FAULTS]
+            ]
         move_session(
             tx,
             claim.subject_id,
@@ -138,15 +143,6 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
         )
         write_readings(tx, claim.subject_id, None)
         evaluate_session(container, tx, claim.subject_id)
-
-
-def _ended_early(tx: UnitOfWork, session_id: uuid.UUID) -> list[Fault]:
-    """Name the producers whose recording ended early: they may be why there is no verdict."""
-    intake = tx.session.get(Intake, session_id)
-    if intake is None or intake.merged is None:
-        return []
-    early = intake.merged.ended_early[:MAX_NAMED_FAULTS]
-    return [Fault("ended_early", f"The recording ended early: {one.words}") for one in early]
 
 
 def _store(

@@ -1,4 +1,4 @@
-"""The read side of ingest: what arrives, what lags, what was refused, and what came of it."""
+"""Health of ingest: open sessions, lagging producers, refused bodies, outcomes by job."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from app.platform.container import Container
 from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import Right
-from app.sessions.models.tables import Chunk, IngestRefusal, Intake, Session
-
-# ---- Which jobs guess the names of their nodes: they run in containers that are not told them ----
+from app.sessions.models.tables import PRODUCERS_KEY, Chunk, IngestRefusal, Intake, Session
 
 
 @dataclass(frozen=True, slots=True)
 class GuessingJob:
-    """A job whose latest session guesses hosts; `example` is one of them."""
+    """A job whose latest session guesses names of hosts: its containers do not know them.
+
+    `guessed` counts ranks, `example` is one guessed name.
+    """
 
     job: str
     guessed: int
@@ -37,8 +38,8 @@ class GuessingJob:
 
 
 def guessing_jobs(tx: Reads, since: datetime) -> list[GuessingJob]:
-    """Return the jobs whose latest session since then guesses, those that guess most first."""
-    # The metadata of large jobs are long: of each job one is read.
+    """Return the jobs whose latest session since a time guesses hosts, most guesses first."""
+    # Lateral with limit 1: the metadata of large jobs are long, one per job is read.
     latest = (
         select(
             Session.meta["guessed_hosts"].label("guessed"),
@@ -55,27 +56,24 @@ def guessing_jobs(tx: Reads, since: datetime) -> list[GuessingJob]:
         .join(latest, true())
         .where(latest.c.guessed.is_not(None))
     )
-    found = [
+    jobs = [
         GuessingJob(job, len(guessed), len(set((hosts or {}).values())), min(guessed), last_at)
         for job, guessed, hosts, last_at in rows
         if guessed
     ]
-    return sorted(found, key=lambda one: (-one.guessed, one.job))
+    return sorted(jobs, key=lambda job: (-job.guessed, job.job))
 
 
-# Rows of each table; the sums are of all.
+# Rows of each table; sums include all.
 LISTED: Final = 100
-# The key of the metadata that lists the producers to wait for.
-_PRODUCERS_KEY: Final = "producers"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """A session that takes chunks.
 
-    `cells` are DP × PP, `covered` those with operations; `longest_gap_s` is between two chunks so
-    far, `refused` counts chunks that were not taken, and `missing` are producers that the metadata
-    list and that have sent nothing.
+    `cells` are DP × PP, `covered` those with operations; `longest_gap_s` is the longest between two
+    chunks, `refused` counts refused chunks, `missing` are producers in the metadata without one.
     """
 
     id: uuid.UUID
@@ -95,7 +93,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Lagging:
-    """A producer of an open session, and how far it is behind the session's latest chunk."""
+    """A producer of an open session; `behind` is its delay to the session's latest chunk."""
 
     job: str
     session: uuid.UUID
@@ -109,7 +107,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Bodies that were refused for good for one reason; the job is as its sender called it."""
+    """Bodies refused for one reason; `last_job` is the name as its sender wrote it."""
 
     code: str
     bodies: int
@@ -120,7 +118,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class JobIntake:
-    """What came of a job in a time; `silence` are sessions that only silence sealed."""
+    """Sessions of a job in a time range, by outcome; `silence` counts those sealed by silence."""
 
     job: str
     sessions: int
@@ -136,7 +134,7 @@ class JobIntake:
 
 @dataclass(frozen=True, slots=True)
 class IngestHealth:
-    """How ingest is doing; lists hold a hundred at most."""
+    """Health of ingest since a time; lists have at most a hundred rows."""
 
     now: datetime
     since: datetime
@@ -155,7 +153,7 @@ class IngestHealth:
 
 
 def ingest_health(tx: Reads, since: datetime) -> IngestHealth:
-    """Return how ingest is doing, and what it was since then."""
+    """Return the health of ingest since a time."""
     sessions, size, operations, last_at = tx.session.execute(
         select(
             func.count(),
@@ -209,11 +207,11 @@ def _open(tx: Reads) -> list[OpenSession]:
         .order_by(Intake.last_chunk_at)
         .limit(LISTED)
     )
-    found = []
+    sessions = []
     for session, job, intake, cells, sent in rows:
-        listed = session.meta.get(_PRODUCERS_KEY)
+        listed = session.meta.get(PRODUCERS_KEY)
         expected = [str(name) for name in listed] if isinstance(listed, list) else []
-        found.append(
+        sessions.append(
             OpenSession(
                 id=session.id,
                 job=job,
@@ -230,7 +228,7 @@ def _open(tx: Reads) -> list[OpenSession]:
                 missing=sorted(set(expected) - set(sent or ())),
             )
         )
-    return found
+    return sessions
 
 
 def _lagging(tx: Reads) -> list[Lagging]:
@@ -280,7 +278,7 @@ def _refusals(tx: Reads, since: datetime) -> list[Refusal]:
 
 
 def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
-    """Return what came of each job, jobs with problems first."""
+    """Return the outcomes by job, jobs with problems first."""
 
     def of(*states: str) -> ColumnElement[int]:
         return func.count().filter(Session.state.in_(states))
@@ -305,27 +303,23 @@ def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
         .where(Session.received_at >= since)
         .group_by(Job.name)
     )
-    found = [JobIntake(*row) for row in map(tuple, rows)]
-    found.sort(
-        key=lambda job: (-(job.failed + job.discarded + job.no_verdict + job.refused), job.job)
+    return sorted(
+        (JobIntake(*row) for row in map(tuple, rows)),
+        key=lambda job: (-(job.failed + job.discarded + job.no_verdict + job.refused), job.job),
     )
-    return found
 
 
-# ---- What has come of connecting a first job: its token, and what was refused on the way -------
-
-
-# What was refused longer ago has been mended, or given up.
+# Age of the oldest refusal shown while a first job is connected.
 RECENT: Final = timedelta(days=1)
-# The audit log has no index of what was refused; what matters here is among the newest.
+# Audit entries searched for refused senders: the log has no index for them.
 _NEWEST: Final = 500
-_AT_THE_DOOR: Final = (UnauthenticatedError.code, ForbiddenError.code)
+_AUTHORIZATION_CODES: Final = (UnauthenticatedError.code, ForbiddenError.code)
 _SENDING: Final = ("POST /api/v1/jobs/%", "PUT /api/v1/jobs/%")
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What was refused last: the code of its reason, and when."""
+    """The latest refusal: its code and time."""
 
     code: str
     at: datetime
@@ -333,17 +327,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How far a first job has come."""
+    """Progress of connecting a first job."""
 
     project: str
-    # when the newest token was made that may send to this project
     token_at: datetime | None
-    # Of the last day, the newest: a sender whom the server does not know, or a body.
+    """Creation of the newest valid token that may send to the project."""
     refused: Refused | None
+    """The latest refusal of the last day, of a sender's token or of a body."""
 
 
 def first_arrivals(tx: Reads) -> Arrivals:
-    """Return how far a first job of the transaction's project has come."""
+    """Return the progress of connecting a first job to the transaction's project."""
     token_at = tx.session.execute(
         select(func.max(Token.created_at)).where(
             Token.revoked_at.is_(None),
@@ -352,57 +346,46 @@ def first_arrivals(tx: Reads) -> Arrivals:
             or_(Token.project_id.is_(None), Token.project_id == tx.scope.project_id),
         )
     ).scalar_one()
-    found = [*_at_the_door(tx), *_bodies(tx)]
-    return Arrivals(
-        project=project_name(tx),
-        token_at=token_at,
-        refused=max(found, key=lambda one: one.at, default=None),
-    )
-
-
-def _at_the_door(tx: Reads) -> list[Refused]:
-    """Return the last sender that was not let in: of which project is not known, nor who."""
+    since = tx.now - RECENT
     newest = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(_NEWEST).subquery()
-    rows = tx.session.execute(
+    # Refused senders have no project.
+    senders = tx.session.execute(
         select(newest.c.detail, newest.c.at)
         .where(
             newest.c.action == Action.REFUSED,
-            newest.c.detail.in_(_AT_THE_DOOR),
+            newest.c.detail.in_(_AUTHORIZATION_CODES),
             or_(*(newest.c.subject.like(route) for route in _SENDING)),
-            newest.c.at >= tx.now - RECENT,
+            newest.c.at >= since,
         )
         .order_by(newest.c.id.desc())
         .limit(1)
     )
-    return [Refused(code, at) for code, at in rows]
-
-
-def _bodies(tx: Reads) -> list[Refused]:
-    since = tx.now - RECENT
-    rows = tx.session.execute(
+    bodies = tx.session.execute(
         select(IngestRefusal.code, IngestRefusal.last_at)
         .where(IngestRefusal.day >= since.astimezone(UTC).date(), IngestRefusal.last_at >= since)
         .order_by(IngestRefusal.last_at.desc())
         .limit(1)
     )
-    return [Refused(code, at) for code, at in rows]
+    refused = [Refused(code, at) for code, at in (*senders, *bodies)]
+    return Arrivals(
+        project=project_name(tx),
+        token_at=token_at,
+        refused=max(refused, key=lambda refusal: refusal.at, default=None),
+    )
 
 
-# ---- Bodies that were refused, counted by day and reason, so that it is noticed ----------------
-
-
-# Of the job's name: it is what the sender wrote, and may be anything.
+# Stored characters of a job's name: the sender of a refused body may have written anything.
 MAX_CHARS: Final = 200
 
 
 def count_refused_body(container: Container, job: str, size: int, code: str) -> None:
-    """Count a body of `size` bytes that was refused for good."""
+    """Count a refused body of `size` bytes, by day and reason."""
     with container.uow() as tx:
         count_refusal(tx, job, size, code)
 
 
 def count_refusal(tx: UnitOfWork, job: str, size: int, code: str) -> None:
-    """Count a refused body in another transaction."""
+    """Count a refused body of `size` bytes within the caller's transaction."""
     tx.session.execute(
         insert(IngestRefusal)
         .values(

@@ -1,4 +1,4 @@
-"""The read side of comparing two sessions."""
+"""Compare two sessions, or all sessions of two time ranges of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
-from app.analysis.arrivals.document import Arrivals, RankArrivals
+from app.analysis.arrivals.document import Arrivals
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.document import Report
 from app.errors import NotFoundError
@@ -34,9 +34,7 @@ from app.sessions.compare_steps import (
 )
 from app.sessions.models.reports import open_report, read_document
 from app.sessions.models.tables import OF_SESSION, Session, StoredReport, StoredVerdict
-from app.sessions.read import SESSIONS, SessionRow
-
-# ---- Who kept others waiting at collectives, in two sessions -----------------------------------
+from app.sessions.read import SESSIONS, SessionRow, no_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +44,42 @@ class ArrivalChange:
     rank: int
     """Global rank."""
     last_share_before: float | None
-    """The share of its collectives at which it came last, in the session before and after."""
+    """Share of its collectives at which it came last, in the session before and after."""
     last_share_after: float | None
-    """The share of its collectives at which it came last, in the session before and after."""
     waited_for_before_s: float | None
-    """What each of those that meet it waited for it, seconds a step, before and after."""
+    """Time that each other rank waited for it, seconds per step, before and after."""
     waited_for_after_s: float | None
-    """What each of those that meet it waited for it, seconds a step, before and after."""
 
     @property
     def change_s(self) -> float:
-        """Return by how much longer others wait now."""
+        """Return the change of the time that others wait, in seconds per step."""
         return (self.waited_for_after_s or 0.0) - (self.waited_for_before_s or 0.0)
 
 
 def arrival_changes(before: Arrivals | None, after: Arrivals | None) -> tuple[ArrivalChange, ...]:
-    """Return every rank that meets others in one of two sessions, the largest change first.
+    """Return the changes of all ranks with collectives in either session, the largest first.
 
-    Nothing where one of the sessions has no collectives over ranks.
+    Empty where one of the sessions has no collectives over ranks.
     """
     if before is None or after is None:
         return ()
-    sides = [{one.rank: one for one in side.ranks} for side in (before, after)]
-    found = [_change(rank, *(side.get(rank) for side in sides)) for rank in {*sides[0], *sides[1]}]
-    return tuple(sorted(found, key=lambda one: (-abs(one.change_s), one.rank)))
+    sides = [{arrival.rank: arrival for arrival in side.ranks} for side in (before, after)]
+    changes = []
+    for rank in {*sides[0], *sides[1]}:
+        was, now = (side.get(rank) for side in sides)
+        changes.append(
+            ArrivalChange(
+                rank,
+                None if was is None else was.last_share,
+                None if now is None else now.last_share,
+                None if was is None else was.waited_for_s,
+                None if now is None else now.waited_for_s,
+            )
+        )
+    return tuple(sorted(changes, key=lambda change: (-abs(change.change_s), change.rank)))
 
 
-def _change(rank: int, before: RankArrivals | None, after: RankArrivals | None) -> ArrivalChange:
-    shares = (None if side is None else side.last_share for side in (before, after))
-    waited = (None if side is None else side.waited_for_s for side in (before, after))
-    return ArrivalChange(rank, *shares, *waited)
-
-
-# Sessions of a job that can be chosen from: the latest with a verdict.
+# Sessions of a job offered for a comparison: the latest with a verdict.
 CHOICES: Final = 50
 
 
@@ -89,7 +90,7 @@ class Side:
     row: SessionRow
     meta: Mapping[str, Any]
     report: Report | None
-    arrivals: Arrivals | None = None  # those need no verdict
+    arrivals: Arrivals | None = None  # need no verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Comparison:
     arrivals: tuple[ArrivalChange, ...]  # empty where one side has none
     metadata: MetadataChanges
     choices: Sequence[Choice]  # of the job of `a`, the newest first
-    incident: Incident | None = None  # over, and compared before and after
+    incident: Incident | None = None  # resolved between the two
     applied: frozenset[str] = frozenset()  # titles of the fixes of `a` that were applied
 
     @property
@@ -132,17 +133,17 @@ def compare_sessions(
     Parameters
     ----------
     a, b : UUID
-        The earlier and the later one, as far as whoever asks is concerned.
+        The session before and the one after, in any order of time.
 
     Raises
     ------
     NotFoundError
-        If there is no such session.
+        There is no such session.
     """
     sides = _sides(tx, {a, b})
-    for wanted in (a, b):
-        if wanted not in sides:
-            raise NotFoundError(f"There is no session {wanted}.")
+    for session_id in (a, b):
+        if session_id not in sides:
+            raise no_session(session_id)
     before, after = sides[a], sides[b]
     steps: Difference | None = None
     causes: tuple[CauseChange, ...] = ()
@@ -168,12 +169,12 @@ def compare_sessions(
 def sessions_of_incident(
     tx: Reads, incident_id: uuid.UUID
 ) -> tuple[uuid.UUID, uuid.UUID, Incident]:
-    """Return the session that showed an incident last, and the last one before it was resolved.
+    """Return the latest session of an incident, the last one until its resolution, the incident.
 
     Raises
     ------
     NotFoundError
-        If there is no such incident, or no session after it.
+        There is no such incident, or no session after it.
     """
     incident = get_incident(tx, incident_id).row.incident
     facts = incident.facts
@@ -198,17 +199,17 @@ def sessions_of_incident(
 
 
 def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
-    """Return the last two sessions of a job that have a verdict, the earlier one first.
+    """Return the last two sessions of a job with a verdict, the earlier one first.
 
     Raises
     ------
     NotFoundError
-        If there are no two.
+        There are fewer.
     """
-    found = _choices(tx, job)
-    if len(found) < 2:  # noqa: PLR2004 - two sides
+    choices = _choices(tx, job)
+    if len(choices) < 2:  # noqa: PLR2004 - two sides
         raise NotFoundError(f"Job {job} has no two sessions with a verdict to compare.")
-    return found[1].id, found[0].id
+    return choices[1].id, choices[0].id
 
 
 def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
@@ -218,7 +219,7 @@ def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id.in_(wanted))
     ).mappings()
-    found = {}
+    sides = {}
     for values in rows:
         [row] = SESSIONS.rows([values])
         meta, stored = values["meta"], values["StoredReport"]
@@ -227,8 +228,8 @@ def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
             document = open_report(read_document(tx, stored))
             report = document if row.state is SessionState.ANALYZED else None
             arrivals = document.arrivals
-        found[row.id] = Side(row, meta, report, arrivals)
-    return found
+        sides[row.id] = Side(row, meta, report, arrivals)
+    return sides
 
 
 def _choices(tx: Reads, job: str) -> list[Choice]:
@@ -249,46 +250,45 @@ def _choices(tx: Reads, job: str) -> list[Choice]:
     return [Choice(*row) for row in rows]
 
 
-# ---- The read side of comparing two times of a job: all sessions of one against all of the other -
-
-
-# Sessions of a time that are read: the latest ones.
+# Latest sessions of a time range that are compared.
 MOST_SESSIONS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSide:
-    """A time of a job; `until` is not part of it."""
+    """A time range of a job; `until` is excluded."""
 
     since: datetime
     until: datetime
     sessions: Sequence[Facts]  # those with a verdict, oldest first
-    steps_s: Sequence[float]  # steps of these sessions, as far as their verdicts have them
+    steps_s: Sequence[float]  # step times in their verdicts
 
     @property
     def step_times(self) -> list[float]:
         """Return the median step of each session, seconds."""
-        return [one.step_time_s for one in self.sessions if one.step_time_s is not None]
+        return [facts.step_time_s for facts in self.sessions if facts.step_time_s is not None]
 
     @property
     def slowdown(self) -> float | None:
         """Return the median slowdown."""
-        found = [one.headline.slowdown for one in self.sessions if one.headline is not None]
-        return statistics.median(found) if found else None
+        slowdowns = [
+            facts.headline.slowdown for facts in self.sessions if facts.headline is not None
+        ]
+        return statistics.median(slowdowns) if slowdowns else None
 
     @property
     def layouts(self) -> frozenset[str]:
-        """Return the sizes that the job had."""
-        return frozenset(one.layout for one in self.sessions)
+        """Return the parallel sizes of the job's sessions."""
+        return frozenset(facts.layout for facts in self.sessions)
 
     def named(self, cause: str) -> int:
-        """Return in how many sessions a cause is named."""
-        return sum(any(one.cause == cause for one in facts.causes) for facts in self.sessions)
+        """Return the number of sessions with a cause."""
+        return sum(any(named.cause == cause for named in facts.causes) for facts in self.sessions)
 
 
 @dataclass(frozen=True, slots=True)
 class CauseCount:
-    """A cause, and in how many sessions of each time it is named."""
+    """The number of sessions with a cause, in each of two time ranges."""
 
     cause: str
     before: int
@@ -297,17 +297,17 @@ class CauseCount:
 
 @dataclass(frozen=True, slots=True)
 class TimesComparison:
-    """Two times of a job."""
+    """Two time ranges of a job and what changed between them."""
 
     now: datetime
     job: str
     a: TimeSide
     b: TimeSide
-    # of the sessions' median steps, and of the steps within the sessions; None where one side
-    # has none
     step_times: Difference | None
+    """Of the sessions' median steps; None where a side has none."""
     within: Difference | None
-    causes: tuple[CauseCount, ...]  # the one whose share of sessions changed most first
+    """Of the steps of all sessions; None where a side has none."""
+    causes: tuple[CauseCount, ...]  # the largest change of the share of sessions first
 
     @property
     def same_sizes(self) -> bool:
@@ -321,17 +321,17 @@ def compare_times(
     before: tuple[datetime, datetime],
     after: tuple[datetime, datetime],
 ) -> TimesComparison:
-    """Return two times of a job side by side.
+    """Return two time ranges of a job side by side.
 
     Parameters
     ----------
     before, after : (datetime, datetime)
-        Begin and end; the end is not part of it.
+        Begin and excluded end.
 
     Raises
     ------
     NotFoundError
-        If there is no such job.
+        There is no such job.
     """
     job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
     if job_id is None:
@@ -372,10 +372,10 @@ def _causes(a: TimeSide, b: TimeSide) -> tuple[CauseCount, ...]:
         for cause in facts.causes
         if cause.cause != UNKNOWN
     }
-    found = [CauseCount(name, a.named(name), b.named(name)) for name in names]
+    counts = [CauseCount(name, a.named(name), b.named(name)) for name in names]
 
-    def changed(one: CauseCount) -> float:
-        before = one.before / max(1, len(a.sessions))
-        return abs(one.after / max(1, len(b.sessions)) - before)
+    def changed(count: CauseCount) -> float:
+        before = count.before / max(1, len(a.sessions))
+        return abs(count.after / max(1, len(b.sessions)) - before)
 
-    return tuple(sorted(found, key=lambda one: (-changed(one), one.cause)))
+    return tuple(sorted(counts, key=lambda count: (-changed(count), count.cause)))

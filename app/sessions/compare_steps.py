@@ -1,4 +1,10 @@
-"""What changed between two sessions: causes that went and came, and metadata."""
+"""Changes between two sessions: causes, metadata, and the statistics of their step times.
+
+Two answers that assume no normal distribution: the Mann–Whitney test (Ann. Math. Statist. 18, 1947)
+tells whether steps of one session tend to be shorter; a bootstrap (Efron and Tibshirani, An
+Introduction to the Bootstrap, 1993, section 16) gives the interval of the difference of the means.
+Both treat the steps of a session as independent.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,9 @@ from numpy.typing import NDArray
 from app.analysis.report.document import Report
 from app.analysis.trace.rank_metadata import KEYS
 
-# Less of a step is not worth calling gone or come.
+# A change of less than this share of a step counts as none.
 NEGLIGIBLE: Final = 0.01
-# Maps of every rank: what changed of them is said by host.
+# Metadata with an entry per rank: their changes are summarized by host.
 _BY_RANK: Final = frozenset({"hosts", "gpus", "producers", *KEYS}) - {"launcher"}
 
 
@@ -60,22 +66,24 @@ class MetadataChanges:
 
 
 def cause_changes(before: Report, after: Report) -> tuple[CauseChange, ...]:
-    """Return every cause that one of two sessions names, the largest change first."""
+    """Return the causes of either session, the largest change first."""
     shares = [_shares(report) for report in (before, after)]
     names = dict.fromkeys((*shares[0], *shares[1]))
-    found = [_change(name, shares[0].get(name), shares[1].get(name)) for name in names]
-    return tuple(sorted(found, key=lambda one: -abs((one.after or 0.0) - (one.before or 0.0))))
+    changes = [_change(name, shares[0].get(name), shares[1].get(name)) for name in names]
+    return tuple(
+        sorted(changes, key=lambda change: -abs((change.after or 0.0) - (change.before or 0.0)))
+    )
 
 
 def _shares(report: Report) -> dict[str, float]:
-    """Return the share of a mean step that each cause costs."""
+    """Return the cost of each cause, as a share of the mean step."""
     steps = report.step_times.simulated
     mean_s = sum(steps) / len(steps)
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for cause in report.causes:
         cost = (cause.cost_s or 0.0) / mean_s
-        found[cause.cause] = found.get(cause.cause, 0.0) + cost
-    return found
+        shares[cause.cause] = shares.get(cause.cause, 0.0) + cost
+    return shares
 
 
 def _change(name: str, before: float | None, after: float | None) -> CauseChange:
@@ -92,18 +100,21 @@ def _change(name: str, before: float | None, after: float | None) -> CauseChange
 
 
 def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> MetadataChanges:
-    """Return what differs in the metadata of two sessions, field by field.
+    """Return the differences of the metadata of two sessions, field by field.
 
     Examples
     --------
     >>> a = {"dp": 2, "hosts": {"0": "node-1"}, "labels": {"team": "x"}}
     >>> b = {"dp": 2, "hosts": {"0": "node-9"}, "labels": {"team": "y"}}
-    >>> for one in metadata_changes(a, b).changed:
-    ...     print(one.field, one.before, one.after)
+    >>> for change in metadata_changes(a, b).changed:
+    ...     print(change.field, change.before, change.after)
     hosts node-1 node-9
     labels.team x y
     """
-    sides = [dict(_flat(_without(side))) for side in (before, after)]
+    sides = [
+        dict(_flat({name: value for name, value in side.items() if name not in _BY_RANK}))
+        for side in (before, after)
+    ]
     names = sorted({*sides[0], *sides[1]})
     changed = [
         FieldChange(name, sides[0].get(name), sides[1].get(name))
@@ -113,12 +124,8 @@ def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Met
     return MetadataChanges((*_places(before, after), *changed), len(names) - len(changed))
 
 
-def _without(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in meta.items() if name not in _BY_RANK}
-
-
 def _places(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
-    """Yield which hosts went and came, and that ranks changed places where only they did."""
+    """Yield the hosts that were removed and added, or the number of ranks that moved."""
     sides = [side.get("hosts") or {} for side in (before, after)]
     if sides[0] == sides[1]:
         return
@@ -134,14 +141,14 @@ def _places(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fie
 
 def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     for name, inner in value.items():
-        here = f"{path}.{name}" if path else str(name)
+        inner_path = f"{path}.{name}" if path else str(name)
         if isinstance(inner, Mapping):
-            yield from _flat(inner, here)
+            yield from _flat(inner, inner_path)
         elif inner is not None:
-            yield here, _said(inner)
+            yield inner_path, _text(inner)
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -149,19 +156,12 @@ def _said(value: object) -> str:
     return str(value)
 
 
-# ---- Whether the steps of two sessions differ, and by how much ---------------------------------
-# Two answers that need no normal distribution: the test of Mann and Whitney (Ann. Math. Statist.
-# 18, 1947) says whether steps of one session tend to be shorter, and a bootstrap (Efron and
-# Tibshirani, An Introduction to the Bootstrap, 1993, section 16) how far apart their means are.
-# Both take the steps of a session as drawn independently of each other.
-
-
-# Up to this number of steps on each side, and without ties, the distribution of U is counted.
+# The distribution of U is exact up to this number of steps on each side, without ties.
 EXACT_UP_TO: Final = 20
-# Fewer steps say nothing of how steps differ.
+# Fewer steps on a side allow no test and no interval.
 FEWEST: Final = 3
 DRAWS: Final = 2_000
-# From this p on a difference is likely to be a chance finding.
+# A difference with at least this p may be chance.
 SIGNIFICANT: Final = 0.05
 _QUANTILES: Final = (0.025, 0.975)
 _SEED: Final = 0
@@ -174,9 +174,9 @@ class Difference:
     """The step times of a later session against those of an earlier one."""
 
     before_s: float
-    """Means."""
+    """Mean step time."""
     after_s: float
-    """Means."""
+    """Mean step time."""
     change_s: float
     """Difference of the means; negative where the later session is faster."""
     change: float
@@ -184,7 +184,7 @@ class Difference:
     ci95_s: tuple[float, float] | None
     """95 % interval of `change_s`; None where one side has too few steps."""
     p: float | None
-    """How likely so different ranks are where both have one distribution, two-sided."""
+    """Two-sided p of the Mann–Whitney test; None where one side has too few steps."""
     steps: tuple[int, int]
 
     @property
@@ -194,17 +194,17 @@ class Difference:
 
     @property
     def tells(self) -> bool:
-        """Return whether the test can tell a difference from chance, however large it is."""
+        """Return whether the number of steps suffices for a significant p at all."""
         return self.p is not None and self.least_p < SIGNIFICANT
 
     @property
     def real(self) -> bool:
-        """Return whether the interval leaves out that there is no difference."""
+        """Return whether the interval excludes a difference of 0."""
         return self.ci95_s is not None and not self.ci95_s[0] <= 0.0 <= self.ci95_s[1]
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
-    """Return how the step times of two sessions differ.
+    """Return the difference of the step times of two sessions.
 
     Parameters
     ----------
@@ -226,11 +226,10 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
 
 
 def mann_whitney(a: FloatArray, b: FloatArray) -> float:
-    """Return the two-sided p of the test of Mann and Whitney.
+    """Return the two-sided p of the Mann–Whitney test.
 
-    Counted exactly for few steps without ties; else by the normal approximation with the
-    correction for ties and for continuity (Hollander and Wolfe, Nonparametric Statistical Methods,
-    section 4.1).
+    Exact for few steps without ties; else the normal approximation with corrections for ties and
+    continuity (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.1).
 
     Examples
     --------
@@ -238,7 +237,7 @@ def mann_whitney(a: FloatArray, b: FloatArray) -> float:
     >>> round(mann_whitney(ages_m, ages_f), 4)
     0.1111
     """
-    # Pairs in which a is larger, ties half.
+    # Pairs in which a is larger; ties count half.
     larger = (a[:, None] > b[None, :]).sum() + 0.5 * (a[:, None] == b[None, :]).sum()
     u = float(max(larger, a.size * b.size - larger))
     _, ties = np.unique(np.concatenate((a, b)), return_counts=True)
@@ -248,10 +247,10 @@ def mann_whitney(a: FloatArray, b: FloatArray) -> float:
 
 
 def _exact(u: float, m: int, n: int) -> float:
-    """Return the share of orders of m and n values with as large a U, doubled."""
+    """Return twice the share of orders of m and n values whose U is at least as large."""
     counts = np.zeros(m * n + 1)
     counts[0] = 1.0
-    # The Gaussian binomial coefficient, whose terms count the orders of each U.
+    # Coefficients of the Gaussian binomial: the number of orders by U.
     for i in range(1, m + 1):
         for value in range(m * n, n + i - 1, -1):
             counts[value] -= counts[value - n - i]
@@ -271,7 +270,7 @@ def _approximate(u: float, m: int, n: int, ties: NDArray[np.intp]) -> float:
 
 
 def _interval(a: FloatArray, b: FloatArray) -> tuple[float, float]:
-    """Return the 95 % interval of the difference of the means, by drawing both sides anew."""
+    """Return the bootstrap 95 % interval of the difference of the means."""
     generator = np.random.default_rng(_SEED)
     drawn_a, drawn_b = (
         generator.choice(side, size=(DRAWS, side.size)).mean(axis=1) for side in (a, b)

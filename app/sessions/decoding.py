@@ -1,4 +1,8 @@
-"""Decode a body that has arrived, while the same bytes are stored where they stay as they came."""
+"""Decode received bodies, in a thread beside the transaction that stores them; states of sessions.
+
+A body in a storable format is stored as it was sent, while it is decoded; any other is stored in
+the format of `app.analysis.trace.storage` once it is decoded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from typing import Final
 
 from sqlalchemy import Select, func, or_, select
 
-from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC, opened
+from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC, open_body
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.formats.kind import Decoded, TraceFormat
 from app.analysis.trace.formats.registry import format_named
@@ -23,7 +27,7 @@ from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.files import FileNames
 from app.analysis.trace.recordings.labels import OwnRanges
-from app.analysis.trace.storage import is_kept, pack
+from app.analysis.trace.storage import is_stored_as_received, pack
 from app.platform.blobs import PART_BYTES
 from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import Reads
@@ -45,16 +49,16 @@ from app.sessions.recordings.read import Reading, read_files, with_not_read
 # A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
 MAX_HEADER_BYTES: Final = 8 * MIB
 
-# Bytes of a body from which on lines are read by compiled code: 20,000 operations as gzip.
+# Bodies from this size on are parsed by compiled code: 20,000 operations as gzip.
 COMPILED_FROM_BYTES: Final = 256 * 1024
 
-# Of a larger body nothing is written before it is known to be good: what is rolled back has cost
-# the database as much as what stays, and its transaction would be idle for seconds.
+# A larger body is decoded before any of it is written: a rollback costs the database as much as a
+# commit, and the transaction would be idle for seconds.
 KEPT_BYTES: Final = 64 * MIB
 
 
 def trace_limits(settings: Settings) -> Limits:
-    """Return what a decoder may read of one body."""
+    """Return the limits of decoding one body."""
     return Limits(
         max_decompressed_bytes=settings.max_decompressed_bytes,
         max_rows=settings.max_rows,
@@ -64,20 +68,14 @@ def trace_limits(settings: Settings) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a body holds, and of an archive the files that are not read."""
+    """A decoded body, with the files of an archive that were not read."""
 
     decoded: Decoded
     not_read: tuple[NotRead, ...] = ()
 
 
 class Decoding:
-    """A body that is decoded on a second core, from `begin` on.
-
-    Parameters
-    ----------
-    settings : Settings
-    body : Body
-    """
+    """A body that is decoded in another thread, from `begin` on."""
 
     def __init__(self, settings: Settings, body: Body) -> None:
         self._settings = settings
@@ -86,7 +84,7 @@ class Decoding:
 
     @cached_property
     def kept(self) -> TraceFormat | None:
-        """Return the format of a body that is stored as it came; None of any other.
+        """Return the format of a body that is stored as it was sent; None of any other.
 
         Raises
         ------
@@ -96,16 +94,18 @@ class Decoding:
         body = self._body
         if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
             return None
-        known = recognize(
+        recognized = recognize(
             body.source,
             limits=trace_limits(self._settings),
             content_type=body.content_type,
             format_name=body.format_name,
         )
-        return known if is_kept(known, body.begin(len(ZSTD_MAGIC))) else None
+        if is_stored_as_received(recognized, body.begin(len(ZSTD_MAGIC))):
+            return recognized
+        return None
 
     def begin(self) -> Future[Read]:
-        """Begin, where it has not begun; raises what `kept` does."""
+        """Start decoding once; raises what `kept` does."""
         if self._reading is None:
             threads = _decoders(self._settings.ingest_concurrency)
             self._reading = threads.submit(_read, self._settings, self._body, self.kept)
@@ -116,27 +116,27 @@ class Decoding:
         return self.begin().result()
 
     def as_it_came(self) -> Iterator[bytes]:
-        """Yield the body, in parts."""
+        """Yield the body as it was sent, in parts."""
         if isinstance(self._body.source, bytes):
             yield self._body.source
             return
-        with opened(self._body.source) as file:
+        with open_body(self._body.source) as file:
             while piece := file.read(PART_BYTES):
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield what was decoded, in parts; raises what `result` does."""
+        """Yield the decoded operations packed for storage, in parts; raises what `result` does."""
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:
-        """Wait until the body is not read any more: its file may be closed then."""
+        """Wait until the body is no longer read: its file may be closed then."""
         if self._reading is not None and not self._reading.cancel():
             wait([self._reading])
 
 
 @contextlib.contextmanager
 def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
-    """Decode a body, unless it turns out to be there already, or to have no room."""
+    """Provide the decoding of a body; it starts on demand, and ends with the block."""
     decoded = Decoding(settings, body)
     try:
         yield decoded
@@ -146,10 +146,10 @@ def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
 
 @cache
 def _decoders(threads: int) -> ThreadPoolExecutor:
-    """Return threads that decode, one for each body that is stored.
+    """Return the pool of decoding threads, one per body that is stored at a time.
 
-    They stay: of a new one the memory is new as well, and touching it takes a fifth as long as
-    decoding a body of a megabyte.
+    Threads are reused: the first use of a new thread's memory takes a fifth of the time of decoding
+    a body of a megabyte.
     """
     return ThreadPoolExecutor(threads, "decode")
 
@@ -160,8 +160,9 @@ def _is_archive(body: Body) -> bool:
 
 def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     limits = trace_limits(settings)
-    if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body):
-        # With the first one: a process that receives none this large needs no compiler.
+    magic = body.begin(len(ZSTD_MAGIC))
+    if body.size >= COMPILED_FROM_BYTES and magic.startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{")):
+        # On the first large body: other processes need no compiler.
         from app.analysis.trace.readers import ndjson_compiled as plain  # noqa: PLC0415 - see above
 
         plain.warm_up()
@@ -182,13 +183,13 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     directory = spool_directory(settings)
     with unpacked(body.source, limits, directory=directory, nameless=True) as files:
         chosen = choose(look_at(files), "the archive", wanted)
-        said = metadata_among(files)
+        metadata_file = metadata_among(files)
         meta = body.meta
-        if meta is None and said is not None:
-            meta = metadata_of(said)
+        if meta is None and metadata_file is not None:
+            meta = metadata_of(metadata_file)
         names = set(chosen.names)
         recorded = read_files(
-            [one for one in files if one.name in names],
+            [file for file in files if file.name in names],
             meta,
             Reading(limits, together=True, format_name=chosen.known.name, own=body.own),
         )
@@ -196,20 +197,13 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
 
 
-def _may_be_lines(body: Body) -> bool:
-    return body.begin(len(ZSTD_MAGIC)).startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{"))
-
-
-# ---- States of sessions in the order of their changes: what streams of events tell -------------
-
-
-# A stream of events that starts is told at most this many states.
+# States sent at the start of an event stream.
 MAX_STATES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A session's state and since when, in microseconds of the database's time since 1970."""
+    """A session's state and the time of its change, in µs since 1970 of the database's clock."""
 
     project_id: int
     session: uuid.UUID
@@ -218,19 +212,19 @@ class StateChange:
 
 
 def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[StateChange]:
-    """Return the states of these sessions, in the order in which they changed."""
+    """Return the states of sessions, in the order of their changes."""
     return _states(tx, _state_rows().where(Session.id.in_(ids)))
 
 
 def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[StateChange]:
-    """Return the states of sessions that are pending or changed lately, in order of their changes.
+    """Return the states of pending and recently changed sessions, in the order of their changes.
 
     Parameters
     ----------
     since_s : float
-        How long ago "lately" begins, in seconds of the database's clock.
+        Age of the oldest change, in seconds of the database's clock.
     after_us : int, optional
-        A `StateChange.changed_us`, where it begins if that is earlier.
+        A `StateChange.changed_us`: changes since then too, if that is longer ago.
     """
     begin = func.now() - timedelta(seconds=since_s)
     if after_us is not None:
@@ -242,7 +236,7 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
 
 
 def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
-    # The latest ones count where there are too many; `_states` puts them in order.
+    # Newest first, so that the limit keeps the latest; `_states` reverses them.
     return (
         select(Session.project_id, Session.id, Session.state, Session.state_changed_at)
         .order_by(Session.state_changed_at.desc())
@@ -253,53 +247,46 @@ def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
 def _states(tx: Reads, query: Select[int, uuid.UUID, SessionState, datetime]) -> list[StateChange]:
     rows = tx.session.execute(query).all()
     return [
-        StateChange(project, session, state, _microseconds(changed_at))
-        for project, session, state, changed_at in reversed(rows)
+        # Not through a float of µs, which loses digits and the order of quick changes.
+        StateChange(project, session, state, int(at.timestamp()) * 1_000_000 + at.microsecond)
+        for project, session, state, at in reversed(rows)
     ]
-
-
-def _microseconds(time: datetime) -> int:
-    # Through a float the last digits would be lost, and with them the order of quick changes.
-    return int(time.timestamp()) * 1_000_000 + time.microsecond
-
-
-# ---- A body that has arrived whole -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Body:
-    """A body that has arrived whole."""
+    """A request body, received completely."""
 
     source: Path | bytes
-    """Where its bytes can be read, or the bytes themselves."""
+    """A file with its bytes, or the bytes themselves."""
     size: int
     """Bytes."""
     digest: bytes | None
-    """SHA-256 of the bytes; None where it was not put together while they came."""
+    """SHA-256 of the bytes; None where it was not computed while they came."""
     content_type: str | None
-    """What the sender calls them; None lets the decoder look."""
+    """Media type; None if the decoder detects the format."""
     meta: SessionMeta | None
-    """None where the body itself carries the metadata."""
+    """None where the body itself contains the metadata."""
     format_name: str | None = None
-    """Name of its format; None lets the decoder look."""
+    """Name of its format; None if the decoder detects it."""
     own: OwnRanges | None = None
-    """What the job calls ranges of its own."""
+    """The job's labels of profiler ranges."""
     names: FileNames | None = None
-    """What the names of the files say that it is one of."""
+    """Rank and number of ranks, from the names of the files of a folder."""
 
     @cached_property
     def sha256(self) -> bytes:
-        """Return the digest of the bytes."""
+        """Return the SHA-256 digest of the bytes."""
         return hashlib.sha256(self.content()).digest() if self.digest is None else self.digest
 
     @property
     def in_memory(self) -> bool:
-        """Return whether it has no file: such a body is small."""
+        """Return whether it is in memory instead of a file: such a body is small."""
         return isinstance(self.source, bytes)
 
     @property
     def path(self) -> Path:
-        """Return where its bytes can be read.
+        """Return the file with its bytes.
 
         Raises
         ------
@@ -311,8 +298,8 @@ class Body:
         return self.source
 
     def begin(self, size: int) -> bytes:
-        """Return its first bytes."""
-        with opened(self.source) as file:
+        """Return its first `size` bytes."""
+        with open_body(self.source) as file:
             return file.read(size)
 
     def content(self) -> bytes:

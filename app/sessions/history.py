@@ -1,4 +1,4 @@
-"""The sessions of one job: page by page over a time, and those around one of them."""
+"""Sessions by job: latest of each job, history of a job in pages, neighbors of a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import and_, func, or_, select
 
 from app.analysis.trace.rank_metadata import KEY as LINKS
-from app.analysis.trace.rank_metadata import sound_links
+from app.analysis.trace.rank_metadata import valid_links
 from app.incidents.everywhere import Onset, first_slow
 from app.incidents.grouping import is_finished
 from app.jobs.models import Job
@@ -23,11 +23,9 @@ from app.sessions.models.tables import OF_SESSION, SLOWDOWN, Session
 from app.sessions.read import SESSIONS, SessionRow
 from app.web.lists import Page, PageRequest, read, read_page
 
-# ---- Small parts that several pages share: states as glyph and word, facts, sparklines ---------
-
 
 def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
-    """Return how slow sessions that are through were, in order, None without a verdict."""
+    """Return the slowdowns of finished sessions in order, None without a verdict."""
     return [
         None if session.headline is None else session.headline.slowdown
         for session in sessions
@@ -35,10 +33,7 @@ def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
     ]
 
 
-# ---- The jobs and their latest sessions, in one query: what the fleet and job pages list -------
-
-
-# What a sparkline shows.
+# Latest sessions of a job in a list of jobs: the points of its sparkline.
 FLEET_SESSIONS: Final = 24
 
 
@@ -49,7 +44,7 @@ class JobSummary:
     name: str
     sessions: tuple[SessionRow, ...]
     archived: bool = False
-    finished: bool = False  # it said that it ended
+    finished: bool = False  # reported its end
 
     @property
     def latest(self) -> SessionRow:
@@ -59,7 +54,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Jobs by name, and the database's time at which this was so."""
+    """Jobs by name, with the database's time when they were read."""
 
     now: datetime
     jobs: tuple[JobSummary, ...]
@@ -72,26 +67,21 @@ def fleet(
     per_job: int = FLEET_SESSIONS,
     until: datetime | None = None,
 ) -> Fleet:
-    """Return every job with its latest sessions; of the archive those that sent since, alone.
+    """Return every job with its latest sessions; of an archived job only later ones.
 
     Parameters
     ----------
     job : str, optional
         Only the job of this name, archived or not; none if there is no such job.
     per_job : int
-        At most this number of sessions of a job.
+        Limit of the sessions of a job.
     until : datetime, optional
-        Only what had been received by then.
-
-    Raises
-    ------
-    SQLAlchemyError
-        If the database does not answer.
+        Only sessions received until then.
     """
     recent = func.row_number().over(
         partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
     )
-    # Only keys are put in order: what sessions hold is long.
+    # Only keys are sorted: rows of sessions are long.
     ranked = select(Session.id, recent.label("recent")).join(Job)
     if job is not None:
         ranked = ranked.where(Job.name == job)
@@ -108,11 +98,11 @@ def fleet(
         .where(rows.c.recent <= per_job)
         .order_by(Job.name, rows.c.recent.desc())
     )
-    found: dict[str, list[SessionRow]] = {}
+    by_job: dict[str, list[SessionRow]] = {}
     archived, finished_at = set(), {}
     values = tx.session.execute(query).mappings().all()
     for row, value in zip(SESSIONS.rows(values), values, strict=True):
-        found.setdefault(row.job, []).append(row)
+        by_job.setdefault(row.job, []).append(row)
         if value["archived_at"] is not None:
             archived.add(row.job)
         finished_at[row.job] = value["finished_at"]
@@ -123,38 +113,38 @@ def fleet(
             name in archived,
             is_finished(finished_at[name], [rows[-1].received_at]),
         )
-        for name, rows in found.items()
+        for name, rows in by_job.items()
     )
     return Fleet(tx.now, tuple(jobs))
 
 
 _ONSETS: Final = TypeAdapter(tuple[Onset | None])
-# Sessions on a page.
+# Sessions per page.
 PAGE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The sessions of a job in a time."""
+    """The sessions of a job in a time range."""
 
     page: Page[SessionRow]
-    # verdicts, slow: how many of these have a verdict, and are slow
-    verdicts: int
-    slow: int
+    verdicts: int  # sessions with a verdict
+    slow: int  # slow sessions
     worst: float | None  # the largest slowdown
-    # the newest session with a verdict that is not slow, of any time
     last_good: uuid.UUID | None = None
-    onset: Onset | None = None  # since when it has been slow by the end of that time
-    # of the latest session, of any time: addresses by what they are called
+    """The newest session with a verdict that is not slow, of any time."""
+    onset: Onset | None = None
+    """The start of the slowness that lasts at the end of the range."""
     links: Mapping[str, str] = field(default_factory=dict)
+    """Addresses by title, from the metadata of the latest session of any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
     """A session among those of its job."""
 
-    sessions: Sequence[SessionRow]  # it, and the latest before it; oldest first
-    after: SessionRow | None  # the next one
+    sessions: Sequence[SessionRow]  # it and those before it, oldest first
+    after: SessionRow | None
 
 
 def job_history(  # noqa: PLR0913 - what an address may ask for
@@ -166,20 +156,20 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     request: PageRequest,
     slow: float,
 ) -> JobHistory:
-    """Return the sessions of a job in a time.
+    """Return the sessions of a job in a time range.
 
     Parameters
     ----------
     since, until : datetime, optional
-        When they were received.
+        Time range of their reception.
     slow : float
         From this slowdown on a session is slow.
     """
-    here = [Job.name == job]
+    in_range = [Job.name == job]
     if since is not None:
-        here.append(Session.received_at >= since)
+        in_range.append(Session.received_at >= since)
     if until is not None:
-        here.append(Session.received_at <= until)
+        in_range.append(Session.received_at <= until)
     last_good = (
         select(Session.id)
         .join(Job)
@@ -198,7 +188,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .limit(1)
         .correlate(None)
     )
-    total, verdicts, slow_ones, worst, good, since_when, said = tx.session.execute(
+    total, verdicts, slow_sessions, worst, good, onsets, addresses = tx.session.execute(
         select(
             func.count(),
             func.count(SLOWDOWN),
@@ -211,15 +201,17 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .select_from(Session)
         .join(Job)
         .outerjoin(*OF_SESSION)
-        .where(*here)
+        .where(*in_range)
     ).one()
-    page = read_page(tx, SESSIONS, request, *here, total=total)
-    [began] = _ONSETS.validate_python(since_when or (None,))
-    return JobHistory(page, verdicts, slow_ones, worst, good, began, sound_links(said))
+    page = read_page(tx, SESSIONS, request, *in_range, total=total)
+    [slow_since] = _ONSETS.validate_python(onsets or (None,))
+    return JobHistory(
+        page, verdicts, slow_sessions, worst, good, slow_since, valid_links(addresses)
+    )
 
 
 def around(tx: Reads, row: SessionRow) -> Around:
-    """Return the sessions of a job before one of them, and the one after it."""
+    """Return a session with those of its job before it, and the one after it."""
     same_time = Session.received_at == row.received_at
     earlier = or_(Session.received_at < row.received_at, and_(same_time, Session.id >= row.id))
     later = or_(Session.received_at > row.received_at, and_(same_time, Session.id < row.id))
@@ -227,10 +219,10 @@ def around(tx: Reads, row: SessionRow) -> Around:
     of_job = select(Session.id).join(Job).where(Job.name == row.job)
     before = of_job.where(earlier).order_by(*newest_first).limit(FLEET_SESSIONS)
     after = of_job.where(later).order_by(Session.received_at, Session.id.desc()).limit(1)
-    found = read(
+    sessions = read(
         tx,
         SESSIONS,
         or_(Session.id.in_(before.correlate(None)), Session.id.in_(after.correlate(None))),
     )
-    own = next(at for at, one in enumerate(found) if one.id == row.id)
-    return Around(found[own:][::-1], found[own - 1] if own else None)
+    own = next(at for at, session in enumerate(sessions) if session.id == row.id)
+    return Around(sessions[own:][::-1], sessions[own - 1] if own else None)

@@ -1,4 +1,4 @@
-"""A what-if question, from JSON."""
+"""Request documents of sessions: batches of chunks and what-if questions, from JSON."""
 
 from __future__ import annotations
 
@@ -32,13 +32,8 @@ from app.analysis.trace.limits import MIB
 from app.errors import BodyTooLargeError, Fault, InvalidQuestionError, PacelineError
 from app.platform.validation import Written, faults_of
 
-# ---- A batch of chunks in one body, as a host sends those of its ranks -------------------------
-# A line of JSON, ``{"chunks": [{"producer", "n", "final", "bytes"}, …]}``; behind it these bytes of
-# one chunk after the other.
-
-
 MAX_CHUNKS: Final = 256
-# A batch is in memory while it is stored.
+# The whole batch is in memory while it is stored.
 MAX_BATCH_BYTES: Final = 64 * MIB
 MAX_LISTING_BYTES: Final = MIB
 
@@ -71,12 +66,15 @@ class Listing(BaseModel):
 def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
     """Return the chunks of a batch, with the bytes of each.
 
+    A batch is a line of JSON, ``{"chunks": [{"producer", "n", "final", "bytes"}, …]}``, followed by
+    the bytes of the chunks in this order.
+
     Raises
     ------
     BodyTooLargeError
         It has over `MAX_BATCH_BYTES`.
     InvalidBatchError
-        The listing is none, or the body is longer or shorter than it says.
+        The line is no valid list, or its sizes do not add up to the body's.
     """
     size = path.stat().st_size
     if size > MAX_BATCH_BYTES:
@@ -93,19 +91,19 @@ def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
             column = ".".join(map(str, first["loc"]))
             fault = Fault("malformed", message, line=1, column=column or None)
             raise InvalidBatchError(message, faults=(fault,)) from error
-        announced = sum(one.bytes for one in listed)
+        announced = sum(chunk.bytes for chunk in listed)
         if len(line) + announced != size:
             raise InvalidBatchError(
                 f"The list announces {announced} bytes of chunks, and {size - len(line)} came."
             )
-        return [(one, file.read(one.bytes)) for one in listed]
+        return [(chunk, file.read(chunk.bytes)) for chunk in listed]
 
 
-# Each change is one more pass over all operations while the answer holds a slot of the server;
-# without a limit one question keeps everybody else from asking for minutes.
+# Each change is one more pass over all operations while the answer occupies a slot of the server:
+# without a limit one question blocks others for minutes.
 MOST_CHANGES: Final = 100
 
-# Our codes of pydantic's types; every other one is `type`.
+# Fault codes by pydantic's error type; all others are `type`.
 CODES: Final = {
     "extra_forbidden": "unknown_key",
     "enum": "choice",
@@ -118,8 +116,8 @@ CODES: Final = {
 }
 
 
-def _as_one(what: str) -> WrapValidator:
-    """Return a check whose fault is the whole list's."""
+def _list_of(what: str) -> WrapValidator:
+    """Return a validator with one fault for the whole list instead of one per item."""
 
     def check(value: object, inner: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -134,23 +132,25 @@ def _as_one(what: str) -> WrapValidator:
 Count = Annotated[int, Strict(), Field(ge=0)]
 
 
-def _known(value: str) -> str:
+def _check_type(value: str) -> str:
     if value not in TYPE_NAMES:
         raise PydanticCustomError("type", "unknown type")
     return value
 
 
-OpType = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*TYPE_NAMES]})]
+OpType = Annotated[
+    str, AfterValidator(_check_type), Field(json_schema_extra={"enum": [*TYPE_NAMES]})
+]
 
 
 class WrittenSelection(Written):
     """Operations that meet every condition given."""
 
-    op_types: Annotated[tuple[OpType, ...], _as_one(", ".join(TYPE_NAMES))] = ()
-    steps: Annotated[tuple[Count, ...], _as_one("steps")] = ()
-    stages: Annotated[tuple[Count, ...], _as_one("stages")] = ()
-    dp_ranks: Annotated[tuple[Count, ...], _as_one("DP ranks")] = ()
-    workers: Annotated[tuple[tuple[Count, Count], ...], _as_one("[DP rank, stage]")] = ()
+    op_types: Annotated[tuple[OpType, ...], _list_of(", ".join(TYPE_NAMES))] = ()
+    steps: Annotated[tuple[Count, ...], _list_of("steps")] = ()
+    stages: Annotated[tuple[Count, ...], _list_of("stages")] = ()
+    dp_ranks: Annotated[tuple[Count, ...], _list_of("DP ranks")] = ()
+    workers: Annotated[tuple[tuple[Count, Count], ...], _list_of("[DP rank, stage]")] = ()
 
 
 class WrittenChange(Written):
@@ -176,16 +176,16 @@ class WrittenQuestion(Written):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise our own error, which passes through whoever checks a body."""
+        """Raise `InvalidQuestionError`, which no caller takes for a validation error of its own."""
         try:
-            found = inner(value)
+            question = inner(value)
         except ValidationError as error:
             faults = tuple(faults_of(error, CODES, "type", root="the question"))
             raise InvalidQuestionError(faults[0].message, faults=faults) from error
-        if not found.changes and not found.without:
+        if not question.changes and not question.without:
             fault = Fault("no_changes", "changes has to be a list with a change", column="changes")
             raise InvalidQuestionError(fault.message, faults=(fault,))
-        return found
+        return question
 
     def question(self) -> Question:
         """Return the question."""

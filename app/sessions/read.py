@@ -1,4 +1,4 @@
-"""The read side of sessions: lists of them, and everything of one but its report."""
+"""Read sessions: lists, the state of one session, its report and its heatmaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.platform.database.tenant_scope import COUNTS_EVERYWHERE
 from app.platform.database.unit_of_work import Reads
 from app.platform.settings import Settings
 from app.sessions.chunks.inbox import RefusedChunk, refused_chunks, waiting_chunks
-from app.sessions.chunks.seal import silence
+from app.sessions.chunks.intake import silence
 from app.sessions.models.reports import check_version, open_report, read_document, read_heatmaps
 from app.sessions.models.tables import (
     OF_SESSION,
@@ -41,7 +41,7 @@ from app.sessions.models.tables import (
 )
 from app.web.lists import Column, Listing, read
 
-# Shown of one session.
+# Producers listed for one session.
 MAX_PRODUCERS: Final = 2048
 
 
@@ -75,39 +75,36 @@ class SessionRow:
 
     @property
     def headline(self) -> Slowdown | None:
-        """Return how slow the session is; None without a verdict, or while it is made anew."""
+        """Return the slowdown; None without a verdict or while the session is analyzed again."""
         if self.state is not SessionState.ANALYZED or self.verdict is None:
             return None
         return self.verdict.headline
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return what is known to be lost, without a verdict too."""
-        if self.state not in SessionState.REPORTED or self.verdict is None:
-            return None
-        return self.verdict.known
+        """Return the slowdown, or without a verdict the known loss of the named causes."""
+        return None if self._reported is None else self._reported.known
 
     @property
     def lost_each_hour(self) -> float | None:
         """Return the GPU-hours that the largest known loss costs in each hour of running."""
-        if self.state not in SessionState.REPORTED or self.verdict is None:
-            return None
-        lost = self.verdict.lost
+        lost = None if self._reported is None else self._reported.lost
         return None if lost is None else self.world * lost
 
     @property
     def losses(self) -> Losses | None:
-        """Return what of the time is lost to what, without a verdict too."""
-        if self.state not in SessionState.REPORTED or self.verdict is None:
-            return None
-        return self.verdict.losses
+        """Return the losses of the time budget; they need no verdict."""
+        return None if self._reported is None else self._reported.losses
 
     @property
     def shares(self) -> Shares | None:
-        """Return where the time of the session goes, without a verdict too."""
-        if self.state not in SessionState.REPORTED or self.verdict is None:
-            return None
-        return self.verdict.shares
+        """Return the shares of the time budget; they need no verdict."""
+        return None if self._reported is None else self._reported.shares
+
+    @property
+    def _reported(self) -> SessionVerdict | None:
+        """Return the stored verdict; None while the session is analyzed again."""
+        return self.verdict if self.state in SessionState.REPORTED else None
 
 
 SESSIONS: Final = Listing(
@@ -173,7 +170,7 @@ class IntakeView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """Everything of one session but its report."""
+    """One session without its report."""
 
     row: SessionRow
     meta: Mapping[str, Any]
@@ -181,25 +178,19 @@ class SessionView:
     reason_detail: Mapping[str, Any] | None
     """Faults behind `row.reason`."""
     work: WorkStatus | None
-    """None where nothing was ever to be done."""
+    """None if its analysis was never queued."""
     intake: IntakeView | None
     """None where the session came in one body."""
     has_report: bool
     has_heatmaps: bool
     now: datetime
-    """The database's time of this view."""
+    """The database's time when it was read."""
 
 
 def list_sessions(
     tx: Reads, limit: int, job: str | None = None, state: SessionState | None = None
 ) -> list[SessionRow]:
-    """Return sessions, newest first.
-
-    Parameters
-    ----------
-    state : SessionState, optional
-        Only those of this job, in this state.
-    """
+    """Return sessions, newest first; only those of a job, in a state, if given."""
     where: list[ColumnElement[bool]] = []
     if job is not None:
         where.append(Job.name == job)
@@ -216,6 +207,14 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     NotFoundError
         If there is no such session.
     """
+    latest_run: Select[*tuple[Any, ...]] = (
+        select(
+            TaskRun.state, TaskRun.attempt, TaskRun.created_at, TaskRun.error_code, TaskRun.error
+        )
+        .where(TaskRun.kind == ANALYZE_SESSION, TaskRun.subject_id == session_id)
+        .order_by(TaskRun.created_at.desc(), TaskRun.id)
+        .limit(1)
+    )
     query = (
         SESSIONS.query()
         .add_columns(
@@ -223,23 +222,23 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
             Session.reason_detail,
             StoredReport.session_id.is_not(None).label("has_report"),
             StoredReport.heatmap_blob.is_not(None).label("has_heatmaps"),
-            as_json(_runs(session_id)).label("runs"),
+            as_json(latest_run).label("runs"),
         )
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
     )
-    found = tx.session.execute(query).mappings().one_or_none()
-    if found is None:
+    columns = tx.session.execute(query).mappings().one_or_none()
+    if columns is None:
         raise no_session(session_id)
-    [row] = SESSIONS.rows([found])
+    [row] = SESSIONS.rows([columns])
     return SessionView(
         row=row,
-        meta=found["meta"],
-        reason_detail=found["reason_detail"],
-        work=_work(tx, found["runs"]),
+        meta=columns["meta"],
+        reason_detail=columns["reason_detail"],
+        work=_work(tx, columns["runs"]),
         intake=_intake(tx, session_id, settings.session_silence_limit_s),
-        has_report=found["has_report"],
-        has_heatmaps=found["has_heatmaps"],
+        has_report=columns["has_report"],
+        has_heatmaps=columns["has_heatmaps"],
         now=tx.now,
     )
 
@@ -256,18 +255,6 @@ class _Run:
 
 
 _RUNS: Final = TypeAdapter(tuple[_Run, ...])
-
-
-def _runs(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
-    """Return the query of the latest analysis of a session."""
-    return (
-        select(
-            TaskRun.state, TaskRun.attempt, TaskRun.created_at, TaskRun.error_code, TaskRun.error
-        )
-        .where(TaskRun.kind == ANALYZE_SESSION, TaskRun.subject_id == session_id)
-        .order_by(TaskRun.created_at.desc(), TaskRun.id)
-        .limit(1)
-    )
 
 
 def _work(tx: Reads, runs: object) -> WorkStatus | None:
@@ -291,12 +278,12 @@ def _work(tx: Reads, runs: object) -> WorkStatus | None:
 
 
 def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeView | None:
-    found = tx.session.execute(
+    row = tx.session.execute(
         select(Intake, waiting_chunks(session_id)).where(Intake.session_id == session_id)
     ).one_or_none()
-    if found is None:
+    if row is None:
         return None
-    intake, waiting = found
+    intake, waiting = row
     producers = tx.session.execute(
         select(
             Chunk.producer,
@@ -330,12 +317,12 @@ def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeV
 
 
 def no_session(session_id: uuid.UUID) -> NotFoundError:
-    """Return what is raised where there is no such session."""
+    """Return the error for an unknown session."""
     return NotFoundError(f"There is no session {session_id}.")
 
 
 def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
-    """Return what is raised where there is no trace of a session: not yet, or not any more."""
+    """Return the error for a session whose trace is not stored yet, or no longer."""
     if removed_at is not None:
         return NotFoundError(
             f"The operations were deleted on {removed_at:%Y-%m-%d}; the report stays "
@@ -349,11 +336,8 @@ def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
     return NotFoundError(f"The session is {state}; its chunks are no trace.", code="report.none")
 
 
-# ---- The read side of reports: documents, and heatmaps that are asked for step after step ------
-
-
-# Heatmaps of this number of sessions stay in memory: choosing step after step must not read a
-# report of megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
+# Sessions whose heatmaps stay in memory: stepping through a session must not read a report of
+# megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
 CACHED_HEATMAPS: Final = 4
 
 
@@ -386,16 +370,14 @@ def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:
 
 
 def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArray[np.float32]:
-    """Return the slowdown of one step if only that worker kept its recorded durations.
+    """Return the slowdowns S_w of all workers in one step, float32 of shape (dp, pp).
+
+    S_w is the slowdown if only this worker kept its recorded durations.
 
     Parameters
     ----------
     step : int, optional
         A training step; without it the mean over the analyzed steps.
-
-    Returns
-    -------
-    float32 array, shape (dp, pp)
 
     Raises
     ------
@@ -406,7 +388,6 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
     blob = report.heatmap_blob
     if blob is None:
         if step is None:
-            # The report has the mean.
             mean = open_report(read_document(tx, report)).by_worker.exact
             return np.asarray(mean, np.float32)
         raise NotFoundError(
@@ -452,7 +433,7 @@ class _Heatmaps:
 
 
 class _HeatmapCache:
-    """The heatmaps used last, by their blob, which never changes."""
+    """The most recently used heatmaps, by blob; a blob never changes."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,4 +1,4 @@
-"""Receive a session: one body in, a stored session and the work that it causes out."""
+"""Receive whole sessions, number the starts of jobs, and limit the memory of analyses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _next_number = select(func.coalesce(func.max(Session.number), 0) + 1).where(
     Session.job_id == bindparam("of_job"), Session.attempt == FIRST_ATTEMPT
 )
 _NEXT_NUMBER: Final = Prepared(_next_number)
-# With its number and its notification; no row where the job has the same session.
+# Also numbers the session and notifies listeners; no row where the job has the same session.
 _MADE: Final = Prepared(
     insert(Session)
     .values(attempt=FIRST_ATTEMPT, state=SessionState.QUEUED, number=_next_number.scalar_subquery())
@@ -61,7 +61,7 @@ _MADE: Final = Prepared(
     .returning(Session.number, notification(Session.id))
 )
 
-# A job that is made or deleted meanwhile is looked for again.
+# Attempts to find or make a job while others make and delete it.
 TRIES: Final = 10
 
 
@@ -73,9 +73,10 @@ class InvalidJobNameError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The session that a body became, or already was; `unmapped` is what else it holds.
+    """The session of a received body; `created` is false where an equal body was stored before.
 
-    `not_read` are the files of an archive that are no recordings.
+    `unmapped` counts contents of the recording without an operation, `not_read` lists files of an
+    archive that are no recordings.
     """
 
     session: uuid.UUID
@@ -89,7 +90,7 @@ class Receipt:
 
 
 class _AlreadyStoredError(Exception):
-    """The same body is there, maybe since a moment: roll back what this request wrote."""
+    """An equal body is stored, possibly by a concurrent request: roll back this one's writes."""
 
     def __init__(self, receipt: Receipt) -> None:
         super().__init__()
@@ -110,12 +111,12 @@ def check_job_name(name: str) -> None:
 
 
 def check_new_job_name(name: str) -> None:
-    """Check the name that a job is to get; jobs that have such a name keep it.
+    """Check the name of a new job.
 
     Raises
     ------
     InvalidJobNameError
-        As for any name, and if it can be taken for another one.
+        As `check_job_name` does, and if the name looks like another one.
     """
     check_job_name(name)
     alike = lookalike(name)
@@ -124,21 +125,21 @@ def check_new_job_name(name: str) -> None:
 
 
 def no_job(job: str) -> NotFoundError:
-    """Return what is raised where there is no such job."""
+    """Return the error for an unknown job."""
     return NotFoundError(f"There is no job {job}.")
 
 
 def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
-    """Return the id of a job, made where it is new; until the commit its row is locked.
+    """Find or make a job and return its id; its row is locked until the commit.
 
     Raises
     ------
     InvalidJobNameError
-        If it is new, and its name can be taken for another one.
+        It is new, and its name looks like another one.
     QuotaExceededError
-        If it is new, and the project has as many as it may.
+        It is new, and the project is at its quota of jobs.
     BusyError
-        If it comes and goes.
+        Others keep making and deleting it.
     """
     for _ in range(TRIES):
         for job_id, now in _LOCKED_JOB.rows(tx.session, job=name):
@@ -154,22 +155,15 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
 
 
 def receive_session(container: Container, job: str, body: Body) -> Receipt:
-    """Decode and check a body, and store it durably together with the work that it causes.
+    """Decode a body, store it durably and queue its analysis; return its receipt after the commit.
 
-    An archive of a folder is one session, of all recordings in it.
-
-    The same bytes with the same metadata are the same session of a job, also when they arrive
-    twice at the same time.
+    An archive of a folder is one session of all recordings in it. The same bytes with the same
+    metadata are the same session of a job, also when they arrive twice at the same time.
 
     Parameters
     ----------
     job : str
         Name of the job; made if it is new.
-
-    Returns
-    -------
-    Receipt
-        Only after the commit: what it says survives a crash.
 
     Raises
     ------
@@ -198,32 +192,27 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
 
 
 def _received(container: Container, job: str, body: Body, decoded: Decoding) -> Receipt:
-    content = _content_sha256(body)
+    meta: dict[str, Any] | None = None if body.meta is None else metadata_document(body.meta)
+    identity = body.sha256 + json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()
+    if body.own is not None:
+        rules = [(rule.pattern, rule.op) for rule in body.own.rules]
+        identity += json.dumps(rules, separators=(",", ":")).encode()
+    content = hashlib.sha256(identity).digest()
     with container.uow() as tx:
-        known = _find(tx, job, content)
-        if known is not None:
-            raise _AlreadyStoredError(known)
+        equal = _find(tx, job, content)
+        if equal is not None:
+            raise _AlreadyStoredError(equal)
         check_room(tx, container.settings, container.project_id, SUMMED)
-        stays = decoded.kept is not None
-        if stays and container.objects is None:
+        as_sent = decoded.kept is not None
+        if as_sent and container.objects is None:
             # It is decoded while the database writes it: no transaction is idle for long.
             decoded.begin()
             return _store(container, tx, job, content, body, decoded, Staged(decoded.as_it_came()))
-    if stays:
+    if as_sent:
         decoded.begin()
-    staged = container.stage(decoded.as_it_came() if stays else decoded.packed())
+    staged = container.stage(decoded.as_it_came() if as_sent else decoded.packed())
     with container.uow() as tx:
         return _store(container, tx, job, content, body, decoded, staged)
-
-
-def _content_sha256(body: Body) -> bytes:
-    meta: dict[str, Any] | None = None if body.meta is None else metadata_document(body.meta)
-    canonical = json.dumps(meta, sort_keys=True, separators=(",", ":"))
-    content = body.sha256 + canonical.encode()
-    if body.own is not None:
-        rules = [(rule.pattern, rule.op) for rule in body.own.rules]
-        content += json.dumps(rules, separators=(",", ":")).encode()
-    return hashlib.sha256(content).digest()
 
 
 def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
@@ -247,13 +236,12 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     decoding: Decoding,
     staged: Staged,
 ) -> Receipt:
-    # The blob first: from the job's row lock on, other sessions of the job wait. They wait for the
-    # rest of the decoding where that is milliseconds.
+    # The blob first: once the job's row is locked, other sessions of the job wait. A body in memory
+    # is decoded under the lock, which takes milliseconds.
     blob_id = write_blob(tx, staged)
     if not body.in_memory:
         decoding.result()
-    # Making or finding the job locks its row, which puts the numbers in order and lets only one
-    # of two equal bodies pass.
+    # Locks the job's row: numbers are in order, and only one of two equal bodies passes.
     job_id = make_job(container, tx, job)
     session_id = uuid.uuid4()
     tx.enqueue(ANALYZE_SESSION, session_id)
@@ -309,9 +297,6 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     )
 
 
-# ---- A job's starts, which are numbered, and its end -------------------------------------------
-
-
 MAX_RUN_CHARACTERS: Final = 200
 
 
@@ -330,12 +315,9 @@ class AttemptReceipt:
 
 
 def announce_attempt(container: Container, job: str, run_id: str, restart: int) -> AttemptReceipt:
-    """Give a start of a job its number; the same run and restart are the same attempt.
+    """Assign a number to a start of a job; the same run and restart are the same attempt.
 
-    Returns
-    -------
-    AttemptReceipt
-        One above all attempts that are known, also of those that sessions named by themselves.
+    A new number is one above all announced attempts and those of sessions.
 
     Raises
     ------
@@ -346,15 +328,15 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
     if not (0 < len(run_id) <= MAX_RUN_CHARACTERS and run_id.isprintable()):
         raise InvalidRunError(f"A run has 1 to {MAX_RUN_CHARACTERS} printable characters.")
     with container.uow() as tx:
-        # Making or finding the job locks its row, which puts the numbers in order.
+        # Locks the job's row: numbers are in order.
         job_id = make_job(container, tx, job)
-        known = tx.session.execute(
+        present = tx.session.execute(
             select(Attempt.number).where(
                 Attempt.job_id == job_id, Attempt.run_id == run_id, Attempt.restart == restart
             )
         ).scalar()
-        if known is not None:
-            return AttemptReceipt(known, created=False)
+        if present is not None:
+            return AttemptReceipt(present, created=False)
         announced = select(func.max(Attempt.number)).where(Attempt.job_id == job_id)
         named = select(func.max(Session.attempt)).where(Session.job_id == job_id)
         number = tx.session.execute(
@@ -380,9 +362,9 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
 
 
 def finish_job(container: Container, job: str) -> None:
-    """Note that a job has ended: its silence from now on is meant.
+    """Note that a job has ended: from now on its silence is no incident.
 
-    What its last start has recorded may still come; sessions of another start take it back
+    Late sessions of its last start may still arrive; a session of another start reopens the job
     (`app.incidents.grouping.FINISH_GRACE`).
 
     Raises
@@ -396,32 +378,29 @@ def finish_job(container: Container, job: str) -> None:
         ).scalar()
         if job_id is None:
             raise no_job(job)
-        # An incident about its silence is over.
+        # Ends an incident about its silence.
         tx.session.execute(
             update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
         )
     log.info("job finished", job=job)
 
 
-# ---- The memory of an analysis: how much it may have, and what a worker gives back afterwards ----
-
-
-# A process of this size gives back what is free between two analyses: sessions that need so much
-# are rare, and the next one would wait a few milliseconds a million operations for it.
+# A worker of more bytes returns free memory after an analysis: sessions of that size are rare, and
+# allocating again costs a few milliseconds per million operations.
 LARGE: Final = 1 << 30
 _RESIDENT: Final = Path("/proc/self/statm")
 
-# What an operation takes at most while it is analyzed, measured with synthetic jobs of 0.3 to 2 M.
+# Peak memory per operation of an analysis, measured on synthetic jobs of 0.3 to 2 M operations.
 _GIB: Final = 1024 * MIB
 _OPERATION_BYTES: Final = 200
 
 
 def over_limit(container: Container, session_id: uuid.UUID) -> MemoryLimitError:
-    """Return what is said of a session whose analysis did not fit, and how much it needs."""
+    """Return the error for a session whose analysis exceeded the memory limit, with its need."""
     limit_bytes = container.settings.analysis_memory_limit_kib * KIB
     with container.reading() as tx:
-        found = select(Session.operations).where(Session.id == session_id)
-        operations = tx.session.execute(found).scalar() or 0
+        query = select(Session.operations).where(Session.id == session_id)
+        operations = tx.session.execute(query).scalar() or 0
     needed_bytes = max(operations * _OPERATION_BYTES, limit_bytes + _GIB)
     needed_gib = math.ceil(needed_bytes / _GIB)
     return MemoryLimitError(
@@ -432,12 +411,9 @@ def over_limit(container: Container, session_id: uuid.UUID) -> MemoryLimitError:
 
 
 def give_back(above: int = LARGE) -> bool:
-    """Give free memory back to the system where the process has more than `above` bytes.
+    """Return free memory to the system if the process has more than `above` bytes (Linux).
 
-    Returns
-    -------
-    bool
-        Whether that was so, as far as the system says.
+    Returns whether it did.
     """
     if not _RESIDENT.exists() or resident_bytes() <= above:
         return False
@@ -449,5 +425,5 @@ def give_back(above: int = LARGE) -> bool:
 
 
 def resident_bytes() -> int:
-    """Return how much memory the process has, where the system says so (Linux)."""
+    """Return the resident memory of the process in bytes; Linux only."""
     return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,7 @@
-"""Sessions prepared for replay; the latest stay ready, because who looks at one asks again.
+"""Replay stored sessions: timelines of steps and what-if questions.
 
-Of 1,024 × 16 workers, preparing takes seconds, and a step of what is prepared a few milliseconds.
+The most recently used sessions stay prepared in memory: with 1,024 × 16 workers, preparing takes
+seconds, and a step of a prepared session a few milliseconds.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ from app.errors import BusyError, ConflictError
 from app.platform.blobs import open_blob
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
+from app.platform.settings import MIB
 from app.sessions.models.tables import Session
 from app.sessions.read import get_session, no_session, no_trace
 
-# ---- The stored trace of a session, and a step of it as Perfetto opens it ----------------------
-
-
-# Each holds a whole session in memory while it replays it.
+# Sessions loaded at a time, each completely in memory.
 AT_ONCE: Final = 2
 WAIT_S: Final = 10.0
 
@@ -45,23 +44,23 @@ _turns = BoundedSemaphore(AT_ONCE)
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """The operations of a session as they are stored."""
+    """The stored operations of a session."""
 
-    parts: Iterable[bytes]  # of the blob; what is in an object store is read when it is asked for
+    parts: Iterable[bytes]  # of the blob; an object store is read on iteration
     meta: Mapping[str, Any]  # metadata document, normalized
 
     def unpack(self) -> Trace:
-        """Return the operations, decompressed: work for after the transaction."""
+        """Return the decompressed operations; call it after the transaction."""
         return read_stored(self.parts, parse_metadata(self.meta))
 
 
 def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
-    """Return the operations of a session.
+    """Return the stored operations of a session.
 
     Raises
     ------
     NotFoundError
-        If there is no such session, or its chunks are not merged.
+        There is no such session, or its chunks are not merged.
     """
     blob = trace_blob(tx, session_id)
     meta = tx.session.execute(select(Session.meta).where(Session.id == session_id)).scalar_one()
@@ -69,7 +68,7 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
 
 
 def trace_blob(tx: Reads, session_id: uuid.UUID) -> uuid.UUID:
-    """Return which blob has the operations of a session; see `stored_trace`."""
+    """Return the blob with the operations of a session; raises what `stored_trace` does."""
     row = tx.session.execute(
         select(Session.trace_blob, Session.state, Session.trace_removed_at).where(
             Session.id == session_id
@@ -86,70 +85,66 @@ def trace_blob(tx: Reads, session_id: uuid.UUID) -> uuid.UUID:
 def perfetto_timeline(
     stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """Return one step as a Chrome trace that names the hosts, piece by piece.
-
-    What can be wrong is raised before the first piece.
+    """Return one step as a Chrome trace with hosts, piece by piece.
 
     Raises
     ------
     NotFoundError
-        If the trace has no such step or DP rank.
+        The trace has no such step or DP rank.
     UnanalyzableError
-        If the trace cannot be replayed.
+        The trace cannot be replayed.
     BusyError
-        If others keep asking.
+        All turns stay taken. Like the others, raised before the first piece.
     """
     with whole_session():
         trace = stored.unpack()
-        hosts = _hosts_of_workers(trace, step)
+        hosts: dict[tuple[int, int], str] = {}
+        if trace.meta.hosts:
+            rows = np.flatnonzero(trace.step == step)
+            ranks, first = np.unique(trace.rank[rows], return_index=True)
+            workers = zip(
+                trace.dp[rows[first]].tolist(), trace.pp[rows[first]].tolist(), strict=True
+            )
+            # Reversed, so that the lowest rank of a worker remains: the rank that is analyzed.
+            rank_of = dict(reversed(list(zip(workers, ranks.tolist(), strict=True))))
+            names = trace.meta.hosts
+            hosts = {worker: names[rank] for worker, rank in rank_of.items() if rank in names}
         timeline = step_timeline(trace, step, dp_ranks)
     return perfetto(timeline, hosts)
 
 
 @contextlib.contextmanager
 def whole_session() -> Iterator[None]:
-    """Take one of the few turns to hold all operations of a session in memory.
+    """Take one of the few turns to hold a whole session in memory.
 
     Raises
     ------
     BusyError
-        If others keep asking.
+        All turns stay taken.
     """
-    # Who waits for a turn keeps neither a connection nor a trace.
+    # Callers wait without a database connection and without a trace.
     if not _turns.acquire(timeout=WAIT_S):
         raise BusyError("Others are asking; try again in a few seconds.")
     try:
         yield
     finally:
-        # What it took would stay the process's otherwise.
+        # The process would keep the memory otherwise.
         pa.default_memory_pool().release_unused()
         _turns.release()
 
 
-def _hosts_of_workers(trace: Trace, step: int) -> dict[tuple[int, int], str]:
-    """Return the host of each (DP rank, stage): that of its lowest rank, which is analyzed."""
-    if not trace.meta.hosts:
-        return {}
-    rows = np.flatnonzero(trace.step == step)
-    ranks, first = np.unique(trace.rank[rows], return_index=True)
-    places = zip(trace.dp[rows[first]].tolist(), trace.pp[rows[first]].tolist(), strict=True)
-    # The lowest rank of a worker comes last, and remains.
-    workers = dict(reversed(list(zip(places, ranks.tolist(), strict=True))))
-    hosts = trace.meta.hosts
-    return {worker: hosts[rank] for worker, rank in workers.items() if rank in hosts}
-
-
+# Blob of the trace, and the adaptations that are switched off.
 Key = tuple[uuid.UUID, frozenset[Name]]
 
-# Of a process; a session that is larger is prepared for each question.
-MOST_BYTES: Final = 512 * 1024 * 1024
-# It is not asked for any more.
+# Limit of the prepared sessions of a process; a larger session is prepared for each question.
+MOST_BYTES: Final = 512 * MIB
+# A prepared session is dropped once it has not been used for so long.
 FORGOTTEN_AFTER_S: Final = 300.0
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A session, and whose turn it is to ask it: replays share what they write to."""
+    """A prepared session with its lock: concurrent replays would write to the same arrays."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
     replayed: Replayed | None = None
@@ -158,14 +153,14 @@ class _Place:
 
 
 class PreparedSessions:
-    """Sessions that are ready, the latest asked for last.
+    """Cache of prepared sessions, the least recently used first.
 
     Parameters
     ----------
     most_bytes : int
-        What all of them together may take.
+        Limit of all together.
     forgotten_after_s : float
-        How long one stays that is not asked for.
+        Time after which an unused session is dropped.
     """
 
     def __init__(
@@ -178,18 +173,18 @@ class PreparedSessions:
 
     @property
     def held(self) -> int:
-        """Return how many are ready."""
+        """Return the number of prepared sessions."""
         with self._lock:
             return sum(place.replayed is not None for place in self._places.values())
 
     @contextlib.contextmanager
     def of(self, key: Key, prepare: Callable[[], Replayed]) -> Iterator[Replayed]:
-        """Take a turn to ask a session, which is prepared where it is not ready.
+        """Lock a session for replays; prepare it where it is not cached.
 
         Raises
         ------
         BusyError
-            If others keep asking the same.
+            Others keep the session locked.
         """
         with self._lock:
             place = self._places.setdefault(key, _Place())
@@ -199,7 +194,13 @@ class PreparedSessions:
         try:
             if place.replayed is None:
                 place.replayed = prepare()
-                place.size_bytes = _size_bytes(place.replayed)
+                # The values dominate; everything else is small.
+                place.size_bytes = sum(
+                    group.layout.start_ns.nbytes
+                    + group.layout.duration_ns.nbytes
+                    + group.durations.recorded_ns.nbytes
+                    for group in place.replayed.groups
+                )
             yield place.replayed
         finally:
             place.used_at_s = time.monotonic()
@@ -207,13 +208,13 @@ class PreparedSessions:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Let go of what is not asked for any more, then of the oldest until the rest fits."""
+        """Drop unused sessions, then the oldest ones until the rest is within the limit."""
         with self._lock:
             before_s = time.monotonic() - self._forgotten_after_s
             total = sum(place.size_bytes for place in self._places.values())
             for key, place in list(self._places.items()):
                 if place.turn.locked():
-                    continue  # who asks it tidies afterwards
+                    continue  # its holder tidies afterwards
                 if (
                     place.replayed is None
                     or place.used_at_s <= before_s
@@ -239,7 +240,7 @@ _prepared: Final = PreparedSessions()
 def prepared_session(
     container: Container, session_id: uuid.UUID, without: Collection[Name] = ()
 ) -> Iterator[Replayed]:
-    """Take a turn to ask a session.
+    """Provide a session prepared for replays.
 
     Parameters
     ----------
@@ -249,11 +250,11 @@ def prepared_session(
     Raises
     ------
     NotFoundError
-        If there is no such session, or no trace of it.
+        There is no such session, or no trace of it.
     UnanalyzableError
-        If the trace cannot be replayed.
+        The trace cannot be replayed.
     BusyError
-        If others keep asking.
+        Others keep the session or all turns.
     """
     with container.reading() as tx:
         blob = trace_blob(tx, session_id)
@@ -268,34 +269,21 @@ def prepared_session(
         yield replayed
 
 
-def _size_bytes(replayed: Replayed) -> int:
-    """Return what a session takes while it is ready: all but its values is little."""
-    return sum(
-        group.layout.start_ns.nbytes
-        + group.layout.duration_ns.nbytes
-        + group.durations.recorded_ns.nbytes
-        for group in replayed.groups
-    )
-
-
-# ---- Questions of one's own about a session, answered by replaying its stored trace ------------
-
-
 def answer_question(
     container: Container, session_id: uuid.UUID, question: Question
 ) -> dict[str, Any]:
-    """Answer a question about an analyzed session; see `app.analysis.replay.what_if`.
+    """Answer a what-if question about an analyzed session; see `app.analysis.replay.what_if`.
 
     Raises
     ------
     InvalidQuestionError
-        If it asks for what the session does not have.
+        It selects steps, ranks or types that the session does not have.
     NotFoundError
-        If there is no such session.
+        There is no such session.
     ConflictError
-        If the session has no verdict: its replay says nothing about the job.
+        The session has no verdict: its replay says nothing about the job.
     BusyError
-        If others keep asking.
+        Others keep the session or all turns.
     """
     with container.reading() as tx:
         row = get_session(tx, session_id, container.settings).row

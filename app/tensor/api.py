@@ -1,4 +1,4 @@
-"""Requests that wait for a newer plan: reports wake them, and each second they look themselves."""
+"""API of tensor-parallel groups: advice, the control loop of a training job, the switch."""
 
 from __future__ import annotations
 
@@ -44,22 +44,19 @@ from app.tensor.versions import (
 )
 from app.web.bodies import REFERENCE, described_body
 
-# ---- Bodies of requests about tensor-parallel groups: bounded, YAML or JSON --------------------
-
-
 # A thousand ranks with a thousand samples of each cost are a tenth of this.
 MOST_BODY_BYTES: Final = 1024 * 1024
 
 
 async def read_body(request: Request) -> object:
-    """Return what the body of a request says.
+    """Return the document in the body of a request, YAML or JSON.
 
     Raises
     ------
     BodyTooLargeError
-        It is over a megabyte.
+        The body is larger than 1 MiB.
     InvalidTensorError
-        It is neither YAML nor JSON.
+        The body is neither YAML nor JSON.
     """
     data = bytearray()
     async for chunk in request.stream():
@@ -72,9 +69,6 @@ async def read_body(request: Request) -> object:
         message = f"the body is not UTF-8: {error.reason}"
         raise InvalidTensorError(message, code="tensor.malformed") from error
     return read_text(text, "the body")
-
-
-# ---- Advice on a tensor-parallel group whose times come with the request -----------------------
 
 
 EXAMPLE: Final = {
@@ -115,7 +109,7 @@ def advice_router() -> APIRouter:
     return routes
 
 
-# Another process may have stored the report.
+# Waiting requests read the database this often: another process may have stored the report.
 LOOK_EVERY_S: Final = 1.0
 MOST_WAITING: Final = 2000
 _READERS: Final = 2
@@ -126,7 +120,7 @@ Key = tuple[int, str, str]
 
 
 class Waiting:
-    """Who waits for the plan of which group; used on one event loop, woken from any thread."""
+    """Requests that wait for newer plans; used on one event loop, woken from any thread."""
 
     def __init__(self) -> None:
         self._events: dict[Key, set[asyncio.Event]] = {}
@@ -136,23 +130,28 @@ class Waiting:
         self._readers = CapacityLimiter(_READERS)
 
     def changed(self, key: Key) -> None:
-        """Wake who waits for a group."""
+        """Wake the requests that wait for a group."""
         if self._loop is not None and self._count:
             self._loop.call_soon_threadsafe(self._wake, key)
 
     def close_soon(self) -> None:
-        """Release all that wait, and let none wait from now on."""
+        """Answer all waiting requests, and let none wait from now on."""
         self._closed = True
+
+        def wake_all() -> None:
+            for key in self._events:
+                self._wake(key)
+
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._wake_all)
+            self._loop.call_soon_threadsafe(wake_all)
 
     async def until(self, key: Key, wait_s: float, read: Callable[[], T | None]) -> T | None:
-        """Return what `read` finds, once it finds something; None after `wait_s`.
+        """Return the first result of `read` that is not None; None after `wait_s` seconds.
 
         Raises
         ------
         BusyError
-            Too many wait.
+            Too many requests wait.
         """
         if self._count >= MOST_WAITING:
             raise BusyError(f"{MOST_WAITING} requests wait for plans already.")
@@ -185,21 +184,14 @@ class Waiting:
         for event in self._events.get(key, ()):
             event.set()
 
-    def _wake_all(self) -> None:
-        for key in self._events:
-            self._wake(key)
-
 
 async def waiting_of(request: Request) -> Waiting:
-    """Return who waits among the requests of the application."""
-    found: Waiting = request.app.state.waiting
-    return found
+    """Return the waiting requests of the application."""
+    waiting: Waiting = request.app.state.waiting
+    return waiting
 
 
 Waits = Annotated[Waiting, Depends(waiting_of)]
-
-
-# ---- The loop of a training job: it reports times, gets plans, and reports their outcome -------
 
 
 LONGEST_WAIT_S: Final = 30.0
@@ -273,9 +265,6 @@ def router() -> APIRouter:
         waiting.changed((container.project_id, job, group))
 
     return routes
-
-
-# ---- The switch of a job's plans: advice, or application ---------------------------------------
 
 
 class SwitchBody(BaseModel):

@@ -1,41 +1,39 @@
-"""Groups in the database: the one that a job's request is about, and what holds of its job."""
+"""Tensor-parallel groups in the database: look-ups, the switch of their job, stored plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import func, select
 
-from app.analysis.mitigation.tensor.document import RankShare
-from app.analysis.mitigation.tensor.group import Shares
+from app.analysis.mitigation.tensor.advice import Problem
+from app.analysis.mitigation.tensor.document import Method, RankShare
+from app.analysis.mitigation.tensor.group import Group, Shares
 from app.errors import ConflictError, NotFoundError
 from app.jobs.models import Job
 from app.platform.database.states import TensorMode
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.tensor.models import TensorGroup, TensorPlan, TensorSwitch
-
-# Steps for which a plan holds after the report that made or renewed it.
-EXPIRES_AFTER_STEPS: Final = 200
+from app.tensor.spec import EXPIRES_AFTER_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What the server's switch says of a job."""
+    """How the server handles the plans of a job: as advice or for application."""
 
     mode: TensorMode = TensorMode.ADVISE
     max_gamma: float | None = None
-    """Lowers the job's own accuracy budget."""
+    """An upper bound of the job's own accuracy budget."""
     expires_after_steps: int = EXPIRES_AFTER_STEPS
 
     def budget(self, max_gamma: float) -> float:
-        """Return the accuracy budget of a job; never above its own."""
+        """Return the accuracy budget of a job: its own, or the switch's if that is lower."""
         return max_gamma if self.max_gamma is None else min(max_gamma, self.max_gamma)
 
 
 def switch_of(tx: Reads, job_id: int) -> Switch:
-    """Return what holds of a job; a job that was never switched gets advice only."""
+    """Return the latest switch of a job; without one its plans are advice only."""
     row = tx.session.execute(
         select(TensorSwitch)
         .where(TensorSwitch.job_id == job_id)
@@ -54,21 +52,21 @@ def job_id_of(tx: Reads, job: str) -> int:
     ------
     NotFoundError
     """
-    found = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
-    if found is None:
+    job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+    if job_id is None:
         raise NotFoundError(f"There is no job {job}.")
-    return found
+    return job_id
 
 
 def locked_group(tx: UnitOfWork, job: str, name: str, attempt: int) -> TensorGroup:
-    """Return the group that a request is about; no other changes it in this transaction.
+    """Return a group of an attempt, locked until the end of the transaction.
 
     Raises
     ------
     NotFoundError
-        Nothing was reported of it.
+        The group has not reported in this attempt.
     ConflictError
-        ``tensor.old_attempt``: the job was started again since.
+        ``tensor.old_attempt``: a later attempt of the job has reported.
     """
     job_id = job_id_of(tx, job)
     refuse_old_attempt(tx, job_id, name, attempt)
@@ -87,7 +85,7 @@ def locked_group(tx: UnitOfWork, job: str, name: str, attempt: int) -> TensorGro
 
 
 def group_of(tx: Reads, job: str, name: str, attempt: int | None = None) -> TensorGroup:
-    """Return a group; of its newest attempt where none is named.
+    """Return a group of an attempt, by default of the newest.
 
     Raises
     ------
@@ -102,10 +100,10 @@ def group_of(tx: Reads, job: str, name: str, attempt: int | None = None) -> Tens
     )
     if attempt is not None:
         newest_first = newest_first.where(TensorGroup.attempt == attempt)
-    found = tx.session.execute(newest_first).scalar()
-    if found is None:
+    group = tx.session.execute(newest_first).scalar()
+    if group is None:
         raise _unknown(job, name, attempt)
-    return found
+    return group
 
 
 def _unknown(job: str, name: str, attempt: int | None) -> NotFoundError:
@@ -114,7 +112,7 @@ def _unknown(job: str, name: str, attempt: int | None) -> NotFoundError:
 
 
 def refuse_old_attempt(tx: Reads, job_id: int, name: str, attempt: int) -> None:
-    """Refuse what comes from before the job's latest start.
+    """Refuse a request of an attempt that a later one has replaced.
 
     Raises
     ------
@@ -134,7 +132,13 @@ def refuse_old_attempt(tx: Reads, job_id: int, name: str, attempt: int) -> None:
 
 
 def shares_in(ranks: Sequence[RankShare], unit: int) -> Shares:
-    """Return who does what under a stored plan."""
+    """Return the units of columns that each rank leaves out or hands over under a stored plan.
+
+    Parameters
+    ----------
+    unit : int
+        Columns that stay together.
+    """
     shares = Shares.nothing(len(ranks))
     for entry in ranks:
         shares.resized[entry.rank] = entry.resized_columns // unit
@@ -146,3 +150,15 @@ def shares_in(ranks: Sequence[RankShare], unit: int) -> Shares:
 def plan_of(tx: Reads, group_id: int, version: int) -> TensorPlan | None:
     """Return a version of a group's plan."""
     return tx.session.get(TensorPlan, (group_id, version))
+
+
+def problem_of(row: TensorGroup, group: Group, switch: Switch) -> Problem:
+    """Return the mitigation problem of a group: its times, budget, costs and allowed methods."""
+    allowed = {Method(method) for method in row.methods if method not in row.refused}
+    return Problem(
+        group=group,
+        accuracy_budget=switch.budget(row.max_gamma),
+        costs=row.costs,
+        sizes=row.sizes or (),
+        methods=frozenset({Method.NONE, *allowed}),
+    )

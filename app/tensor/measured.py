@@ -1,4 +1,4 @@
-"""What is measured of a tensor-parallel group, as people and jobs write it.
+"""Measurements of a tensor-parallel group as people and jobs write them, and their faults.
 
 =================  ============================================================================
 code of a fault    meaning
@@ -46,13 +46,13 @@ MOST_COLUMNS: Final = 10_000_000
 MOST_SAMPLES: Final = 1000
 # Kinds of layers.
 MOST_SIZES: Final = 32
-# Multiplications that are a smaller share of the slowest rank's time shed nothing worth a plan, and
-# level nothing in floating point.
+# Below this share of the slowest rank's time, moving multiplications gains nothing, and the fits
+# lose their precision in floating point.
 LEAST_MATMUL: Final = 1e-6
-# By so much a part may be measured as longer than the whole.
+# Relative tolerance by which the measured time of a part may exceed that of the whole.
 ROUNDING: Final = 1e-9
 
-# Our codes of pydantic's types; every other one is `bad_type`.
+# Pydantic's error types → codes of faults; every other one is `bad_type`.
 CODES: Final = {
     "missing": "missing",
     "extra_forbidden": "unknown_key",
@@ -91,7 +91,7 @@ class WrittenCosts(Written):
     ] = None
 
     def costs(self) -> Costs:
-        """Return the fitted functions."""
+        """Return the cost functions fitted to the samples."""
         return Costs(
             communicate=_fitted(self.communicate),
             compute=None if self.compute is None else fit(self.compute),
@@ -160,7 +160,7 @@ class WrittenGroup(Written):
     ] = None
 
     def each_size(self) -> tuple[Sizes, ...]:
-        """Return the sizes of each kind of layers; none where they are not said."""
+        """Return the sizes of each kind of layers; empty if the document has none."""
         if self.sizes is None:
             return ()
         written = self.sizes if isinstance(self.sizes, list) else [self.sizes]
@@ -168,11 +168,11 @@ class WrittenGroup(Written):
 
     @property
     def known_methods(self) -> frozenset[Method]:
-        """Return what the job can do; nothing at all is always possible."""
+        """Return the methods that the job implements; always with ``none``."""
         return ALL_METHODS if self.methods is None else frozenset({Method.NONE, *self.methods})
 
     def contradictions(self) -> list[Fault]:
-        """Return what fields say against each other."""
+        """Return faults where two fields contradict each other."""
         ranks = len(self.times_s)
         found = []
         if len(self.matmul_s) != ranks:
@@ -194,17 +194,17 @@ class WrittenGroup(Written):
         return found
 
     def group(self, in_force: Shares | None, computed: Sequence[float] | None = None) -> Group:
-        """Return the group without the plan under which it was measured.
+        """Return the group's times with the effect of the plan in force removed.
 
         Parameters
         ----------
         computed : sequence of float, optional
-            What ranks computed, where that is not to the column what the plan says.
+            Share of its columns that each rank computed, if not exactly what the plan says.
 
         Raises
         ------
         InvalidTensorError
-            Multiplications are next to nothing.
+            A rank's multiplications are below a millionth of the slowest rank's time.
         """
         time_s = np.array(self.times_s)
         matmul_s = np.minimum(np.array(self.matmul_s), time_s)
@@ -226,7 +226,7 @@ class WrittenGroup(Written):
 
 
 def read_text(text: str, name: str) -> object:
-    """Return what a text of YAML or JSON says.
+    """Return the document in a text of YAML or JSON.
 
     Raises
     ------
@@ -240,18 +240,18 @@ def read_text(text: str, name: str) -> object:
 
 
 def unreadable(error: UnreadableDocumentError, name: str) -> InvalidTensorError:
-    """Return the error of a text that is no document."""
+    """Return the error for a text that is no document."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidTensorError(message, code=f"tensor.{error.code}", faults=(fault,))
 
 
 def refused(faults: Sequence[Fault]) -> InvalidTensorError:
-    """Return the error of a document with faults."""
+    """Return the error for a document with faults."""
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     return InvalidTensorError(f"{faults[0].message}{more}", faults=tuple(faults))
 
 
 def refused_by_pydantic(error: ValidationError, root: str) -> InvalidTensorError:
-    """Return the error of a document that pydantic refuses."""
+    """Return the error for a document that pydantic refuses."""
     return refused(faults_of(error, CODES, "bad_type", root=root))

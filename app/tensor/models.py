@@ -1,4 +1,4 @@
-"""Tables of tensor-parallel groups: what jobs report, the plans they got, who switched what."""
+"""Tables of tensor-parallel groups: reports of jobs, their plans, and switches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RANKS: Final = JsonDocument(TypeAdapter(tuple[RankShare, ...]))
 
 
 class TensorGroup(OfProject, Base):
-    """A tensor-parallel group of one attempt of a job, and where its control stands."""
+    """A tensor-parallel group of one attempt of a job, and the state of its control loop."""
 
     __tablename__ = "tensor_group"
     __table_args__ = (
@@ -68,7 +68,7 @@ class TensorGroup(OfProject, Base):
     sizes: Mapped[tuple[Sizes, ...] | None] = mapped_column(_SIZES)
     ranks: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
     hosts: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
-    # number of reports that came; the latest one's last step
+    # number of reports received; last step of the latest one
     reports: Mapped[int] = mapped_column(server_default=text("0"))
     step: Mapped[int | None] = mapped_column(BigInteger)
     reported_at: Mapped[datetime | None]
@@ -88,7 +88,7 @@ class TensorGroup(OfProject, Base):
 
 
 class TensorPlan(OfProject, Base):
-    """A version of a group's plan; the method ``none`` takes back the one before."""
+    """A version of a group's plan; the method ``none`` withdraws the one before."""
 
     __tablename__ = "tensor_plan"
     __table_args__ = (
@@ -101,7 +101,7 @@ class TensorPlan(OfProject, Base):
     state: Mapped[TensorPlanState] = mapped_column(StateColumn(TensorPlanState))
     method: Mapped[str]
     criterion: Mapped[str | None]
-    # whether job and switch both allowed it to be applied
+    # whether the job and the switch allowed its application
     apply: Mapped[bool] = mapped_column(Boolean)
     budget: Mapped[float] = mapped_column(Double)
     ranks: Mapped[tuple[RankShare, ...]] = mapped_column(_RANKS)
@@ -112,7 +112,7 @@ class TensorPlan(OfProject, Base):
     extra_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     created_step: Mapped[int] = mapped_column(BigInteger)
-    # the first step at which it no longer holds
+    # the first step at which it is no longer valid
     expires_step: Mapped[int] = mapped_column(BigInteger)
     acknowledged: Mapped[list[int]] = mapped_column(ARRAY(Integer), server_default=text("'{}'"))
     applied_step: Mapped[int | None] = mapped_column(BigInteger)
@@ -125,7 +125,7 @@ class TensorPlan(OfProject, Base):
 
 
 class TensorReport(OfProject, Base):
-    """Times of a group; of each group the latest are kept."""
+    """Times of a group over some steps; the latest reports of each group are kept."""
 
     __tablename__ = "tensor_report"
     __table_args__ = (belongs_to("group_id", "tensor_group.id"),)
@@ -137,7 +137,7 @@ class TensorReport(OfProject, Base):
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     times_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     matmul_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    # the same without the plan that they were measured under
+    # with the effect of the plan in force removed
     free_times_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     free_matmul_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     measured_step_s: Mapped[float | None] = mapped_column(Double)
@@ -145,7 +145,7 @@ class TensorReport(OfProject, Base):
 
 
 class TensorSwitch(OfProject, Base):
-    """Who switched a job's plans to what; the latest row holds."""
+    """A switch of a job's plans between advice and application; the latest row applies."""
 
     __tablename__ = "tensor_switch"
     __table_args__ = (
@@ -159,6 +159,6 @@ class TensorSwitch(OfProject, Base):
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     by: Mapped[str]
     mode: Mapped[TensorMode] = mapped_column(StateColumn(TensorMode))
-    # lowers the job's own budget; null leaves it
+    # upper bound of the job's own accuracy budget; null: none
     max_gamma: Mapped[float | None] = mapped_column(Double)
     expires_after_steps: Mapped[int]

@@ -1,8 +1,7 @@
-"""The read side of tensor-parallel groups."""
+"""Queries of tensor-parallel groups: lists, and everything that a group's page shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -18,12 +17,12 @@ from app.jobs.models import Job
 from app.platform.database.states import TensorPlanState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
-from app.tensor.groups import Switch, group_of, switch_of
+from app.tensor.groups import Switch, group_of, problem_of, switch_of
 from app.tensor.models import TensorGroup, TensorPlan, TensorReport
 from app.tensor.versions import Switched, history
 
-# How long a job is taken to need for a restart where none was seen, and what is no restart but a
-# job that was put aside.
+# Assumed length of a restart where none was recorded, and the longest gap that counts as one: after
+# a longer one the job had been suspended.
 RESTART_TAKES_S: Final = 600.0
 LONGEST_RESTART_S: Final = 24 * 3600.0
 # Reports that a page draws, and versions that it lists.
@@ -55,20 +54,20 @@ class PlanRow:
 
     @property
     def resized_columns(self) -> int:
-        """Return how many columns are not computed."""
+        """Return the number of columns that no rank computes."""
         return sum(rank.resized_columns for rank in self.ranks)
 
     @property
     def migrated_columns(self) -> int:
-        """Return how many columns other ranks compute."""
+        """Return the number of columns that ranks compute for others."""
         return sum(rank.migrated_columns for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """Times of a group, seconds a step; `free_times_s` without the plan it was measured under.
+    """Times of each rank in seconds a step; `free_times_s` with the effect of the plan removed.
 
-    `measured_step_s` is of the whole step, waiting included, where the job says it.
+    `measured_step_s` is the length of the whole step, waiting included, where the job reports it.
     """
 
     step: int
@@ -80,16 +79,16 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What another start of a job costs."""
+    """Cost of a restart of a job."""
 
     takes_s: float  # from the last report of an attempt to the first one of the next
     measured: bool  # whether that was seen of this group; if not, `takes_s` is an assumption
-    gpus: int | None  # that stand still meanwhile: those of the job's latest session
+    gpus: int | None  # idle meanwhile: those of the job's latest session
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group of its newest attempt, as lists show it; `ranks` are global, where the job says."""
+    """A group in its newest attempt; `ranks` are global numbers, empty if the job sends none."""
 
     name: str
     attempt: int
@@ -111,14 +110,14 @@ class GroupView:
     row: GroupRow
     now: datetime
     unit: int
-    hosts: tuple[str, ...]  # of each rank; empty where the job does not say
+    hosts: tuple[str, ...]  # of each rank; empty if the job sends none
     apply: bool  # whether the job's own code applies plans
     max_gamma: float  # the accuracy budget of the job's own code
     switch: Switch
     history: tuple[Switched, ...]
     reports: tuple[ReportRow, ...]  # the latest, oldest first; at least one
     plans: tuple[PlanRow, ...]  # newest first
-    problem: Problem  # what the latest report says, to be advised on
+    problem: Problem  # input of the advice: the latest report
     others: tuple[str, ...]
     restart: Restart
 
@@ -134,7 +133,7 @@ class JobGroups:
 
 
 def list_groups(tx: Reads, job: str) -> JobGroups:
-    """Return a job's groups by name, each of its newest attempt.
+    """Return a job's groups by name, each in its newest attempt.
 
     Raises
     ------
@@ -175,7 +174,7 @@ def list_groups(tx: Reads, job: str) -> JobGroups:
 
 
 def group_view(tx: Reads, job: str, name: str) -> GroupView:
-    """Return everything of a group, of its newest attempt.
+    """Return a group in its newest attempt with its reports, plans and switch.
 
     Raises
     ------
@@ -204,6 +203,9 @@ def group_view(tx: Reads, job: str, name: str) -> GroupView:
     ).scalars()
     switch = switch_of(tx, group.job_id)
     latest = drawn[-1]
+    times = Group(
+        np.array(latest.free_times_s), np.array(latest.free_matmul_s), group.columns, group.unit
+    )
     return GroupView(
         job=job,
         row=_group_row(group, _report_row(latest), listed[0] if listed else None),
@@ -216,7 +218,7 @@ def group_view(tx: Reads, job: str, name: str) -> GroupView:
         history=history(tx, group.job_id),
         reports=tuple(_report_row(row) for row in drawn),
         plans=tuple(_plan_row(plan) for plan in listed),
-        problem=_problem(group, latest, switch),
+        problem=problem_of(group, times, switch),
         others=tuple(names),
         restart=_restart(tx, group),
     )
@@ -248,22 +250,6 @@ def _restart(tx: Reads, group: TensorGroup) -> Restart:
     return Restart(takes_s, measured=True, gpus=row.gpus)
 
 
-def _problem(group: TensorGroup, latest: TensorReport, switch: Switch) -> Problem:
-    known = {Method(method) for method in group.methods if method not in group.refused}
-    return Problem(
-        group=Group(
-            np.array(latest.free_times_s),
-            np.array(latest.free_matmul_s),
-            group.columns,
-            group.unit,
-        ),
-        accuracy_budget=switch.budget(group.max_gamma),
-        costs=group.costs,
-        sizes=group.sizes or (),
-        methods=frozenset({Method.NONE, *known}),
-    )
-
-
 def _group_row(group: TensorGroup, latest: ReportRow, plan: TensorPlan | None) -> GroupRow:
     return GroupRow(
         name=group.name,
@@ -282,15 +268,11 @@ def _group_row(group: TensorGroup, latest: ReportRow, plan: TensorPlan | None) -
 def _report_row(row: TensorReport) -> ReportRow:
     return ReportRow(
         row.step,
-        _floats(row.times_s),
-        _floats(row.free_times_s),
+        tuple(row.times_s),
+        tuple(row.free_times_s),
         row.plan_version,
         row.measured_step_s,
     )
-
-
-def _floats(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(values)
 
 
 def _plan_row(plan: TensorPlan) -> PlanRow:

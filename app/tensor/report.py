@@ -1,4 +1,4 @@
-"""Use case: a job reports times of a tensor-parallel group, and gets the plan that follows."""
+"""Receive the times that a job reports of a tensor-parallel group; decide on its next plan."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy as np
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.mitigation.tensor.advice import Problem
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
-    Clarity,
-    Decision,
+    ClearChanges,
+    CurrentPlan,
     Rung,
-    Standing,
     Streak,
-    clarity,
+    clear_changes,
     decide,
 )
 from app.analysis.mitigation.tensor.document import Method
@@ -30,27 +28,34 @@ from app.platform.database.states import TensorPlanState
 from app.platform.database.unit_of_work import UnitOfWork
 from app.quotas.usage import TENSOR_GROUPS, count_made
 from app.sessions.receive import check_job_name, make_job
-from app.tensor.groups import Switch, plan_of, refuse_old_attempt, shares_in, switch_of
+from app.tensor.groups import (
+    Switch,
+    plan_of,
+    problem_of,
+    refuse_old_attempt,
+    shares_in,
+    switch_of,
+)
 from app.tensor.models import TensorGroup, TensorPlan, TensorReport
 from app.tensor.spec import WrittenTimings
 from app.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
 
 # Reports of a group that are kept: hours of steps, drawn on its page.
 REPORTS_KEPT: Final = 2000
-# Old reports are deleted this number at a time.
+# Old reports are deleted in batches of this size.
 _PRUNED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a report led to."""
+    """The group's plan after a report."""
 
     plan_version: int | None
     """The newest version of the group's plan; None before the first."""
     expires_step: int | None
-    """The first step at which it no longer holds."""
+    """The first step at which that version is no longer valid."""
     plan: OfferedPlan | None
-    """That version, where the job does not have it yet."""
+    """That version, if the job does not have it yet."""
 
 
 def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:
@@ -69,26 +74,47 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         under = _measured_under(tx, row, timings)
         in_force = None if under is None else shares_in(under.ranks, row.unit)
         group = timings.group(in_force, timings.computed)
-        _take_over(row, timings)
+        row.step = timings.step
+        row.max_gamma, row.apply = timings.max_gamma, timings.apply
+        row.methods = sorted(method.value for method in timings.known_methods)
+        # Costs and sizes that a report leaves out stay.
+        if timings.costs is not None:
+            row.costs = timings.costs.costs()
+        if timings.sizes is not None:
+            row.sizes = timings.each_size()
+        row.ranks = timings.ranks or row.ranks
+        row.hosts = timings.hosts or row.hosts
         if under is not None:
-            _count_measurement(under, timings)
-        standing = _standing(tx, row, timings.step)
+            count = under.measured_reports
+            slowest_s = max(timings.times_s)
+            under.measured_time_s = ((under.measured_time_s or 0.0) * count + slowest_s) / (
+                count + 1
+            )
+            under.measured_reports = count + 1
+            # A plan under which times were measured is in force, acknowledged or not.
+            if under.state is TensorPlanState.OFFERED:
+                under.state = TensorPlanState.IN_FORCE
+                under.applied_step = timings.step
+        active = _active_plan(tx, row, timings.step)
         decision = decide(
-            _problem(row, group, switch),
+            problem_of(row, group, switch),
             timings.step,
-            _streak(row),
-            _as_standing(row, standing, switch),
-            max(timings.times_s) if under is not None and under is standing else None,
+            Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step),
+            _control_plan(row, active, switch),
+            max(timings.times_s) if under is not None and under is active else None,
             _clarity(tx, row, group),
         )
-        _store_streak(row, decision)
-        if decision.act is Act.WITHDRAW and standing is not None:
-            withdraw(tx, row, standing, timings.step)
+        streak = decision.streak
+        row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
+        row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
+        row.replace_node = decision.replace_node
+        if decision.act is Act.WITHDRAW and active is not None:
+            withdraw(tx, row, active, timings.step)
         elif decision.alternative is not None:
             make_plan(tx, row, group, decision.alternative, switch)
-        elif standing is not None:
+        elif active is not None:
             expires = timings.step + switch.expires_after_steps
-            standing.expires_step = max(standing.expires_step, expires)
+            active.expires_step = max(active.expires_step, expires)
         new = row.reports == 0
         _store_report(tx, row, timings, group)
         tx.session.flush()
@@ -104,7 +130,10 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
 def _locked(
     container: Container, tx: UnitOfWork, job: str, name: str, timings: WrittenTimings
 ) -> TensorGroup:
-    """Return the group, made where it is not known; the next report waits for this one."""
+    """Return the locked row of the group, inserted with its first report.
+
+    Reports of one group are processed one after another.
+    """
     job_id = make_job(container, tx, job)
     refuse_old_attempt(tx, job_id, name, timings.attempt)
     tx.session.execute(
@@ -133,7 +162,18 @@ def _locked(
     ).scalar_one()
     _check(row, timings)
     if row.reports == 0:
-        _end_earlier_attempts(tx, row)
+        # Plans of earlier attempts end and stay on record; their times are deleted.
+        earlier = select(TensorGroup.id).where(
+            TensorGroup.job_id == row.job_id,
+            TensorGroup.name == row.name,
+            TensorGroup.attempt < row.attempt,
+        )
+        tx.session.execute(
+            update(TensorPlan)
+            .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.ACTIVE))
+            .values(state=TensorPlanState.EXPIRED)
+        )
+        tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
     return row
 
 
@@ -166,21 +206,6 @@ def _check(row: TensorGroup, timings: WrittenTimings) -> None:
         raise ConflictError(message, code="tensor.out_of_order", faults=(fault,))
 
 
-def _end_earlier_attempts(tx: UnitOfWork, row: TensorGroup) -> None:
-    """End what stands of attempts that are over, and forget their times; plans stay on record."""
-    earlier = select(TensorGroup.id).where(
-        TensorGroup.job_id == row.job_id,
-        TensorGroup.name == row.name,
-        TensorGroup.attempt < row.attempt,
-    )
-    tx.session.execute(
-        update(TensorPlan)
-        .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.STANDING))
-        .values(state=TensorPlanState.EXPIRED)
-    )
-    tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
-
-
 def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -> TensorPlan | None:
     if timings.plan_version is None:
         return None
@@ -192,33 +217,9 @@ def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -
     return plan
 
 
-def _take_over(row: TensorGroup, timings: WrittenTimings) -> None:
-    """Note what the job says of itself; costs and sizes that it leaves out stay."""
-    row.step = timings.step
-    row.max_gamma, row.apply = timings.max_gamma, timings.apply
-    row.methods = sorted(method.value for method in timings.known_methods)
-    if timings.costs is not None:
-        row.costs = timings.costs.costs()
-    if timings.sizes is not None:
-        row.sizes = timings.each_size()
-    row.ranks = timings.ranks or row.ranks
-    row.hosts = timings.hosts or row.hosts
-
-
-def _count_measurement(under: TensorPlan, timings: WrittenTimings) -> None:
-    """Add a report to the mean of its plan. A measured plan is in force, acknowledged or not."""
-    count = under.measured_reports
-    slowest_s = max(timings.times_s)
-    under.measured_time_s = ((under.measured_time_s or 0.0) * count + slowest_s) / (count + 1)
-    under.measured_reports = count + 1
-    if under.state is TensorPlanState.OFFERED:
-        under.state = TensorPlanState.IN_FORCE
-        under.applied_step = timings.step
-
-
-def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
+def _active_plan(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
     newest = plan_of(tx, row.id, row.version)
-    if newest is None or not newest.state.standing or newest.method == Method.NONE.value:
+    if newest is None or not newest.state.active or newest.method == Method.NONE.value:
         return None
     if newest.expires_step <= step:
         end_plan(newest, TensorPlanState.EXPIRED, newest.expires_step)
@@ -226,28 +227,17 @@ def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
     return newest
 
 
-def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
+def _control_plan(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> CurrentPlan | None:
     if plan is None:
         return None
     allowed = plan.method in row.methods and plan.method not in row.refused
     shares = shares_in(plan.ranks, row.unit)
     fits = allowed and all(entry.gamma <= switch.budget(row.max_gamma) for entry in plan.ranks)
-    return Standing(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
+    return CurrentPlan(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
 
 
-def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
-    known = {Method(method) for method in row.methods if method not in row.refused}
-    return Problem(
-        group=group,
-        accuracy_budget=switch.budget(row.max_gamma),
-        costs=row.costs,
-        sizes=row.sizes or (),
-        methods=frozenset({Method.NONE, *known}),
-    )
-
-
-def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
-    """Return what this report says beyond doubt, by those before it."""
+def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> ClearChanges:
+    """Return which changes of times exceed the noise of the reports before this one."""
     newest_first = tx.session.execute(
         select(TensorReport.free_times_s)
         .where(TensorReport.group_id == row.id)
@@ -255,18 +245,7 @@ def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
         .limit(LOOKED_BACK)
     ).scalars()
     earlier = list(newest_first)[::-1]
-    return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
-
-
-def _streak(row: TensorGroup) -> Streak:
-    return Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step)
-
-
-def _store_streak(row: TensorGroup, decision: Decision) -> None:
-    streak = decision.streak
-    row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
-    row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
-    row.replace_node = decision.replace_node
+    return clear_changes(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
 
 
 def _store_report(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings, group: Group) -> None:

@@ -1,4 +1,4 @@
-"""The specification of `paceline mitigate`: a group's times, and the plan that they are under."""
+"""Documents about tensor-parallel groups, checked: specifications, reports, acknowledgements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WrittenShare(Written):
     resized_columns: Count = 0
     migrated_columns: Count | None = None
     to: Annotated[dict[RankNumber, Count], Field(max_length=MOST_RANKS, default_factory=dict)]
-    # What an answer says as well: it follows from the others.
+    # An answer has these as well; they follow from the others.
     gamma: float | None = None
     received_columns: int | None = None
     time_s: float | None = None
@@ -45,7 +45,7 @@ class WrittenShare(Written):
 class WrittenPlan(Written):
     """The plan that the times were measured under: an alternative of an answer, or its ranks."""
 
-    # Only `ranks` says who does what.
+    # The other fields of an alternative follow from `ranks`.
     model_config = ConfigDict(extra="ignore")
 
     ranks: Annotated[list[WrittenShare], Field(max_length=MOST_RANKS)]
@@ -88,7 +88,7 @@ def parse_problem(document: object) -> Problem:
 def _shares(
     written: WrittenMitigation, entries: Sequence[WrittenShare]
 ) -> tuple[Shares, list[Fault]]:
-    """Return who does what under the plan in force, and what is wrong with it."""
+    """Return the columns that ranks leave out or hand over under the plan in force, and faults."""
     ranks, unit = len(written.times_s), written.unit
     shares, faults, seen = Shares.nothing(ranks), [], set[int]()
     for number, entry in enumerate(entries):
@@ -139,7 +139,7 @@ def _faults_of_share(written: WrittenMitigation, entry: WrittenShare, path: str)
 def _faults_of_sums(
     written: WrittenMitigation, entries: Sequence[WrittenShare], shares: Shares
 ) -> list[Fault]:
-    """Return where an answer was changed by hand so that its parts no longer fit."""
+    """Return contradictions between parts of an answer, as changes by hand leave them."""
     received, faults = shares.received * written.unit, []
     for number, entry in enumerate(entries):
         path = f"plan_in_force.ranks[{number}]"
@@ -155,9 +155,8 @@ def _faults_of_sums(
     return faults
 
 
-# ---- What a job reports of a tensor-parallel group, acknowledges, and how it is switched -------
-
-
+# Steps for which a plan is valid after the report that made or renewed it.
+EXPIRES_AFTER_STEPS: Final = 200
 MOST_STEP: Final = 2**53
 MOST_ATTEMPT: Final = 2**31 - 1
 GROUP_NAME: Final = r"[A-Za-z0-9._-]{1,64}"
@@ -166,7 +165,7 @@ Step = Annotated[int, Field(ge=0, le=MOST_STEP), FromYaml]
 Attempt = Annotated[int, Field(ge=0, le=MOST_ATTEMPT), FromYaml]
 Version = Annotated[int, Field(ge=1, le=MOST_ATTEMPT), FromYaml]
 _Rank = Annotated[int, Field(ge=0, lt=2**31), FromYaml]
-# The least is a column of the most, and a rank may compute all others' as well.
+# From one column of the most to those of all other ranks as well, as a share of a rank's own.
 _Computed = Annotated[float, Field(ge=1e-7, le=MOST_RANKS, allow_inf_nan=False), FromYaml]
 M = TypeVar("M", bound=BaseModel)
 
@@ -201,7 +200,7 @@ class WrittenTimings(WrittenGroup):
     ] = None
 
     def contradictions(self) -> list[Fault]:
-        """Return what fields say against each other."""
+        """Return faults where two fields contradict each other."""
         found = super().contradictions()
         for name, values in (
             ("times_s", self.times_s),
@@ -232,7 +231,7 @@ class WrittenSwitch(Written):
     max_gamma: Annotated[
         Ratio | None, Field(description="Lowers the job's accuracy budget; null leaves it")
     ] = None
-    expires_after_steps: Annotated[int, Field(ge=1, le=1_000_000), FromYaml] = 200
+    expires_after_steps: Annotated[int, Field(ge=1, le=1_000_000), FromYaml] = EXPIRES_AFTER_STEPS
     by: Annotated[Name | None, Field(description="Who switches")] = None
 
 

@@ -1,4 +1,4 @@
-"""Versions of a group's plan: made, ended, renewed, shown to the job."""
+"""Versions of a tensor-parallel group's plan: made, offered to the job, acknowledged, switched."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OfferedPlan:
 
 
 def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:
-    """Return a version as the job gets it."""
+    """Return a version in the form that is sent to the job."""
     return OfferedPlan(
         schema=SCHEMA,
         version=plan.version,
@@ -70,7 +70,7 @@ def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:
 def make_plan(
     tx: UnitOfWork, row: TensorGroup, group: Group, alternative: Alternative, switch: Switch
 ) -> TensorPlan:
-    """Store a new version as of the latest report's step, and end the one before."""
+    """Store a new version created at the step of the latest report; end the one before."""
     step = row.step or 0
     apply = row.apply and switch.mode is TensorMode.APPLY
     return _add(
@@ -97,7 +97,7 @@ def make_plan(
 def reoffer(
     tx: UnitOfWork, row: TensorGroup, advice: TensorPlan, switch: Switch, step: int
 ) -> TensorPlan:
-    """Store what was advice as a version that is to be applied."""
+    """Store a version to be applied with the content of one that was advice."""
     return _add(
         tx,
         row,
@@ -120,7 +120,7 @@ def reoffer(
 
 
 def withdraw(tx: UnitOfWork, row: TensorGroup, before: TensorPlan, step: int) -> TensorPlan:
-    """Store a version that takes the one before back: every rank does its own work again."""
+    """Store a version with the method ``none``: every rank computes its own columns again."""
     slowest_s = max(entry.time_s for entry in before.ranks)
     nothing = tuple(
         RankShare(entry.rank, entry.time_s, entry.time_s, 0.0, 0, 0, 0, {})
@@ -151,7 +151,7 @@ def _add(
     tx: UnitOfWork, row: TensorGroup, plan: TensorPlan, ended_as: TensorPlanState
 ) -> TensorPlan:
     before = tx.session.get(TensorPlan, (row.id, row.version))
-    if before is not None and before.state.standing:
+    if before is not None and before.state.active:
         end_plan(before, ended_as, plan.created_step)
     row.version += 1
     plan.group_id, plan.version = row.id, row.version
@@ -161,16 +161,13 @@ def _add(
 
 
 def end_plan(plan: TensorPlan, state: TensorPlanState, step: int) -> None:
-    """Note that a version no longer holds."""
+    """Set the final state of a version and the step at which it ended."""
     plan.state, plan.ended_step = state, step
 
 
 def loss_risk(plan: TensorPlan) -> LossRisk:
-    """Return what a version may do to the accuracy; none is ever beyond the budget."""
+    """Return the accuracy risk of a version; stored versions are never beyond the budget."""
     return LossRisk.SMALL if any(e.resized_columns for e in plan.ranks) else LossRisk.NONE
-
-
-# ---- Use cases: a job asks for a newer plan, and reports the outcome of one --------------------
 
 
 def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> OfferedPlan | None:
@@ -179,7 +176,7 @@ def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> Offe
     Raises
     ------
     NotFoundError
-        Nothing was reported of the group in this attempt.
+        The group has not reported in this attempt.
     """
     group = group_of(tx, job, name, attempt)
     if group.version <= after:
@@ -189,17 +186,17 @@ def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> Offe
 
 
 def acknowledge(container: Container, job: str, name: str, version: int, ack: WrittenAck) -> None:
-    """Note which ranks applied a version: when all have it is in force, when one could not refused.
+    """Record which ranks applied a version: in force once all have, refused if one could not.
 
-    To acknowledge twice is harmless. After a refusal the version is taken back, and its method is
-    not offered again in this attempt.
+    Repeated acknowledgements change nothing. After a refusal the version is withdrawn, and its
+    method is not offered again in this attempt.
 
     Raises
     ------
     NotFoundError
         There is no such version.
     ConflictError
-        ``tensor.superseded``: it is not, or no longer, to be applied.
+        ``tensor.superseded``: the version is advice or no longer active.
     InvalidTensorError
         A rank that the group does not have.
     """
@@ -221,7 +218,7 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
         if not ack.applied:
             plan.reason = ack.reason
             group.refused = sorted({*group.refused, plan.method})
-            # A job that could not even read it names no step of its own.
+            # A job that could not read the plan reports no step of its own.
             step = max(ack.step, plan.created_step)
             withdraw(tx, group, plan, step)
             end_plan(plan, TensorPlanState.REFUSED, step)
@@ -231,16 +228,13 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
             plan.state, plan.applied_step = TensorPlanState.IN_FORCE, ack.step
 
 
-# ---- Use case: switch a job's plans between advice and application -----------------------------
-
-
 # Switches of a job that a page lists.
 MOST_LISTED: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """Who switched a job's plans to what, and when."""
+    """A switch of a job's plans between advice and application."""
 
     at: datetime
     by: str
@@ -250,7 +244,7 @@ class Switched:
 
 
 def history(tx: Reads, job_id: int) -> tuple[Switched, ...]:
-    """Return who switched a job's plans, newest first."""
+    """Return the switches of a job's plans, newest first."""
     rows = tx.session.execute(
         select(TensorSwitch)
         .where(TensorSwitch.job_id == job_id)
@@ -263,7 +257,7 @@ def history(tx: Reads, job_id: int) -> tuple[Switched, ...]:
 
 
 def read_switch(tx: Reads, job: str) -> tuple[Switch, tuple[Switched, ...]]:
-    """Return what holds of a job, and who switched it so.
+    """Return the current switch of a job and the history of switches, newest first.
 
     Raises
     ------
@@ -273,20 +267,13 @@ def read_switch(tx: Reads, job: str) -> tuple[Switch, tuple[Switched, ...]]:
     return switch_of(tx, job_id), history(tx, job_id)
 
 
-def _told(wanted: Switch) -> str:
-    parts = [f"to {wanted.mode}"]
-    if wanted.max_gamma is not None:
-        parts.append(f"γ at most {wanted.max_gamma:g}")
-    return ", ".join([*parts, f"for {wanted.expires_after_steps} steps"])
-
-
 def switch_plans(
     container: Container, job: str, wanted: Switch, by: str | None = None
 ) -> list[str]:
-    """Switch a job's plans; what stands becomes another version at once.
+    """Switch a job's plans between advice and application; active plans change at once.
 
     Switched to application, advice is offered to the job; switched to advice, plans in force are
-    taken back and stand as advice. A budget that is lowered works with the next report.
+    withdrawn and become advice. A lower budget takes effect with the next report.
 
     Returns
     -------
@@ -311,8 +298,17 @@ def switch_plans(
                 expires_after_steps=wanted.expires_after_steps,
             )
         )
-        record(tx, who, Action.SWITCHED, f"tensor plans of {job}", detail=_told(wanted))
-        standing = tx.session.execute(
+        parts = [f"to {wanted.mode}"]
+        if wanted.max_gamma is not None:
+            parts.append(f"γ at most {wanted.max_gamma:g}")
+        record(
+            tx,
+            who,
+            Action.SWITCHED,
+            f"tensor plans of {job}",
+            detail=", ".join([*parts, f"for {wanted.expires_after_steps} steps"]),
+        )
+        active = tx.session.execute(
             select(TensorGroup, TensorPlan)
             .join(
                 TensorPlan,
@@ -321,13 +317,13 @@ def switch_plans(
             )
             .where(
                 TensorGroup.job_id == job_id,
-                TensorPlan.state.in_(TensorPlanState.STANDING),
+                TensorPlan.state.in_(TensorPlanState.ACTIVE),
                 TensorPlan.method != Method.NONE.value,
             )
             .order_by(TensorGroup.id)
             .with_for_update(of=TensorGroup)
         ).all()
-        for group, plan in standing:
+        for group, plan in active:
             apply = group.apply and wanted.mode is TensorMode.APPLY
             if apply == plan.apply:
                 continue

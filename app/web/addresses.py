@@ -1,4 +1,7 @@
-"""The address of this server in what it answers; a Host header alone says nothing of it."""
+"""The server's own address in its answers, and the peer that a connection counts for.
+
+A Host header alone is no proof of the server's address.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,6 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-# ---- Whom an address counts for ----------------------------------------------------------------
-
-
 # What one customer of a provider has at least: all of it counts as one peer.
 _IPV6_PREFIX: Final = 64
 
@@ -62,7 +62,7 @@ _IPV6_PREFIX: Final = 64
 # Each of the few that connections come from is asked about with every request.
 @functools.lru_cache(maxsize=4096)
 def peer_of(host: str) -> str:
-    """Return whom the connections of an address count for.
+    """Return the peer that an address's connections count for.
 
     Examples
     --------

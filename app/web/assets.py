@@ -42,7 +42,7 @@ DIGEST_LENGTH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One encoded file as it goes out."""
+    """A static file with its encoding and headers."""
 
     body: bytes
     headers: dict[str, str]
@@ -88,7 +88,7 @@ class Assets:
         return f"/static/{self._addresses[name]}"
 
     def find(self, address: str, accept_encoding: str) -> StaticFile | None:
-        """Return what is served at ``digest/name``, or None if nothing is.
+        """Return the file at ``digest/name``, or None.
 
         Parameters
         ----------

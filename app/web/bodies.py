@@ -1,7 +1,7 @@
-"""Bodies on their way in: how large one may be and how slowly it may come, on every route.
+"""Limits on the size and pace of request bodies, on every route, and the reading of parameters.
 
-Whatever a route does with its body, and whether it reads one at all, it reads through this: no
-route can forget a limit. Those that take traces raise theirs, see `arriving`.
+Every route reads its body through this, so that none can forget a limit. Routes that take traces
+raise theirs, see `arriving`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BodyTimeoutError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slowly a body may come."""
+    """The slowest allowed pace of a body."""
 
     idle_s: float
     """No byte for so long is the end. As much may be waited altogether, at first."""
@@ -43,7 +43,7 @@ class Pace:
     """Bytes that bring another second of waiting: on average a body comes faster."""
 
     def left_s(self, size: int, waited_s: float) -> float:
-        """Return for how long the next byte may be waited for; not above 0 if for no longer.
+        """Return the seconds left to wait for the next byte; not positive if none.
 
         Parameters
         ----------
@@ -171,7 +171,6 @@ def arriving(request: Request) -> ArrivingBody:
     return body
 
 
-# ---- What a request asks for in its path and query, read by one model each ---------------------
 # For routes that are called thousands of times in a row: the framework takes parameter by
 # parameter, which costs as much as all else that it does for a request.
 
@@ -212,19 +211,13 @@ def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[d
     return found
 
 
-# ---- What answers have in common ---------------------------------------------------------------
-
-
 class ReadBody(BaseModel):
-    """What is answered with attributes of what a service returns: `model_validate` takes it.
+    """A response body made from the attributes of a use case's result.
 
     A field of another name there is named by `validation_alias`.
     """
 
     model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
-
-
-# ---- The API's documentation: the OpenAPI document, and a page made of it that needs no other host
 
 
 REFERENCE: Final = "#/components/schemas/{model}"

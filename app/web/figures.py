@@ -1,7 +1,7 @@
-"""What every figure is made of: its layout, axes, lines and words on them.
+"""Parts of plotly figures: layout, axes, lines and annotations.
 
-Colors are design tokens (``var(--text)``); the page's script puts in what they stand for in the
-theme of the moment.
+Colors are design tokens (``var(--text)``); the page's script replaces them by the colors of the
+current theme.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def stretch_starts(steps: Sequence[int]) -> list[int]:
 
 
 def base_layout(*, margin: Mapping[str, int]) -> Figure:
-    """Return what the layouts of all figures have in common."""
+    """Return the common layout of figures."""
     return {
         "autosize": True,
         "margin": {**margin, "pad": 0, "autoexpand": False},

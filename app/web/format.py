@@ -1,4 +1,4 @@
-"""How pages write numbers, times and colors: the same thing looks the same everywhere."""
+"""Format numbers, times and colors for pages, alike everywhere."""
 
 from __future__ import annotations
 

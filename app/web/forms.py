@@ -1,4 +1,4 @@
-"""Forms made from the types that the API checks: one control for every field, in their order."""
+"""Forms made from the types that the API checks, and controls for order and choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES: Final = {"url": "URL", "urls": "URLs", "ca_certificate": "CA certificate"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of what may be chosen: the value that is sent, and the word that people read."""
+    """An option of a choice: its value and its label."""
 
     value: str
     word: str
@@ -113,7 +113,7 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
 
 
 def _given(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a value is where there is one."""
+    """Return a present value."""
     merged = dict(described)
     for other in described.get("anyOf", ()):
         if other.get("type") != "null":
@@ -183,9 +183,6 @@ def _text(value: Any) -> str:  # noqa: ANN401 - of any type
     return str(value)
 
 
-# ---- What a page lets choose: the order of a table by its columns, and one of several values ----
-
-
 @dataclass(frozen=True, slots=True)
 class Heading:
     """The heading of a column."""
@@ -199,7 +196,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of what may be chosen; `url` is the page with it, where it is a link."""
+    """An option of a choice; `url` is the page with it if it is a link."""
 
     value: str
     label: str

@@ -1,4 +1,4 @@
-"""Guards of host, site and encoding: they refuse requests before any route sees them."""
+"""Middleware: host, site and encoding guards, security headers, methods, precedence of pages."""
 
 from __future__ import annotations
 
@@ -141,9 +141,6 @@ def _same_host(origin: str, host: str) -> bool:
     return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
 
 
-# ---- Security headers of every response --------------------------------------------------------
-
-
 # plotly.js draws pixel for pixel under the first four lines: the hash is that of the empty style
 # element which it inserts and then fills through the CSS object model. WebGL traces need eval.
 CONTENT_SECURITY_POLICY: Final = "; ".join(  # noqa: FLY002 - one directive a line
@@ -210,9 +207,6 @@ class SecurityHeaders:
         await self.app(scope, receive, send_with_headers)
 
 
-# ---- Which methods an address takes: HEAD wherever GET, and 405 with `Allow` for the rest ------
-
-
 _NOT_ALLOWED: Final = 405
 
 
@@ -265,7 +259,7 @@ class Methods:
         await app(inner, receive, send_allowed)
 
     def allowed(self, path: str) -> str:
-        """Return what the header `Allow` says of an address."""
+        """Return the value of the header `Allow` for an address."""
         methods = set(self.literal.get(path, ()))
         if not methods:
             for route in self.routes:
@@ -276,8 +270,6 @@ class Methods:
         return ", ".join(sorted(methods))
 
 
-# ---- Pages come first: what is sent waits a little while a page is made, and comes a few at a time
-#
 # A thousand senders of a flush are let in at once by the event loop: it reads the head of each, and
 # a page that is asked for, or whose thread is done, waits for all of them. So does its thread for
 # the interpreter. Here a few bodies begin with each turn of the loop, and fewer while a page is
@@ -298,7 +290,7 @@ READS: Final = frozenset({"GET", "HEAD"})
 
 
 class PagesFirst:
-    """Lets requests that send something in by turns; used on one event loop only."""
+    """Middleware that admits requests with bodies in turns; used on one event loop only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

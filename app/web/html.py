@@ -1,4 +1,4 @@
-"""Small parts of pages as HTML: what cells of tables are made of, and templates call by name."""
+"""Small HTML fragments: cells of tables, and macros that templates call by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HATCHED: Final = Markup(
 
 
 def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
-    """Return an element around what it holds, of which only text that is no markup is escaped.
+    """Return an element around its content; text is escaped, markup is not.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def link(url: str, *content: object, plain: bool = False, title: str = "") -> Ma
 
 
 def muted(text: object) -> Markup:
-    """Return what is said by the way."""
+    """Return muted text."""
     return element("span", text, class_="muted")
 
 
@@ -63,7 +63,7 @@ def note(*content: object) -> Markup:
 
 
 def narrow(*parts: str) -> Markup:
-    """Return what stands in a row's first cell where columns are hidden, on a narrow page."""
+    """Return the text that replaces hidden columns on a narrow page."""
     return element("span", " · ".join(filter(None, parts)), class_="only")
 
 

@@ -1,4 +1,4 @@
-"""What an address asks for, and the addresses of the same page that ask for something else."""
+"""Addresses of pages: the query of an address, and links to jobs, sessions and hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DIGITS = 6
 
 
 def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """Return a dependency of a route: what an address asks for, by the parameters of a class.
+    """Return a route's dependency that parses the query into a class.
 
     Asynchronous, as it waits for nothing: the framework makes an instance of a class in another
     thread, and a page would wait for that and for the event loop once more.
@@ -41,19 +41,16 @@ class Address:
     parameters: Mapping[str, str]
 
     def but(self, **changes: str | int | None) -> str:
-        """Return the address with other parameters; an empty one is taken away."""
+        """Return the address with changed parameters; empty ones are removed."""
         merged = {**self.parameters, **changes}
         query = urlencode({name: value for name, value in merged.items() if value})
         return f"{self.path}?{query}" if query else self.path
 
 
 def page_number(text: str) -> int:
-    """Return the number of the page that an address asks for; the first where it is none."""
+    """Return the page number of an address; 1 if it is not a number."""
     digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return max(1, int(text)) if digits else 1
-
-
-# ---- Where pages of things are that several drawers link to ------------------------------------
 
 
 def host_url(host: str) -> str:
@@ -62,7 +59,7 @@ def host_url(host: str) -> str:
 
 
 def actions_url(host: str) -> str:
-    """Return the page of what was done to a host."""
+    """Return the path of a host's actions."""
     return f"/actions?{urlencode({'host': host})}"
 
 
@@ -72,5 +69,5 @@ def job_url(job: str) -> str:
 
 
 def compare_url(a: object, b: object) -> str:
-    """Return the path of the page that holds two sessions side by side, the earlier one first."""
+    """Return the path of the comparison of two sessions, the earlier one first."""
     return f"/compare?{urlencode({'a': str(a), 'b': str(b)})}"

@@ -1,4 +1,4 @@
-"""A list, declared once: what its rows are, where they come from, and which orders they have."""
+"""Lists, declared once: a dataclass of the rows gives SQL, order, API fields and CSV columns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from app.platform.database.unit_of_work import Reads
 
-# ---- A page of a list --------------------------------------------------------------------------
-
-
 R = TypeVar("R")
 
 
@@ -51,26 +48,23 @@ class Page(Generic[R]):
 
     @property
     def first(self) -> int:
-        """Return the place of its first row in the whole list, from 1."""
+        """Return the rank of its first row in the whole list, from 1."""
         return self.size * (self.number - 1) + 1
 
     @property
     def last(self) -> int:
-        """Return the place of its last row."""
+        """Return the rank of its last row."""
         return self.first + len(self.rows) - 1
 
 
 def pages_of(total: int, size: int) -> int:
-    """Return how many pages rows take; where there are none one that is empty."""
+    """Return the number of pages of some rows; at least 1."""
     return max(1, -(-total // size))
 
 
 def last_page(number: int, total: int, size: int) -> int:
-    """Return the number of a page that there is: the last one where there are not that many."""
+    """Return a page number, at most that of the last page."""
     return min(max(number, 1), pages_of(total, size))
-
-
-# ---- What a row of a list says of each of its columns, in the type of its field ----------------
 
 
 Expression = ColumnElement[Any] | InstrumentedAttribute[Any]
@@ -99,7 +93,7 @@ class Column:
 
 
 def columns_of(row: type[Any]) -> Mapping[str, Column]:
-    """Return the columns of what rows are, a dataclass, by name.
+    """Return the columns of a dataclass of rows, by name.
 
     Examples
     --------
@@ -116,7 +110,7 @@ def columns_of(row: type[Any]) -> Mapping[str, Column]:
 
 
 def in_files(row: type[Any]) -> Mapping[str, str]:
-    """Return the columns that files of such rows have, by the names that they have there."""
+    """Return the columns of CSV files of such rows, by their names there."""
     hints = get_type_hints(row, include_extras=True)
     return {
         column.csv or name: name
@@ -140,7 +134,7 @@ def _metadata(hint: object) -> Sequence[object]:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What a page of a list is asked for by: its order, its number and its size."""
+    """Request of a page of a list: order, number and size."""
 
     sort: str = ""
     page: int = 1
@@ -188,7 +182,7 @@ class Listing(Generic[R]):
         return TypeAdapter(list[self.row])  # type: ignore[name-defined]
 
     def sort(self, requested: str) -> str:
-        """Return the order that is in force."""
+        """Return the order in use."""
         known = requested.removeprefix("-") in self.sorts
         return requested if known else self.default_sort
 
@@ -217,14 +211,14 @@ class Listing(Generic[R]):
         return [first if self._is_there(by.expression) else first.nulls_last(), *self.ties]
 
     def _is_there(self, by: Any) -> bool:  # noqa: ANN401 - an expression, or a column of a table
-        """Return whether rows always have a value: an index serves no order that moves nulls."""
+        """Return whether the column is never null: no index serves an order that moves nulls."""
         of_model = (
             self.model is not None and getattr(by, "table", None) is inspect(self.model).local_table
         )
         return of_model and not by.nullable
 
     def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
-        """Return rows of what the database returned, by name; JSON becomes what fields say."""
+        """Return rows of the database as dataclasses; JSON is validated by the fields' types."""
         return self._adapter.validate_python([dict(one) for one in found])
 
 
@@ -273,9 +267,6 @@ def read_page(
     first = request.size * (number - 1)
     rows = read(tx, listing, *where, sort=request.sort, limit=request.size, offset=first)
     return Page(rows, number, total, request.size)
-
-
-# ---- Lines of CSV that the database writes itself: for files of thousands of rows --------------
 
 
 # What spreadsheets take for the beginning of a formula.
@@ -335,7 +326,7 @@ def _cell(value: ColumnElement[Any]) -> ColumnElement[str]:
 
 
 def _words(text: ColumnElement[str]) -> ColumnElement[str]:
-    """Return text that a spreadsheet takes for text, in quotation marks where it must be."""
+    """Return a text quoted if needed, which a spreadsheet does not take for a formula."""
     # Readers end a line at either.
     plain = func.replace(text, "\r", "\n")
     safe = case((func.left(plain, 1).in_(FORMULA), func.concat("'", plain)), else_=plain)

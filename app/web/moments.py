@@ -1,4 +1,4 @@
-"""Moments as pages write them: in UTC by the server, in the reader's zone by `js/zone.js`."""
+"""Write moments in UTC; `js/zone.js` rewrites them in the reader's time zone."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class When:
 
     @property
     def attributes(self) -> Markup:
-        """Return what tells the script of it."""
+        """Return the attributes that the script reads."""
         return Markup(' data-at="{}" data-time="{}"{}').format(
             self.at.astimezone(UTC).isoformat(),
             self.form,

@@ -1,4 +1,4 @@
-"""How a page is made: one transaction to read from, one template to render."""
+"""Render pages: one transaction to read from, one template; errors as pages for browsers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Pages:
-    """Reads and renders what all pages have in common.
+    """Renders pages, with the data that all of them share.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Pages:
 
     @contextlib.contextmanager
     def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
-        """Open the one transaction of a page; with it comes what every page shows.
+        """Open the transaction of a page, with the data of its navigation.
 
         Render after it has ended: it holds a connection.
         """
@@ -141,7 +141,7 @@ class Pages:
         status: int = HTTPStatus.OK,
         **values: Any,  # noqa: ANN401 - what templates take
     ) -> HTMLResponse:
-        """Return a page that is of no project and needs no transaction."""
+        """Return a page that belongs to no project and needs no transaction."""
         html = self._environment.get_template(name).render(**values)
         return HTMLResponse(html, status, PAGE_HEADERS)
 
@@ -154,9 +154,6 @@ def _page_data(data: Mapping[str, Any]) -> Markup:
     """Return JSON for a data block: nothing in it can end the element it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - escaped here
-
-
-# ---- Errors as people see them: pages in place of problem documents, where a browser asks for one
 
 
 PROBLEM: Final = "application/problem+json"
@@ -228,9 +225,6 @@ def _asks_for_page(scope: Scope) -> bool:
 def _is_problem(start: Message) -> bool:
     headers = Headers(raw=start["headers"])
     return headers.get("content-type", "").startswith(PROBLEM) and "content-encoding" not in headers
-
-
-# ---- What every page shows: how many incidents fire, which channels are dead, what asks a person -
 
 
 @dataclass(frozen=True, slots=True)

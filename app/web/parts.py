@@ -1,4 +1,4 @@
-"""Small parts that several pages share: states as glyph and word, facts, sparklines."""
+"""Parts that several pages share: states as glyph and word, facts, sparklines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FINISHED_STATE: Final = StateLabel("done", "Finished", 6, quiet=True)
 
 
 def job_state(state: SessionState, *, slow: bool) -> StateLabel:
-    """Return how a job stands, by the state of its latest session."""
+    """Return the state of a job, from its latest session."""
     if state == SessionState.ANALYZED:
         return SLOW_STATE if slow else QUIET_STATE
     return STATES[state]

@@ -266,7 +266,7 @@ def install(app: FastAPI) -> None:
 
 
 class UnexpectedErrors:
-    """ASGI middleware that answers what nothing else handles.
+    """ASGI middleware that answers unhandled exceptions.
 
     The framework's own handler of last resort answers outside of all other middleware, without
     their headers, and raises the error once more, upon which the server drops the connection.

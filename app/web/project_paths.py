@@ -27,5 +27,5 @@ class ProjectPaths:
 
 
 def prefix_of(project: str) -> str:
-    """Return what stands before the paths of a project's pages."""
+    """Return the prefix of the paths of a project's pages."""
     return f"{PREFIX}{project}"

@@ -1,4 +1,7 @@
-"""Tables of pages: which columns a list shows, declared once, and what templates draw of them."""
+"""Tables of pages: columns declared once, drawn by templates and written as CSV.
+
+No CSV cell is a formula of a spreadsheet.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Shown(Generic[R]):
-    """A column that a page shows of a list."""
+    """A column of a table on a page."""
 
     label: str  # its heading: text, or markup
     # Takes a row and returns its cell: text, or parts of `app.web.html`.
@@ -128,7 +131,7 @@ def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
 
 
 def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
-    """Return headings that link to the list in their orders; that in force turns round."""
+    """Return headings that link to their orders; the current one links to its reverse."""
     in_force = listing.sort(address.parameters.get("sort", ""))
     found = []
     for one in shown:
@@ -152,9 +155,6 @@ def pager(page: Page[R], address: Address, name: str = "page", place: str = "") 
         address.but(**{name: before if before > 1 else None}) + place if before else "",
         address.but(**{name: after}) + place if after <= page.pages else "",
     )
-
-
-# ---- Tables as CSV: one way to write them, in which no cell is a formula of a spreadsheet ------
 
 
 _Made = TypeVar("_Made")
@@ -233,7 +233,7 @@ class Written:
 
 
 def csv_file(name: str, table: Table | Written) -> StreamingResponse:
-    """Return a table to download; it is of this moment.
+    """Return a table as a download that is not cached.
 
     What is wrong with its first rows is raised here, where it still is a status of the answer.
     """
@@ -250,7 +250,7 @@ def csv_file(name: str, table: Table | Written) -> StreamingResponse:
 
 
 def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
-    """Return what makes a file.
+    """Return the function that writes a file.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
 
 
 def _plain(cell: object) -> object:
-    """Return a cell that a spreadsheet takes for text, not for a formula."""
+    """Return a cell's text, which a spreadsheet does not take for a formula."""
     # Most cells are a number, nothing or plain text, and files have many.
     if cell is None or type(cell) in _NUMBERS:
         return cell

@@ -1,4 +1,4 @@
-"""The terms of docs/glossary.md, which pages explain where they stand."""
+"""The terms of docs/glossary.md, which pages explain in place."""
 
 from __future__ import annotations
 

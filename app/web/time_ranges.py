@@ -1,6 +1,6 @@
-"""The time that a page is about: the last hour, day, week or month, or a time of one's own.
+"""The time range of a page: the last hour, day, week or month, or an explicit one.
 
-It stands in the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
+It is part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_CHARS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A time; without any bound it is all there is."""
+    """A time range; without bounds it is all time."""
 
     name: str  # as the address says it; empty for one's own
     words: str  # ``the last 24 h``, ``the chosen time``
@@ -42,11 +42,11 @@ class Range:
     end: datetime | None = None
 
     def since(self, now: datetime) -> datetime | None:
-        """Return where it begins."""
+        """Return the beginning of the range."""
         return now - self.span if self.span is not None else self.begin
 
     def parameters(self, default: str) -> dict[str, str]:
-        """Return how an address asks for it; `default` is the one that it need not name."""
+        """Return the query parameters of the range; `default` needs none."""
         return {
             "range": "" if self.name == default else self.name,
             "from": "" if self.begin is None else _written(self.begin),
@@ -54,7 +54,7 @@ class Range:
         }
 
     def is_past(self, now: datetime) -> bool:
-        """Return whether it is over: what is going on now is not part of it."""
+        """Return whether the range ends in the past."""
         return self.end is not None and self.end < now
 
 
@@ -69,7 +69,7 @@ class RangeChoice:
 
 @dataclass(frozen=True, slots=True)
 class RangeChoices:
-    """The ranges that a page offers; `begin` and `end` are what its own one is, for its fields."""
+    """The ranges of a page; `begin` and `end` fill the fields of an explicit range."""
 
     choices: Sequence[RangeChoice]
     own: bool
@@ -79,7 +79,7 @@ class RangeChoices:
 
 
 def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
-    """Return the range that an address asks for; what cannot be read is not there.
+    """Return the range of an address; invalid values are ignored.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
 
 
 def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
-    """Return what a page offers next to the range that it is about."""
+    """Return the ranges that a page offers beside its current one."""
     offered = [(name, label) for name, (_, label) in SPANS.items()]
     if with_all:
         offered.append((ALL, "All"))
@@ -115,7 +115,7 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
 
 
 def moment_in(text: str) -> datetime | None:
-    """Return a moment that an address names; None where it is none. Without an offset it is UTC."""
+    """Parse a moment of an address; None if it is invalid. Without an offset it is UTC."""
     if not text or len(text) > MAX_CHARS:
         return None
     try:
@@ -131,7 +131,7 @@ def _written(moment: datetime) -> str:
 
 
 def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
-    """Return between which moments one's own time is: ``20 Nov 2026 09:00 to …``."""
+    """Return the bounds of an explicit range: ``20 Nov 2026 09:00 to …``."""
     if begin is not None and end is not None:
         return span(begin, end)
     if begin is not None:
@@ -139,15 +139,12 @@ def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
     return Markup("Until {}").format(minute(end)) if end is not None else Markup()
 
 
-# ---- The time that an address asks for, as routes take it; see `app.web.time_ranges` -------
-
-
 # What pages are about that look back over many sessions.
 MONTH: Final = "30d"
 
 
 class TimeQuery:
-    """The time that an address asks for."""
+    """The time range of an address."""
 
     def __init__(
         self,
@@ -158,7 +155,7 @@ class TimeQuery:
         self.parameters = {"range": range, "from": begin, "to": end}
 
     def about(self, default: str = DAY) -> Range:
-        """Return the time; `default` is the name of the one that an address need not name."""
+        """Return the range; `default` is the one without parameters."""
         return range_of(*self.parameters.values(), default=default)
 
 

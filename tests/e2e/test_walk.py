@@ -37,7 +37,7 @@ NO_PAGES = (
 )
 
 # Modules whose routes are pages.
-PAGES: Final = re.compile(r"app\.(run\.page_routes|\w+\.(pages|sign_in_pages|documentation))\b")
+PAGES: Final = re.compile(r"app\.\w+\.(pages|sign_in_pages|documentation)\b")
 
 HANGING = Hanging(4, [[(0, 1), (2, 3)], [(0, 2), (1, 3)]] * 2, host_stops={3: 2})
 

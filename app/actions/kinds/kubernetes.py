@@ -63,13 +63,11 @@ class KubernetesConfig:
 
 def describe(config: KubernetesConfig, order: Order) -> str:
     """Return the commands that come to the same."""
-    taint = shlex.join(["kubectl", "taint", "nodes", order.node, _taint(order)])
+    taint = shlex.join(
+        ["kubectl", "taint", "nodes", order.node, f"{TAINT}={order.id.hex}:{EFFECT}"]
+    )
     cordon = shlex.join(["kubectl", "cordon", order.node])
     return f"{taint} && {cordon}" if config.cordon else taint
-
-
-def _taint(order: Order) -> str:
-    return f"{TAINT}={order.id.hex}:{EFFECT}"
 
 
 def act(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:

@@ -99,10 +99,10 @@ def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
     ends_ns = of_lanes_ns[looked].max(axis=1).astype(np.float64)
     if lanes.trace.step_relative:
         return np.asarray(ends_ns)
-    turn_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
-    follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (turn_ns > 0)
+    period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
+    follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
     # where steps overlap the rest of one is the next one's
-    return np.where(follows[looked], turn_ns[looked].astype(np.float64), ends_ns)
+    return np.where(follows[looked], period_ns[looked].astype(np.float64), ends_ns)
 
 
 def _mean(values: NDArray[np.float64], recorded: NDArray[np.bool_]) -> NDArray[np.float64]:

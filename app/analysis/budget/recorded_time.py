@@ -44,7 +44,7 @@ class Fillings:
 
 def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
     """Return what may fill the gaps of each stage, of each gap in order of launch."""
-    layout, follows = group.layout, group.once(follows_of)
+    layout, follows = group.layout, group.memoize(follows_of)
     stages = layout.nodes.pp
     computing = layout.of_types(*COMPUTING)
     # Each communication belongs to one gap, and what collects garbage to none.
@@ -207,16 +207,16 @@ def windows_of(replayed: Replayed) -> Windows:
     ends_ns = replayed.over_steps(lambda group: ends_of(group).swapaxes(0, 1)).swapaxes(0, 1)
     last_ns = ends_ns.max(axis=(0, 2))
     starts_ns = replayed.over_steps(lambda group: group.layout.begin_ns)
-    turn_ns = np.diff(starts_ns)
-    joined, whole = _joined(replayed, turn_ns)
+    period_ns = np.diff(starts_ns)
+    joined, whole = _joined(replayed, period_ns)
     begins_ns, until_ns = np.zeros(ends_ns.shape), np.empty(ends_ns.shape)
     until_ns[:] = last_ns[:, None]
     # Late ends reach into the next step, on the workers that have them.
-    late_ns = np.maximum(ends_ns[:, :-1] - turn_ns[:, None], 0.0)
+    late_ns = np.maximum(ends_ns[:, :-1] - period_ns[:, None], 0.0)
     begins_ns[:, 1:] = np.where(joined[:, None], np.minimum(late_ns, ends_ns[:, 1:]), 0.0)
-    following_ns = begins_ns[:, 1:] + turn_ns[:, None]
+    following_ns = begins_ns[:, 1:] + period_ns[:, None]
     until_ns[:, :-1] = np.where(joined[:, None], following_ns, until_ns[:, :-1])
-    empty_ns = np.append(np.where(joined, np.maximum(turn_ns - last_ns[:-1], 0.0), 0.0), 0.0)
+    empty_ns = np.append(np.where(joined, np.maximum(period_ns - last_ns[:-1], 0.0), 0.0), 0.0)
     known = np.append(whole, False)
     between_ns = np.where(known, empty_ns, 0.0)
     odd_ns = _odd_ns(replayed, starts_ns, last_ns)
@@ -250,7 +250,9 @@ def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> F
     return odd_ns
 
 
-def _joined(replayed: Replayed, turn_ns: FloatArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _joined(
+    replayed: Replayed, period_ns: FloatArray
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return after which steps the time to the next one counts, and where nothing is left out.
 
     Shape (steps - 1,) each. None does where starts count from each step, and where clocks were set
@@ -258,11 +260,11 @@ def _joined(replayed: Replayed, turn_ns: FloatArray) -> tuple[NDArray[np.bool_],
     """
     steps = replayed.steps
     if not replayed.absolute:
-        none = np.zeros(len(turn_ns), dtype=bool)
+        none = np.zeros(len(period_ns), dtype=bool)
         return none, none
     recorded = np.sort(
         [*steps.tolist(), *(item.step for item in (*replayed.dropped, *replayed.odd))]
     )
     place = np.searchsorted(recorded, steps)
-    known = (np.diff(steps) == np.diff(place)) & (turn_ns > 0)
+    known = (np.diff(steps) == np.diff(place)) & (period_ns > 0)
     return known, known & (np.diff(steps) == 1)

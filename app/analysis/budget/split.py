@@ -139,7 +139,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     # Of the replayed ideal step, which is as long as all stages take on average.
     size = float((computing / work_ns).mean())
     rest = size * (metrics.ideal_s / _NS - work_ns) - communication - host_ns
-    bubble = np.maximum(rest - replayed.graph.turn_ns, 0.0)
+    bubble = np.maximum(rest - replayed.graph.step_gap_ns, 0.0)
     bubble *= min(
         1.0, float(waiting.sum()) / max(float((bubble * factor).sum()) * waiting.shape[2], 1.0)
     )
@@ -263,7 +263,7 @@ def _late_ns(replayed: Replayed, metrics: Metrics, windows: Windows) -> FloatArr
     longer = (metrics.recorded_s - metrics.simulated_s) / _NS
     if replayed.graph.chained:
         # These steps begin with the end of the one before.
-        longer[1:] -= windows.between_ns[:-1] - replayed.graph.turn_ns
+        longer[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
     return np.asarray(np.maximum(longer, 0.0))
 
 

@@ -34,7 +34,7 @@ from app.analysis.replay.host_delays import between_steps_ns
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
-from app.analysis.replay.session import Replayed, with_graph, with_shorter_turn, without_lags
+from app.analysis.replay.session import Replayed, with_graph, with_shorter_step_gap, without_lags
 
 _WITHOUT_REPLAY: Final = 0.8  # confidence in a cause whose cost no replay can tell
 _ONE_STEP: Final = "a single step does not show what changes from step to step"
@@ -140,13 +140,13 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     found = _find(signs, KINDS.values())
     launches = [item.finding.launches for item in found]
     regular = frozenset[int]().union(*(late.regular for late in launches))
-    turn_ns = max((late.turn_ns for late in launches), default=0.0)
+    step_gap_ns = max((late.step_gap_ns for late in launches), default=0.0)
     late = {
         # two causes may explain the same delay
         node: np.minimum(
             late_ns,
             observation.delay_ns(
-                node, regular=node in regular or (turn_ns > 0 and not observation.after[node])
+                node, regular=node in regular or (step_gap_ns > 0 and not observation.after[node])
             ),
         )
         for node, late_ns in summed(finding.late_ns for finding in launches).items()
@@ -155,13 +155,13 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
-    group = with_shorter_turn(without_lags(replayed.main, regular), turn_ns)
+    group = with_shorter_step_gap(without_lags(replayed.main, regular), step_gap_ns)
     few = sampled(group.layout)
     lags_ns = {edge: ns for finding in launches for edge, ns in finding.lags_ns.items()}
     if not lags_ns and not regular:
         lags_ns = dict(lags_after_transfers(few, group.graph, group.durations.ideal_ns))
     graph = in_turn(few, group.graph)
-    adapted = bool(lags_ns) or graph is not group.graph or turn_ns > 0
+    adapted = bool(lags_ns) or graph is not group.graph or step_gap_ns > 0
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         adapting = replace(observation, group=group)

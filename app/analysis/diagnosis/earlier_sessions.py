@@ -59,7 +59,7 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
     """Return the computing times of a session that later sessions are compared with."""
     layout, meta = observation.layout, observation.trace.meta
     every = -(-layout.dp * layout.pp // _MOST_WORKERS)
-    best = observation.once(computing_of_steps)[:, factor.best, ::every]
+    best = observation.memoize(computing_of_steps)[:, factor.best, ::every]
     taken = median(best.swapaxes(0, 1)) / 1e9
     ranks = layout.ranks[::every].tolist()
     return Computing(
@@ -123,7 +123,7 @@ def _digest(machine: Machine) -> str:
 
 def _tokens(observation: Observation) -> tuple[float, float] | None:
     """Return Σs and Σs² of a mean step and DP rank; None where lengths are not recorded."""
-    lengths = observation.once(some_lengths) if observation.comparable else None
+    lengths = observation.memoize(some_lengths) if observation.comparable else None
     if lengths is None or lengths.tokens.mean() <= 0:
         return None
     microbatches = observation.passes[COMPUTATIONS[0]].nodes.shape[1]

@@ -268,7 +268,7 @@ class Launches:
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # part of the regular gap between two steps of a rank that is in the `late_ns` of their first
     # operations, ns
-    turn_ns: float = 0.0
+    step_gap_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

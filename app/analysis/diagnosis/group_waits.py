@@ -20,7 +20,7 @@ from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, kept_w
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import TENSOR_TYPES, Trace
-from app.analysis.trace.parallelism import groups_of, has_rings, own_computing
+from app.analysis.trace.parallelism import groups_of, has_rings, own_compute_times
 
 LISTED: Final = 3  # groups that the evidence describes
 
@@ -310,7 +310,7 @@ def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.
     waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)
     if not has_rings(trace):
         return waits
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
     total_ns = np.bincount(member.ravel(), weights=own_ns)
     pp, dp = trace.pp[rows[first]], trace.dp[rows[first]]
@@ -323,7 +323,7 @@ def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.
 
 def _ring_waits(observation: Observation) -> Iterator[Waits]:
     trace, layout = observation.trace, observation.layout
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     known = np.isin(trace.step[rows], layout.steps)
     rows, own_ns = rows[known], own_ns[known]
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)

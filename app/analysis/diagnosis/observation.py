@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Uncertainty
 from app.analysis.diagnosis.locations import Hosts, Worker
-from app.analysis.memoize import LooksOnce
+from app.analysis.memoize import Memoized
 from app.analysis.replay.adaptations.candidate import opens_window
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.dependency_graph import P2P
@@ -73,13 +73,13 @@ def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
 
 
 @dataclass(frozen=True, eq=False)
-class Observation(LooksOnce):
+class Observation(Memoized):
     """A session's main group of steps, as the finders of causes see it."""
 
     trace: Trace
     group: ShapeGroup
     explained: Explained = field(default_factory=Explained)
-    _seen: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
+    _memo: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -97,7 +97,7 @@ class Observation(LooksOnce):
     @cached_property
     def after(self) -> dict[int, tuple[int, ...]]:
         """Return the nodes that each node waits for."""
-        return self.group.once(follows_of)
+        return self.group.memoize(follows_of)
 
     @cached_property
     def hosts(self) -> Hosts:
@@ -135,7 +135,7 @@ class Observation(LooksOnce):
         elif graph.chained:
             delay -= begins_of(self.group, int(self.layout.nodes.pp[node]))
             if regular:
-                delay[~opens_window(self.layout)] += graph.turn_ns
+                delay[~opens_window(self.layout)] += graph.step_gap_ns
         if node in self.explained.late_ns:
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)

@@ -112,7 +112,7 @@ def computing_of_steps(observation: Observation) -> FloatArray:
 def slow_together(observation: Observation) -> SlowTogether:
     """Return the slowdown that all workers share, net of work where lengths are recorded."""
     steps = observation.layout.steps
-    computing = observation.once(computing_of_steps)
+    computing = observation.memoize(computing_of_steps)
     factor = common_factor(computing, steps)
     if not factor.slow.any():
         return SlowTogether(factor)

@@ -294,14 +294,14 @@ class Signs:
         observation = self.observation
         if not observation.comparable:
             return None
-        return split_effects(observation.passes, observation.once(some_lengths))
+        return split_effects(observation.passes, observation.memoize(some_lengths))
 
     @cached_property
     def past(self) -> Past | None:
         """Return the comparison with the job's earlier sessions; None where there are none."""
         if not self.earlier:
             return None
-        now = computing_of(self.observation, self.observation.once(slow_together).factor)
+        now = computing_of(self.observation, self.observation.memoize(slow_together).factor)
         return against_past(self.observation, now, self.earlier)
 
     @cached_property

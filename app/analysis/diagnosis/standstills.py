@@ -82,7 +82,7 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
 
 def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
     """Return the delays of first operations without recorded host operations, by node, ns."""
-    late = signs.observation.once(first_delays)
+    late = signs.observation.memoize(first_delays)
     recorded = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
     if not recorded:
         return late
@@ -95,7 +95,7 @@ def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
 def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
     """Return the delays that host operations cause: of the next launch, and of first operations."""
     layout = observation.layout
-    first = observation.once(first_delays)
+    first = observation.memoize(first_delays)
     late: dict[int, FloatArray] = {}
     for stage in range(layout.pp):
         nodes = layout.nodes.on(stage)

@@ -1,10 +1,9 @@
-"""Sequences divided anew over DP ranks and microbatches, replayed as a data loader would do it.
+"""Predicted gain of dividing sequences evenly over DP ranks and microbatches.
 
-Where a session's metadata hold the lengths of its sequences, each step's batch is divided by the
-algorithm that loaders call, `paceline_client.balance`, with the costs that the session shows. Each
-computation then takes what its new microbatch costs ÷ what its old one does, of what it took: each
-keeps its own luck on its worker. Without lengths only a bound is known: every microbatch takes the
-mean. (What-if paper, section 5.3.)
+Where a session's metadata hold the lengths of its sequences, each step's batch is divided by
+`paceline_client.balance`, the algorithm of data loaders, with costs fitted to the session. The
+replay scales each recorded computation by its microbatch's new cost ÷ old cost. Without lengths
+only a bound is known: every microbatch takes the mean time. (What-if paper, section 5.3.)
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, 
 EVEN_MICROBATCHES: Final = "even_microbatches"
 _TITLE: Final = "Even out the sequence lengths of microbatches"
 _KEY: Final = "sequence_lengths"
-# Fewer steps tell nothing of the others.
+# Fewer steps with known lengths are no sample of the session.
 _FEWEST: Final = 3
-# Sequences that are divided; of larger sessions some steps tell.
+# Sequences to divide; larger sessions are sampled by step, which bounds the time of the analysis.
 _MOST_SEQUENCES: Final = 40_000
 # Microbatches that costs are fitted to.
 _FITTED: Final = 2_000
-# Metadata are their sender's: a longer one is no sequence.
+# Metadata are untrusted: a longer sequence is an error, and squares stay far from overflow.
 _LONGEST: Final = 1e9
-# Times this number of standard deviations off are not what lengths make.
+# Computations this number of standard deviations off the fit are left out of it.
 _OUTLYING: Final = 4.0
-# Turns of telling what lengths cost from how fast workers are.
+# Alternations between fitting the cost of lengths and the speed of workers.
 _TURNS: Final = 4
-# No microbatch costs less than this share of the mean one.
+# Lower bound of a microbatch's cost, as a share of the mean: keeps ratios of costs finite.
 _LEAST: Final = 0.02
-_MS: Final = 1e-6
+_MS_PER_NS: Final = 1e-6
 
 # Lengths of a step's sequences, as [dp][microbatch][sequence].
 Batch = list[list[list[int]]]
@@ -61,16 +60,16 @@ class _Sums:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recorded:
-    """What a session says of its sequences."""
+class _KnownLengths:
+    """Known sequence lengths of a session."""
 
     observation: Observation
     steps: IntArray  # (steps,): indices of the steps that are divided
     batches: list[Batch]  # of these steps
-    microbatch: IntArray  # (passes,): which of a batch each computation of a stage is of
+    microbatch: IntArray  # (passes,): index of each computation's microbatch in its rank's batch
 
     def sums(self, batches: Sequence[Batch]) -> _Sums:
-        """Return the sums of batches of these steps."""
+        """Return Σs and Σs² of each microbatch of these batches."""
         table = [
             [[(sum(mb), sum(s * s for s in mb)) for mb in rank] for rank in batch]
             for batch in batches
@@ -81,18 +80,42 @@ class _Recorded:
 def even_out(
     trace: Trace, replayed: Replayed, cause: Cause, now_s: float, *, trusted: bool
 ) -> Fix | None:
-    """Return the division of the sequences, replayed, or a bound where lengths are not known.
+    """Return the replayed division of the sequences, or a bound where lengths are unknown.
 
-    `now_s` is today's mean step; `trusted` whether the replay is near the recording.
+    Parameters
+    ----------
+    now_s : float
+        Mean step time today, seconds.
+    trusted : bool
+        Whether the replay reproduces the recording closely enough.
     """
-    recorded = _recorded(trace, replayed) if trusted else None
+    recorded = _known_lengths(trace, replayed) if trusted else None
     if recorded is None:
-        return _bound(cause, now_s)
+        if cause.saves is None:
+            return None
+        return Fix(
+            EVEN_MICROBATCHES,
+            _TITLE,
+            "Replayed with every microbatch taking the mean time: the most that dividing sequences "
+            "better over DP ranks and microbatches can bring. With "
+            f'"{_KEY}" in the metadata the division itself is replayed.',
+            now_s * (1 - cause.saves),
+            cause.saves,
+            cause=cause.cause,
+            at_most=True,
+        )
     plan = _plan(recorded)
-    today, after = recorded.sums(recorded.batches), recorded.sums(_divided(recorded, plan))
-    times = launched_step_times(replayed.main, _with(recorded, today, after))
+    from paceline_client.balance import Cost, balance  # noqa: PLC0415 - as in `_plan`
+
+    cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
+    divided = []
+    for batch in recorded.batches:
+        places = balance(batch, cost=cost, max_tokens=plan.max_tokens, stages=plan.stages)
+        divided.append([[[batch[r][m][i] for r, m, i in mb] for mb in rank] for rank in places])
+    today, after = recorded.sums(recorded.batches), recorded.sums(divided)
+    times = launched_step_times(replayed.main, _with_batches(recorded, today, after))
     chosen = times[recorded.steps].mean(axis=0)
-    # The other steps are as long as these, on average.
+    # Assumes that the other steps save the same share as the sampled ones.
     saved_s = float((chosen[0] - chosen[1]) / chosen[0] * times[:, 0].mean())
     return Fix(
         EVEN_MICROBATCHES,
@@ -107,24 +130,8 @@ def even_out(
     )
 
 
-def _bound(cause: Cause, now_s: float) -> Fix | None:
-    if cause.saves is None:
-        return None
-    return Fix(
-        EVEN_MICROBATCHES,
-        _TITLE,
-        "Replayed with every microbatch taking the mean time: the most that dividing sequences "
-        "better over DP ranks and microbatches can bring. With "
-        f'"{_KEY}" in the metadata the division itself is replayed.',
-        now_s * (1 - cause.saves),
-        cause.saves,
-        cause=cause.cause,
-        at_most=True,
-    )
-
-
-def _recorded(trace: Trace, replayed: Replayed) -> _Recorded | None:
-    """Return the lengths of steps of which all are known; None where those are too few."""
+def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
+    """Return the sequence lengths of fully known steps; None where there are too few."""
     observation = Observation(trace, replayed.main)
     given = trace.meta.extra.get(_KEY)
     if not isinstance(given, dict) or BACKWARD_COMPUTE not in observation.passes:
@@ -134,18 +141,20 @@ def _recorded(trace: Trace, replayed: Replayed) -> _Recorded | None:
     which, microbatch = np.unique(numbers, return_inverse=True)
     if which[0] == ABSENT:
         return None
-    found = [_batch(given.get(str(step)), layout.dp, which.tolist()) for step in layout.steps]
+    found = [
+        _validated_batch(given.get(str(step)), layout.dp, which.tolist()) for step in layout.steps
+    ]
     steps = [step for step, batch in enumerate(found) if batch is not None]
     if len(steps) < _FEWEST:
         return None
     count = sum(len(mb) for batch in found for rank in batch or () for mb in rank)
     steps = steps[:: -(-count // _MOST_SEQUENCES)]
     batches = [batch for step in steps if (batch := found[step]) is not None]
-    return _Recorded(observation, np.array(steps), batches, microbatch)
+    return _KnownLengths(observation, np.array(steps), batches, microbatch)
 
 
-def _batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # noqa: ANN401 - JSON
-    """Return the lengths of a step; None where they are not those of all its microbatches."""
+def _validated_batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # noqa: ANN401 - JSON
+    """Return the validated lengths of a step; None unless all its microbatches are there."""
     if not isinstance(given, list | tuple) or len(given) < ranks:
         return None
     batch: Batch = []
@@ -155,25 +164,25 @@ def _batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # 
         chosen = [of_rank[number] for number in microbatches]
         if not all(isinstance(mb, list | tuple) and mb for mb in chosen):
             return None
-        if not all(_is_length(length) for mb in chosen for length in mb):
+        if not all(
+            (isinstance(length, int) and not isinstance(length, bool) and 0 < length <= _LONGEST)
+            for mb in chosen
+            for length in mb
+        ):
             return None
         batch.append([list(mb) for mb in chosen])
     return batch
 
 
-def _is_length(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST
-
-
-def _plan(recorded: _Recorded) -> Balancing:
-    """Return what microbatches cost, forward and backward on the mean stage, and the limit."""
-    # The client's other modules are what a recorder needs: only sessions with lengths load them.
+def _plan(recorded: _KnownLengths) -> Balancing:
+    """Return the fitted cost of microbatches on the mean stage, and today's token limit."""
+    # The import loads the client's recorder too: only sessions with lengths pay for it.
     from paceline_client.balance import Cost  # noqa: PLC0415 - see above
 
     passes = recorded.observation.passes
     first = passes[FORWARD_COMPUTE].chunk == 0
     total_ms = sum(
-        passes[name].times_ns[:, first][:, :, recorded.steps].mean(axis=0) * _MS
+        passes[name].times_ns[:, first][:, :, recorded.steps].mean(axis=0) * _MS_PER_NS
         for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
     )
     places = [
@@ -182,7 +191,7 @@ def _plan(recorded: _Recorded) -> Balancing:
         for dp in range(len(batch))
         for row, mb in enumerate(recorded.microbatch[first].tolist())
     ]
-    # An odd stride does not always meet the same ranks.
+    # An odd stride samples all ranks, whose number is usually even.
     cost = Cost.fit(places[:: len(places) // _FITTED | 1])
     return Balancing(
         fixed_ms=cost.fixed,
@@ -193,20 +202,8 @@ def _plan(recorded: _Recorded) -> Balancing:
     )
 
 
-def _divided(recorded: _Recorded, plan: Balancing) -> list[Batch]:
-    """Return the batches as a loader would divide them."""
-    from paceline_client.balance import Cost, balance  # noqa: PLC0415 - as above
-
-    cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
-    found = []
-    for batch in recorded.batches:
-        places = balance(batch, cost=cost, max_tokens=plan.max_tokens, stages=plan.stages)
-        found.append([[[batch[r][m][i] for r, m, i in mb] for mb in rank] for rank in places])
-    return found
-
-
-def _with(recorded: _Recorded, today: _Sums, after: _Sums) -> Replacement:
-    """Return what computations take with other sequences in their microbatches."""
+def _with_batches(recorded: _KnownLengths, today: _Sums, after: _Sums) -> Replacement:
+    """Return the computations' durations with other sequences in their microbatches."""
     observation = recorded.observation
     changed = observation.recorded_ns
     before, then = today.of(recorded.microbatch), after.of(recorded.microbatch)
@@ -214,44 +211,44 @@ def _with(recorded: _Recorded, today: _Sums, after: _Sums) -> Replacement:
     for passes in observation.passes.values():
         for of_stage, times_ns in zip(passes.nodes, passes.times_ns, strict=True):
             nodes.append(of_stage)
-            curves.append(_curve(before, times_ns[:, recorded.steps], passes.chunk))
+            curves.append(_fit_cost(before, times_ns[:, recorded.steps], passes.chunk))
     position = np.full(changed.shape[1], -1)
     position[recorded.steps] = np.arange(len(recorded.steps))
 
     def times(steps: slice) -> FloatArray:
-        here = position[steps]
+        sampled = position[steps]
+        divided = sampled >= 0
         rows = []
         for of_stage, curve in zip(nodes, curves, strict=True):
             values = changed[of_stage, steps]
-            known = here >= 0
             old, new = (
-                np.maximum(np.tensordot(curve, sums[:, :, here[known]], 1), _LEAST)
+                np.maximum(np.tensordot(curve, sums[:, :, sampled[divided]], 1), _LEAST)
                 for sums in (before, then)
             )
-            values[:, known] *= new / old
+            values[:, divided] *= new / old
             rows.append(values)
         return np.concatenate(rows)
 
     return Replacement(np.concatenate(nodes), times)
 
 
-def _curve(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
-    """Return what 1, Σs and Σs² cost on a stage, its median microbatch taken as 1.
+def _fit_cost(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
+    """Return the cost coefficients of 1, Σs and Σs² on a stage, relative to its median microbatch.
 
-    Workers differ, and so do chunks: how much each is off from what its own microbatches cost is
-    found by turns with the cost. Shapes: sums (3, passes, steps, dp), times (passes, steps, dp).
+    Alternates least squares with the speed of each worker and chunk, since both differ. Shapes:
+    sums (3, passes, steps, dp), times (passes, steps, dp).
     """
     relative = times_ns / median(times_ns.reshape(-1))
-    known = np.stack([sample(part) for part in sums], axis=-1)
-    scale = np.maximum(np.abs(known).max(axis=0), 1.0)
+    features = np.stack([sample(part) for part in sums], axis=-1)
+    scale = np.maximum(np.abs(features).max(axis=0), 1.0)
     curve = np.zeros(3)
     for _ in range(_TURNS):
         times = sample(relative.astype(np.float64))
         near = np.ones(len(times), dtype=bool)
         for _ in range(2):
-            curve = np.linalg.lstsq(known[near] / scale, times[near], rcond=None)[0] / scale
-            apart = times - known @ curve
-            near = np.abs(apart) <= max(_OUTLYING * robust_deviation(apart), _LEAST)
+            curve = np.linalg.lstsq(features[near] / scale, times[near], rcond=None)[0] / scale
+            residual = times - features @ curve
+            near = np.abs(residual) <= max(_OUTLYING * robust_deviation(residual), _LEAST)
         fitted = np.maximum(np.tensordot(curve, sums, 1), _LEAST)
         for number in range(int(chunk.max()) + 1):
             mine = chunk == number

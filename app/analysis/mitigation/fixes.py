@@ -1,46 +1,42 @@
-"""Fixes and pipeline templates as a report holds them."""
+"""Report types of fixes and of pipeline templates, with their predicted gains."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# ---- A change to a session, and what it is predicted to bring ----------------------------------
-
-
+# Layers, by stage and chunk.
 ByChunk = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the layers of the model are divided, and how they would be better."""
+    """Division of the model's layers over stages: today's and the recommended one."""
 
     today: ByChunk
-    """Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
-    recommended."""
+    """Layers of each chunk of each stage today, embedding and head not counted."""
     layers: ByChunk
-    """Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
-    recommended."""
+    """Recommended layers of each chunk of each stage, embedding and head not counted."""
     layer_ms: float
-    """What a layer takes of a microbatch, forward and backward together, ms."""
+    """Time of a layer for one microbatch, forward and backward together, ms."""
     embedding_ms: float
-    """The same of the embedding and of the head with the loss."""
+    """Time of the embedding for one microbatch, forward and backward together, ms."""
     head_ms: float
-    """The same of the embedding and of the head with the loss."""
+    """Time of the head with the loss for one microbatch, forward and backward together, ms."""
     proven: bool
-    """Whether no division is better for what stages lastingly take."""
+    """Whether no other division is better at the typical times of the stages."""
     max_layers: tuple[int, ...] | None
-    """The most layers that each stage can hold, as the metadata say; None where they do not."""
+    """The most layers that each stage can hold, from the metadata; None where they are absent."""
     flag: str
-    """What tells Megatron-LM to divide the layers so."""
+    """Megatron-LM's flag for this division."""
 
     @property
     def text(self) -> str:
-        """Return the division in a line."""
+        """Return the recommended division as one line of text."""
         return as_text(self.layers)
 
 
 def as_text(layers: ByChunk) -> str:
-    """Return a division as launchers and people write it.
+    """Return a division in the notation of launchers.
 
     Examples
     --------
@@ -61,23 +57,23 @@ class PlannedCollections:
     every: int
     """Steps from one collection to the next."""
     pause_s: float
-    """How long all pause for one, seconds: for the longest of all workers'."""
+    """Predicted common pause of one collection, seconds: the longest of all workers' pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """How sequences are to be divided: what a data loader gives to ``paceline_client.balance``.
+    """Arguments of ``paceline_client.balance``, by which a data loader evens out microbatches.
 
     A microbatch costs ``fixed + linear·Σs + quadratic·Σs²`` of the lengths s of its sequences,
     forward and backward on the mean stage.
     """
 
     fixed_ms: float
-    """As the session shows it, ms."""
+    """Cost of a microbatch whatever its sequences, ms."""
     linear_ms: float
-    """As the session shows it, ms."""
+    """Cost of each token, ms."""
     quadratic_ms: float
-    """As the session shows it, ms."""
+    """Cost of each squared token of a sequence (attention), ms."""
     max_tokens: int
     """The most tokens of a microbatch: those of the largest one today."""
     stages: int
@@ -85,7 +81,7 @@ class Balancing:
 
     @property
     def call(self) -> str:
-        """Return the call that divides a batch so."""
+        """Return the Python call that divides a batch with these arguments."""
         return (
             f"balance(batch, cost=Cost({self.fixed_ms:.4g}, {self.linear_ms:.4g}, "
             f"{self.quadratic_ms:.4g}), max_tokens={self.max_tokens}, stages={self.stages})"
@@ -94,35 +90,30 @@ class Balancing:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change, and the mean step time with it."""
+    """A change to the job, and its predicted mean step time."""
 
-    # action, title, detail: a code, and what it is in words
-    action: str
+    action: str  # stable code
     title: str
     detail: str
-    # Today's step time less what the replay with the change saves; 0 until it has been replayed.
+    # Today's step time less the saving of the replay with the change; 0 until it is replayed.
     step_time_s: float = 0.0
-    gain: float = 0.0  # the share of today's step time that it saves
-    cause: str | None = None  # the named cause that it removes
-    # Whether the gain is the most that such a change can bring, and not what a change that is
-    # known will.
+    gain: float = 0.0  # saved share of today's step time
+    cause: str | None = None  # named cause that the change removes
+    # Whether the gain is an upper bound of such changes instead of a prediction of a known one.
     at_most: bool = False
-    division: Division | None = None  # how the layers are to be divided
-    collections: PlannedCollections | None = None  # when garbage is to be collected
-    balancing: Balancing | None = None  # how sequences are to be divided
-
-
-# ---- Pipeline templates, as reports have them --------------------------------------------------
+    division: Division | None = None
+    collections: PlannedCollections | None = None
+    balancing: Balancing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StageLayers:
-    """How many of the model's layers each stage has, embedding and head not counted."""
+    """Number of layers of each stage, embedding and head not counted."""
 
     today: tuple[int, ...]
-    """As it is."""
+    """Layers of each stage today."""
     template: tuple[int, ...]
-    """As it is recommended."""
+    """Layers of each stage in the recommended template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +121,20 @@ class StageTimes:
     """A microbatch's forward and backward time on the slowest DP rank of each stage."""
 
     today: tuple[float, ...]
-    """As it is, ms."""
+    """Time of each stage today, ms."""
     template: tuple[float, ...]
-    """As it is recommended, ms."""
+    """Time of each stage in the recommended template, ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithheldTemplate:
-    """A cause calls for a template, but there is none."""
+    """Reason why a cause that calls for a template got none."""
 
     withheld: str
-    """A code: ``layers_unknown`` where the metadata do not say how many layers each stage has, or
-    the planner's."""
+    """A code: ``layers_unknown`` where the metadata lack the layers of each stage, or the
+    planner's."""
     reason: str
-    """The same in words."""
+    """The reason as a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,32 +142,31 @@ class PlannedTemplate:
     """A better division of the layers over the stages, replayed on the session's own durations."""
 
     withheld: None = None
-    """A template that is withheld has these alone."""
+    """Always null: only a withheld template has a code."""
     reason: None = None
-    """A template that is withheld has these alone."""
+    """Always null: only a withheld template has a reason."""
     layers: StageLayers
     """Layers of each stage."""
     stage_ms: StageTimes
     """Time of each stage."""
     worker_of_stage: tuple[int, ...]
-    """For each stage of the template the stage whose workers take it."""
+    """For each stage of the template, today's stage of the workers that run it."""
     speed_of_worker: tuple[float, ...]
-    """Speed of the slowest worker of each stage of today; 1 is that of its peers."""
+    """Speed of the slowest worker of each stage today; 1 is the speed of its peers."""
     embedding: bool
-    """Whether the first or the last stage also computes an embedding or a head."""
+    """Whether the first stage also computes an embedding."""
     head: bool
-    """Whether the first or the last stage also computes an embedding or a head."""
+    """Whether the last stage also computes a head."""
     microbatches: int
-    """Of a step."""
+    """Microbatches of a step."""
     proven: bool
     """Whether it is proven that no template executes faster at the measured times."""
     gap: float | None = None
-    """The share by which its execution at the measured times is at most above the fastest possible
-    one, by the planner's certificate; None where nothing is proven."""
+    """Proven optimality gap of its execution at the measured times, a share; None without proof."""
     predicted_step_time: float
-    """Mean step time with it, seconds."""
+    """Mean step time with the template, seconds."""
     predicted_gain: float
-    """The share of today's step time that it saves."""
+    """Saved share of today's step time."""
     at_most: bool = False
-    """Whether that is the most that it can save: the recording cannot tell what layers take from
-    what an embedding or a head does."""
+    """Whether the gain is an upper bound: the recording does not separate the time of layers from
+    that of an embedding or a head."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import Plan
 from app.analysis.diagnosis.causes.registry import KINDS, cause_of
@@ -26,6 +25,7 @@ from app.analysis.mitigation.fixes import (
     WithheldTemplate,
 )
 from app.analysis.mitigation.layers.costs import LayerCosts, estimate_costs
+from app.analysis.mitigation.layers.execution import BY_LAYERS
 from app.analysis.planning.spec import Layer, MeasuredSession, spec_of_session
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.host_delays import launched_step_times
@@ -38,35 +38,32 @@ if TYPE_CHECKING:
     from app.analysis.planning.plan import FoundPlan
 
 
-# What a page shows a template for.
+# Templates with a smaller gain are not shown.
 MIN_GAIN: Final = 0.02
 CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
 LAYERS_UNKNOWN: Final = "layers_unknown"
 VIRTUAL_STAGES: Final = "plan.virtual_stages"
 STAGES_DIFFER: Final = "stages_differ"
 _MS_PER_NS: Final = 1e-6
-# A layer takes at least a nanosecond.
+# Lower bound of a layer's time: the planner needs positive ones.
 _LEAST_MS: Final = 1e-6
-# Templates whose executions differ by less are both replayed; of gains that differ by less, the
-# steadier template's counts.
+# Templates that execute within this share of the fastest are replayed as well; the steadier one is
+# preferred unless its gain is lower by more than the second share.
 _AS_FAST: Final = 0.01
 _AS_GOOD: Final = 0.001
-# An embedding or a head is said to be there that takes this share of a layer.
-_WORTH_SAYING: Final = 0.1
-
-# In proportion to the parameters of a stage.
-_BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
+# An embedding or a head is mentioned from this share of a layer's time on.
+_MENTIONED_FROM: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Planned:
-    """What templates of a session are made of."""
+class _MeasuredJob:
+    """Measured inputs of a session's templates."""
 
     replayed: Replayed
     costs: LayerCosts
     session: MeasuredSession
     now_s: float
-    doubted: bool  # whether a slow worker may as well be a heavy stage
+    doubted: bool  # whether the slow worker may be a heavy stage instead
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -81,25 +78,25 @@ def recommend_template(
     fixes: Sequence[Fix],
     now_s: float,
 ) -> PlannedTemplate | WithheldTemplate | None:
-    """Return a template for a session that has a slow worker or an uneven stage.
+    """Return the recommended template for a session with a slow worker or an uneven stage.
 
     Parameters
     ----------
     observation : Observation
-        The session, nothing of it explained.
+        The session before any cause is removed from it.
     replayed : Replayed
         The same session, prepared for replay.
     causes : sequence of Cause
-        What the diagnosis names.
+        The causes that the diagnosis names.
     fixes : sequence of Fix
-        Of uneven stages the template is the division that is among them.
+        Where only stages are uneven, the division among them becomes the template.
     now_s : float
-        The mean step as it is.
+        Mean step time today, seconds.
 
     Returns
     -------
     PlannedTemplate, WithheldTemplate or None
-        None where no cause calls for a template: what comes by spells is not planned around.
+        None where no lasting cause calls for a template: intermittent ones are not planned around.
     """
     meta, pp = observation.trace.meta, replayed.layout.pp
     named = [cause for cause in causes if cause.cause in CAUSES]
@@ -122,13 +119,20 @@ def recommend_template(
             STAGES_DIFFER, "Stages do not all compute the same microbatches, forward and backward."
         )
     doubted = any(cause.contribution is None for cause in named)
-    return _planned(
-        _Planned(replayed, costs, _measured(observation, costs), now_s, doubted=doubted)
+    job = _MeasuredJob(
+        replayed, costs, _measured_session(observation, costs), now_s, doubted=doubted
     )
+    # The planner's compiled code takes a second to load: only sessions that need it pay for it.
+    from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
+
+    found = plan(spec_of_session(job.session), compare=False)
+    fastest, *steadier = (_replayed(contender, job) for contender in _contenders(found))
+    least_gain = fastest.predicted_gain - _AS_GOOD
+    return next((other for other in steadier if other.predicted_gain >= least_gain), fastest)
 
 
 def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemplate | None:
-    """Return a division of the layers as a template: no unit moves."""
+    """Return a division of the layers as a template in which every worker keeps its stage."""
     division = fix.division
     if division is None:
         return None
@@ -148,8 +152,8 @@ def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemp
         stage_ms=StageTimes(by_stage(costs.level_ns), by_stage(costs.times_ns(counts))),
         worker_of_stage=tuple(range(replayed.layout.pp)),
         speed_of_worker=(1.0,) * replayed.layout.pp,
-        embedding=division.embedding_ms >= _WORTH_SAYING * division.layer_ms,
-        head=division.head_ms >= _WORTH_SAYING * division.layer_ms,
+        embedding=division.embedding_ms >= _MENTIONED_FROM * division.layer_ms,
+        head=division.head_ms >= _MENTIONED_FROM * division.layer_ms,
         microbatches=forwards // len(costs.places),
         proven=division.proven,
         predicted_step_time=fix.step_time_s,
@@ -158,9 +162,10 @@ def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemp
     )
 
 
-def _measured(observation: Observation, costs: LayerCosts) -> MeasuredSession:
-    """Return layers, embedding and head as those of a planning problem, and speeds of workers."""
-    forward, backward = _directions(costs.passes)
+def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSession:
+    """Return the session's layers, embedding and head included, and its worker speeds."""
+    forward = np.array([name == ops.FORWARD_COMPUTE for name in costs.passes])
+    backward = ~forward
 
     def layer(times_ns: FloatArray) -> Layer:
         return Layer(
@@ -180,48 +185,32 @@ def _measured(observation: Observation, costs: LayerCosts) -> MeasuredSession:
     )
 
 
-def _directions(passes: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which passes are forwards, and which belong to backwards."""
-    forward = np.array([name == ops.FORWARD_COMPUTE for name in passes])
-    return forward, ~forward
-
-
-def _planned(problem: _Planned) -> PlannedTemplate:
-    # The planner's compiler takes a second to load: only sessions that need it pay for it.
-    from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
-
-    found = plan(spec_of_session(problem.session), compare=False)
-    first, *others = (_replayed(contender, problem) for contender in _contenders(found))
-    return next(
-        (one for one in others if one.predicted_gain >= first.predicted_gain - _AS_GOOD), first
-    )
-
-
 def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
-    """Return the plan that executes fastest, and the steadiest that executes about as fast.
+    """Return the fastest plan, and the one of least t_std among those about as fast.
 
-    Times vary more in a job than in a plan: the shorter slowest stage is the safer one.
+    A job's times vary more than a plan's, which makes the plan with the faster slowest stage safer.
     """
-    from app.analysis.planning.template import evaluate  # noqa: PLC0415 - see above
+    from app.analysis.planning.template import evaluate  # noqa: PLC0415 - compiled, as the planner
 
-    times = {one: evaluate(found.problem, one) for one in found.alternatives}
+    times = {template: evaluate(found.problem, template) for template in found.alternatives}
     longest = times[found.template].simulated * (1 + _AS_FAST)
-    near = [one for one in times if times[one].simulated <= longest]
-    steadiest = min(near, key=lambda one: (times[one].t_std, times[one].simulated))
+    near = [template for template in times if times[template].simulated <= longest]
+    steadiest = min(near, key=lambda template: (times[template].t_std, times[template].simulated))
     if steadiest == found.template:
         return (found,)
     return (found, replace(found, template=steadiest))
 
 
-def _replayed(found: FoundPlan, problem: _Planned) -> PlannedTemplate:
+def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
     spec, costs, layers = found.problem.spec, problem.costs, problem.layers
     cuts = [(stage.first, stage.end) for stage in found.template]
     names = [spec.devices[stage.nodes[0][0]].name for stage in found.template]
-    places = _places(names, len(layers))
+    places = _assign_workers(names, len(layers))
     before = bool(costs.extra_ns[:, 0].any())
-    counts = np.array(_blocks(cuts, sum(layers), before=before), dtype=np.int64)
-    # What is off where a stage is goes with its workers.
-    new_ns = costs.times_ns(counts) / costs.own() * costs.own()[:, places]
+    first, end = int(before), int(before) + sum(layers)
+    counts = np.array([max(min(b, end) - max(a, first), 0) for a, b in cuts], dtype=np.int64)
+    # A deviation from the modelled stage time is the workers', and moves with them.
+    new_ns = costs.times_ns(counts) / costs.deviation() * costs.deviation()[:, places]
     changed = Changed(
         places,
         dict(zip(costs.passes, new_ns / np.maximum(costs.level_ns[:, places], 1.0), strict=True)),
@@ -241,21 +230,21 @@ def _replayed(found: FoundPlan, problem: _Planned) -> PlannedTemplate:
         ),
         worker_of_stage=tuple(places.tolist()),
         speed_of_worker=tuple(speeds.tolist()),
-        embedding=costs.embedding_ns >= _WORTH_SAYING * costs.median_layer_ns,
-        head=costs.head_ns >= _WORTH_SAYING * costs.median_layer_ns,
+        embedding=costs.embedding_ns >= _MENTIONED_FROM * costs.median_layer_ns,
+        head=costs.head_ns >= _MENTIONED_FROM * costs.median_layer_ns,
         microbatches=spec.microbatches,
         proven=found.optimal,
         gap=found.gap,
         predicted_step_time=problem.now_s * (1 - gain),
         predicted_gain=gain,
-        at_most=problem.doubted or not costs.told_apart,
+        at_most=problem.doubted or not costs.separable,
     )
 
 
-def _places(names: list[str], stages: int) -> IntArray:
-    """Return whose workers each stage gets, as the number of their stage today.
+def _assign_workers(names: list[str], stages: int) -> IntArray:
+    """Return for each stage the workers that run it, as the number of their stage today.
 
-    Slow workers go where the template wants them; healthy ones stay where they can.
+    Slow workers go where the template puts them; healthy ones keep their stage where it is free.
     """
     slow = {f"stage {stage}'s worker": stage for stage in range(stages)}
     places = [slow.get(name) for name in names]
@@ -267,23 +256,17 @@ def _places(names: list[str], stages: int) -> IntArray:
     return np.array([free.pop(0) if place is None else place for place in places])
 
 
-def _blocks(cuts: list[tuple[int, int]], total: int, *, before: bool) -> list[int]:
-    """Return how many of the model's layers each stage has, embedding and head not counted."""
-    first, end = int(before), int(before) + total
-    return [max(min(b, end) - max(a, first), 0) for a, b in cuts]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """What a template changes of a session."""
+    """Changes of a session's durations by a template."""
 
-    places: IntArray  # (pp,): for each stage the stage whose workers it gets
-    # By type of computation, shape (pp,): each stage's time over that of its workers today.
+    places: IntArray  # (pp,): for each stage, today's stage of its workers
+    # By type of computation, shape (pp,): each stage's time ÷ its workers' time today.
     passes: Mapping[str, FloatArray]
-    by_layers: FloatArray  # (pp,): layers of each stage over those it has
+    by_layers: FloatArray  # (pp,): layers of each stage ÷ its layers today
 
     def replacement(self, group: ShapeGroup) -> Replacement:
-        """Return what operations of some steps take with the template."""
+        """Return the durations of a group's operations with the template."""
         layout, nodes = group.layout, group.layout.nodes
         recorded = group.durations.recorded_ns
         at = {
@@ -296,7 +279,7 @@ class Changed:
         for name, factor in self.passes.items():
             factors |= dict.fromkeys(layout.codes(name), factor)
         moves = set(factors)
-        factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), self.by_layers)
+        factors |= dict.fromkeys(layout.codes(*BY_LAYERS), self.by_layers)
         changed = [
             (node, at.get((op, int(self.places[stage]), order), node) if op in moves else node)
             for (op, stage, order), node in at.items()

@@ -1,8 +1,8 @@
 """Predicted gains of fixes, from replays with the session's own durations changed.
 
-Includes fixes of standstills between steps, and garbage collection on all workers at once: as often
-as one worker stalls now, each pause as long as the longest of all workers' (what-if paper,
-section 5.4).
+Garbage collection on all workers at once is predicted from the stalls: as often as one worker
+stalls now, so that memory grows no further, each pause as long as the longest of all workers'
+(what-if paper, section 5.4).
 """
 
 from __future__ import annotations
@@ -29,63 +29,68 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
-from app.analysis.trace.model import OPTIMIZER, Trace
+from app.analysis.trace.model import OPTIMIZER
 from app.analysis.wording import name_list, percent
 
-# ---- Garbage collected on all workers at once: how often, how long each pause will be, and its gai
-#
-# Every worker collects as often as one stalls now, so that memory grows no further than it does.
-# All wait for the longest of the pauses, which is longer than the mean one, and the longer the more
-# workers there are. (What-if paper, section 5.4.)
-
-
-# Steps with stalls that tell a trend, and by how many standard errors it must stand out.
+EVEN_STAGES: Final = "even_stages"
+REPLACE_WORKER: Final = "replace_worker"
+# An embedding or a head is mentioned from this share of a layer's time on.
+_MENTIONED_FROM: Final = 0.1
+# Causes diagnosed from the times of transfers.
+_OF_TRANSFERS: Final = frozenset(kind.name for kind in KINDS.values() if kind.of_transfers)
+# A smaller gain is not worth a restart.
+MIN_GAIN: Final = 0.01
+# Fewest steps with stalls for a trend of their lengths, and its significance in standard errors.
 _MIN_STEPS: Final = 8
-_SURE: Final = 2.0
-# A pause is no shorter at the start than this share of what it is at the end.
+_SIGNIFICANT: Final = 2.0
+# Lower bound of the mean pause as a share of the last one: limits the extrapolated trend.
 _LEAST_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Pauses:
-    """Pauses as a session shows them, lengths in seconds."""
+    """Observed pauses of garbage collection."""
 
     count: int
     workers: int
     mean_s: float
     longest_s: float
-    grown: float  # how many times as long they are at the end as on average
+    growth: float  # length at the end of the session ÷ mean length
 
     def together_s(self) -> float:
-        """Return how long the longest of all workers' is, on average.
+        """Return the expected longest pause of all workers, seconds.
 
-        The largest of many normal values lies as far from the mean as `_above` says, so that the
-        largest of those that were seen tells the largest of another number.
+        Scales the longest of the observed pauses by expected maxima of normal samples.
         """
-        most = max(self.longest_s / (self.mean_s * self.grown), 1.0)
-        share = _above(self.workers) / _above(max(self.count, self.workers, 2))
+        most = max(self.longest_s / (self.mean_s * self.growth), 1.0)
+        share = _expected_maximum(self.workers) / _expected_maximum(
+            max(self.count, self.workers, 2)
+        )
         return self.mean_s * (1 + (most - 1) * share)
 
 
-def _above(count: int) -> float:
-    """Return how many standard deviations the largest of some normal values lies above their mean.
-
-    Blom 1958.
-    """
-    from statistics import NormalDist  # noqa: PLC0415 - slow to load, and rarely asked for
+def _expected_maximum(count: int) -> float:
+    """Return the expected maximum of `count` standard normal values (Blom 1958)."""
+    from statistics import NormalDist  # noqa: PLC0415 - slow to load, rarely needed
 
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def plan_collections(cause: Cause, now_s: float) -> Fix | None:
-    """Return planned collections in place of those of a cause; None where no pauses are known.
+    """Return collections planned for all workers at once; None where no pauses are known.
 
-    A pause before the first operation of all workers moves all of a step: with it the step without
-    stalls takes as much longer. `now_s` is today's mean step.
+    A common pause before a step lengthens the step without stalls by itself. `now_s` is the mean
+    step time today, seconds.
     """
-    pauses = _seen(cause)
-    if pauses is None or cause.saves is None or not isinstance(cause.figure, Stalls):
+    if cause.saves is None or not isinstance(cause.figure, Stalls):
         return None
+    by_worker = np.array(cause.figure.by_worker)
+    total_s, count = float(np.sum(cause.figure.by_step_s)), int(by_worker.sum())
+    if count == 0 or total_s <= 0:
+        return None
+    pauses = _Pauses(
+        count, by_worker.size, total_s / count, cause.figure.longest_s, _growth(cause.figure)
+    )
     steps = len(cause.figure.by_step_s)
     every = max(1, round(steps * pauses.workers / pauses.count))
     plan = PlannedCollections(every, pauses.together_s())
@@ -105,20 +110,8 @@ def plan_collections(cause: Cause, now_s: float) -> Fix | None:
     )
 
 
-def _seen(cause: Cause) -> _Pauses | None:
-    if not isinstance(cause.figure, Stalls):
-        return None
-    by_worker = np.array(cause.figure.by_worker)
-    total_s, count = float(np.sum(cause.figure.by_step_s)), int(by_worker.sum())
-    if count == 0 or total_s <= 0:
-        return None
-    return _Pauses(
-        count, by_worker.size, total_s / count, cause.figure.longest_s, _grown(cause.figure)
-    )
-
-
-def _grown(stalls: Stalls) -> float:
-    """Return how many times as long stalls are at the end as on average, if they surely grow."""
+def _growth(stalls: Stalls) -> float:
+    """Return the length of stalls at the end ÷ their mean; 1 where the trend is not significant."""
     by_step = np.array(stalls.by_step_s)
     if np.count_nonzero(by_step) < _MIN_STEPS:
         return 1.0
@@ -126,27 +119,14 @@ def _grown(stalls: Stalls) -> float:
     mean, slope = by_step.mean(), (step @ by_step) / (step @ step)
     residual = by_step - mean - slope * step
     error = np.sqrt((residual @ residual) / (len(step) - 2) / (step @ step))
-    if slope <= _SURE * error:
+    if slope <= _SIGNIFICANT * error:
         return 1.0
     return float(min(1 + slope * step[-1] / mean, 1 / _LEAST_SHARE))
 
 
-# ---- Fixes and what they would bring, replayed with the session's own durations changed --------
-
-
-EVEN_STAGES: Final = "even_stages"
-REPLACE_WORKER: Final = "replace_worker"
-# An embedding or a head is named that takes this share of a layer.
-_WORTH_SAYING: Final = 0.1
-# Causes whose sign is what transfers take.
-_OF_TRANSFERS: Final = frozenset(kind.name for kind in KINDS.values() if kind.of_transfers)
-# A fix that brings less is not worth a restart.
-MIN_GAIN: Final = 0.01
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Replayable:
-    """A change that is replayed: the fix in words, and what operations take with it."""
+    """A fix with the change of durations by which it is replayed."""
 
     fix: Fix
     change: Callable[[ShapeGroup], Replacement]
@@ -163,41 +143,64 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     trusted: bool,
     others: Sequence[Fix] = (),
 ) -> list[Fix]:
-    """Return the fixes that a trace alone can judge; best first, none under 1 % gain.
+    """Return the fixes that a trace alone can judge, best first, none under 1 % gain.
 
     Parameters
     ----------
     observation : Observation
-        The session, nothing of it explained.
+        The session before any cause is removed from it.
     causes : sequence of Cause
-        Those that are named; what removes them is among the fixes.
+        The named causes.
     headline : Headline
-        How slow the job is; no fix makes it faster than what that is counted against.
+        The job's slowdown; no fix makes the job faster than the reference of the slowdown.
     trusted : bool
-        Whether the replay of durations is near the recording; if not, only causes count.
+        Whether the replay reproduces the recording closely enough; if not, only named causes have
+        fixes.
     others : sequence of Fix
-        Replayed elsewhere.
+        Fixes that were replayed elsewhere.
     """
     now_s = metrics.simulated_step_s * diagnosis.late
     fixes = [*_remedies(causes, observation.hosts, now_s), *others]
-    fixes += _planned(observation.trace, replayed, causes, now_s, trusted=trusted)
+    planned = []
+    for cause in causes:
+        if cause.cause == cause_of(Plan.COLLECT_TOGETHER):
+            planned.append(plan_collections(cause, now_s))
+        elif cause.cause == cause_of(Plan.BALANCE_MICROBATCHES):
+            planned.append(even_out(observation.trace, replayed, cause, now_s, trusted=trusted))
+    fixes += [fix for fix in planned if fix is not None]
     if trusted:
         fixes += _by_replay(replayed, _changes(observation, replayed, metrics, causes), now_s)
         if replayed.layout.dp == 1:
-            fixes += _without_peers(causes, now_s)
+            # A single DP rank has no peers of its stage: the other stages take their place.
+            fixes += [
+                Fix(
+                    REPLACE_WORKER,
+                    f"Replace {_worker_names(cause.where.workers)}",
+                    "Replayed with the time a layer that the other stages take.",
+                    step_time_s=now_s * (1 - cause.saves),
+                    gain=cause.saves,
+                    cause=cause.cause,
+                )
+                for cause in causes
+                if cause.cause == cause_of(Plan.REPLACE_WORKERS) and cause.saves is not None
+            ]
     most = headline.waste
     if not trusted:
-        # S knows nothing of late launches, which are what such a job loses.
+        # S does not count late launches, the main loss of such a job.
         most = max(most, 1 - headline.reference_step_time_s / now_s)
-    bounded = [_no_better_than(fix, most, now_s) for fix in fixes]
+    bounded = [_capped(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
 
 
-def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
-    """Return what removes each cause, with what the session replayed without it gains.
+def _worker_names(workers: Sequence[Worker]) -> str:
+    return name_list("worker", [f"({dp}, {pp})" for dp, pp in workers])
 
-    Slow workers and heavy stages are not among them: those are replayed with late launches. Nor are
-    pauses and lengths, which stay in the job: their fixes are plans.
+
+def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
+    """Return the remedy of each cause, with the gain of the session replayed without it.
+
+    Slow workers and heavy stages have other fixes, replayed with late launches; pauses and sequence
+    lengths stay in the job, and have plans instead.
     """
     fixes = []
     for cause in causes:
@@ -218,74 +221,45 @@ def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
     return fixes
 
 
-def _planned(
-    trace: Trace, replayed: Replayed, causes: Sequence[Cause], now_s: float, *, trusted: bool
-) -> list[Fix]:
-    """Return what is planned where a cause cannot go away."""
-    found = []
-    for cause in causes:
-        if cause.cause == cause_of(Plan.COLLECT_TOGETHER):
-            found.append(plan_collections(cause, now_s))
-        elif cause.cause == cause_of(Plan.BALANCE_MICROBATCHES):
-            found.append(even_out(trace, replayed, cause, now_s, trusted=trusted))
-    return [fix for fix in found if fix is not None]
+def _capped(fix: Fix, most: float, now_s: float) -> Fix:
+    """Return a fix with its gain limited to the share `most` of a step.
 
-
-def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
-    """Return the replacement of slow workers of one DP rank, whose peers are other stages."""
-    return [
-        Fix(
-            REPLACE_WORKER,
-            f"Replace {name_list('worker', [f'({dp}, {pp})' for dp, pp in cause.where.workers])}",
-            "Replayed with the time a layer that the other stages take.",
-            step_time_s=now_s * (1 - cause.saves),
-            gain=cause.saves,
-            cause=cause.cause,
-        )
-        for cause in causes
-        if cause.cause == cause_of(Plan.REPLACE_WORKERS) and cause.saves is not None
-    ]
-
-
-def _no_better_than(fix: Fix, most: float, now_s: float) -> Fix:
-    """Return a fix that gains a share `most` of a step at most.
-
-    Shares are compared, not seconds: the headline is of steps of the most frequent shape. A
-    division of the layers may do better than the even one that the headline is held against: where
-    few microbatches leave stages idle, the stages that wait for the others take more.
+    Shares are compared instead of seconds, since the headline covers steps of the most frequent
+    shape. A replayed division of the layers is exempt: with few microbatches an uneven one can beat
+    the even stages that the headline compares with.
     """
     if fix.gain <= most or (fix.division is not None and not fix.at_most):
         return fix
     return replace(fix, step_time_s=now_s * (1 - most), gain=most)
 
 
-def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:
-    """Return the workers that the diagnosis calls slow; if nothing is known, those that cost most.
+def _workers_to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:
+    """Return the slow workers of the diagnosis; without any named cause, the costliest workers.
 
-    Where another cause is known it is what makes them cost, and is not replaced with them.
+    Replacing a worker does not remove another named cause of its cost.
     """
     for cause in causes:
         if cause.cause == cause_of(Plan.REPLACE_WORKERS):
             return cause.where.workers
-    known = any(cause.cause != UNKNOWN for cause in causes)
-    return () if known else metrics.blamed
+    explained = any(cause.cause != UNKNOWN for cause in causes)
+    return () if explained else metrics.blamed
 
 
 def _changes(
     observation: Observation, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
 ) -> list[_Replayable]:
-    """Return the changes that go beyond the session without a cause."""
+    """Return replaced workers and divided layers, whose gains need a replay of their own."""
     changes = []
-    workers = _to_replace(metrics, causes)
+    workers = _workers_to_replace(metrics, causes)
     if workers:
         slow = any(cause.cause == cause_of(Plan.REPLACE_WORKERS) for cause in causes)
         replaced = Fix(
             REPLACE_WORKER,
-            f"Replace {name_list('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
+            f"Replace {_worker_names(workers)}",
             "Replayed with the medians of the other DP ranks of the same stage.",
             cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )
-        # What another cause names stays as it is: a slow link is not replaced with a device.
+        # Transfers of a named cause stay as recorded: a new device does not replace a slow link.
         computing = any(cause.cause in _OF_TRANSFERS for cause in causes)
         changes.append(
             _Replayable(
@@ -294,14 +268,14 @@ def _changes(
         )
     stage = next((cause for cause in causes if cause.cause == cause_of(Plan.DIVIDE_LAYERS)), None)
     if stage is not None and replayed.layout.pp > 1:
-        # where it may as well be a slow worker, fewer layers may not be what its stage needs
+        # A cause without a known contribution may be a slow worker, which no division fixes.
         doubted = any(cause.contribution is None for cause in causes)
-        found = [] if doubted else divisions(observation, replayed)
-        changes += [_divided(candidate) for candidate in found] or _evened(observation)
+        candidates = [] if doubted else divisions(observation, replayed)
+        changes += [_division_change(item) for item in candidates] or _even_stages(observation)
     return changes
 
 
-def _divided(candidate: Candidate) -> _Replayable:
+def _division_change(candidate: Candidate) -> _Replayable:
     """Return a division of the layers as a change."""
     division = candidate.division
     fix = Fix(
@@ -309,14 +283,14 @@ def _divided(candidate: Candidate) -> _Replayable:
         f"Divide the layers {division.text}",
         _in_words(division),
         cause=cause_of(Plan.DIVIDE_LAYERS),
-        at_most=not candidate.costs.told_apart,
+        at_most=not candidate.costs.separable,
         division=division,
     )
     return _Replayable(fix, candidate.replacement)
 
 
 def _in_words(division: Division) -> str:
-    """Return what a division rests on, and how it is made."""
+    """Return the text of a division: its costs, its proof, its memory, and the launcher's flag."""
     layer = (
         f"Now they are {as_text(division.today)}. A layer takes {division.layer_ms:.1f} ms of a "
         "microbatch, forward and backward"
@@ -324,7 +298,7 @@ def _in_words(division: Division) -> str:
     ends = [
         f"the {name} as long as {time_ms / division.layer_ms:.1f} layers"
         for name, time_ms in (("embedding", division.embedding_ms), ("head", division.head_ms))
-        if time_ms >= _WORTH_SAYING * division.layer_ms
+        if time_ms >= _MENTIONED_FROM * division.layer_ms
     ]
     grown = max(
         sum(after) - sum(before)
@@ -342,8 +316,8 @@ def _in_words(division: Division) -> str:
     )
 
 
-def _evened(observation: Observation) -> list[_Replayable]:
-    """Return stages made even, which is the most that a division can bring."""
+def _even_stages(observation: Observation) -> list[_Replayable]:
+    """Return the change to equal stage times, an upper bound of every division."""
     if not observation.comparable:
         return []
     fix = Fix(
@@ -357,14 +331,14 @@ def _evened(observation: Observation) -> list[_Replayable]:
     )
 
     def even(group: ShapeGroup) -> Replacement:
-        seen = observation if group is observation.group else replace(observation, group=group)
-        return even_level(group, seen)
+        own = observation if group is observation.group else replace(observation, group=group)
+        return even_level(group, own)
 
     return [_Replayable(fix, even)]
 
 
 def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float) -> list[Fix]:
-    """Replay changes, and keep the best one of each action."""
+    """Return the replayed fixes, the best one of each action."""
     if not changes:
         return []
     times = replayed.over_steps(
@@ -383,10 +357,10 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
 def _at_peers_medians(
     group: ShapeGroup, workers: Sequence[tuple[int, int]], *, computing: bool
 ) -> Replacement:
-    """Give workers the medians of their stage peers, operation by operation.
+    """Return durations in which workers take the medians of their stage peers' operations.
 
-    The ideal duration would not do: it is a mean that contains the straggler. `computing` leaves
-    transfers as they are.
+    The ideal duration of the simulator is a mean that contains the straggler. With `computing`,
+    transfers keep their recorded durations.
     """
     recorded, dp = filled_ns(group), group.layout.dp
     padding = group.layout.padding
@@ -406,7 +380,7 @@ def _at_peers_medians(
             peers = np.setdiff1d(np.arange(dp), bad[stage])
             values[:, :, bad[stage]] = median_of_rows(values[:, :, peers])[:, :, None]
             if padding is not None:
-                # each goes on running as many microbatches as it does
+                # A worker keeps its own number of microbatches.
                 values[padding.of(nodes, steps)] = 0.0
             changed.append(values)
         return np.concatenate(changed)
@@ -415,27 +389,24 @@ def _at_peers_medians(
     return Replacement(nodes, times)
 
 
-# ---- Fixes of what a job loses between its steps -----------------------------------------------
-
-
 def without_standstills(
     fixes: Sequence[Fix], causes: Sequence[Cause], hosts: Hosts, now_s: float, turn_s: float
 ) -> list[Fix]:
-    """Return the fixes of all causes, best first.
+    """Return the fixes of all causes, those of standstills between steps included, best first.
 
-    What is lost between steps is a share of the time from one step to the next, which is what such
-    a fix is held against; one that shortens steps as well does both.
+    The gain of a fix between steps is a share of the time from one step to the next; savings within
+    steps of the same fix add to it.
 
     Parameters
     ----------
     fixes : sequence of Fix
-        Those of causes within steps.
+        Fixes of causes within steps.
     causes : sequence of Cause
-        All that are named.
+        All named causes.
     now_s : float
-        Today's mean step.
+        Mean step time today, seconds.
     turn_s : float
-        What it takes with the gap before it.
+        Mean time from one step to the next, seconds.
     """
     added = []
     for cause in causes:

@@ -1,4 +1,7 @@
-"""Pulse rows as arrays, and whole steps with the values of all ranks of a process group."""
+"""Pulse rows as arrays, and whole steps with the values of all ranks of a process group.
+
+A pulse is the stream of small rows that each rank sends while it trains: one a step, and beats.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- The columns of a pulse, as arrays ---------------------------------------------------------
-
-
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
-# What says whose row it is, and when it was made.
+# Columns that identify a row.
 KEYS: Final = ("attempt", "step", "rank", "dp_rank", "pp_rank", "time_ns")
-# What was measured in the step.
+# Columns that were measured in the step.
 MEASURES: Final = (
     *("step_ns", "compute_ns", "wait_ns", "data_ns", "optimizer_ns", "gc_ns"),
     "tokens",
@@ -28,16 +28,15 @@ BEAT_COLUMNS: Final = ("phase", "since_ns")
 # The phase of a row that is no beat.
 NO_BEAT: Final = -1
 
-# What is counted of rows that cannot be used.
+# Codes under which unusable rows and columns are counted.
 NULL: Final = "pulse.null"
 NAN: Final = "pulse.nan"
 UNKNOWN_COLUMN: Final = "pulse.unknown_column"
 
-# Of the names of phases.
 MOST_PHASES: Final = 1_000
 LONGEST_PHASE: Final = 200
 
-# Phases in which a step may take as long as it wants.
+# Phases whose duration is never a hang.
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 COMPILE: Final = "compile"
@@ -47,7 +46,7 @@ EXCUSED: Final = frozenset({CHECKPOINT, EVALUATION, COMPILE})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulses:
-    """Rows of the ranks of one job, in the order in which they came; each array has a value a row.
+    """Rows of the ranks of one job in the order of their arrival; every array has one value a row.
 
     A row is a step that a rank has ended or, where `phase` is not `NO_BEAT`, a beat: measures are 0
     then, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the epoch, durations
@@ -58,19 +57,20 @@ class Pulses:
     time_ns : int64[rows]
         The end of the step, or the time of the beat.
     compute_ns : int64[rows]
-        What the rank did itself, without what it waited for.
+        Own work of the rank, without waiting for others.
     data_ns : int64[rows]
-        From the end of the step before to the first operation, less what is known to be no loading.
+        Data loading: the time from the end of the step before to the first operation, less the
+        time that is known to be something else.
     tokens : int64[rows]
-        0 where they are not known.
+        0 where unknown.
     phase : int64[rows]
         Index into `phases`, or `NO_BEAT`.
     since_ns : int64[rows]
-        Of a beat, when its phase began; 0 elsewhere.
+        Start of a beat's phase; 0 for steps.
     phases : tuple of str
         Names of operations, or ``checkpoint``, ``evaluation``, ``compile``, ``finished``.
     came_ns : int64[rows], optional
-        When each row was received, where that is known: ranks send many steps at once.
+        When the server received each row, if known: ranks send many steps at once.
     """
 
     attempt: Int64
@@ -96,7 +96,7 @@ class Pulses:
         return len(self.rank)
 
     def take(self, rows: slice | Bool | Int64) -> Pulses:
-        """Return some of the rows, in the order that is asked for."""
+        """Return the selected rows in the given order."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
         arrays = {name: getattr(self, name)[rows] for name in ARRAYS}
@@ -105,7 +105,7 @@ class Pulses:
 
     @property
     def known_ns(self) -> Int64:
-        """Return since when each row is known; without that, when it was made."""
+        """Return when each row was received, or else made; int64[rows]."""
         return self.time_ns if self.came_ns is None else self.came_ns
 
 
@@ -115,7 +115,7 @@ ARRAYS: Final = tuple(
 
 
 def joined(parts: list[Pulses]) -> Pulses:
-    """Return rows of several parts as one, in their order."""
+    """Return the rows of several parts, one after the other."""
     phases = tuple(dict.fromkeys(name for part in parts for name in part.phases))
     index = {name: number for number, name in enumerate(phases)}
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
@@ -134,18 +134,18 @@ def usable(
     counts: Counter[str],
     damaged: Bool | None = None,
 ) -> Pulses:
-    """Return the rows that say all that they have to, and count the others by code.
+    """Return the complete rows, and count the others by code.
 
     Parameters
     ----------
     columns : mapping of str to pair of int64[rows] and bool[rows]
-        Values of every key and measure and of `since_ns`, and which of them are there.
+        Values of every key and measure and of `since_ns`, and a mask of the values that are set.
     phase : int64[rows]
-        Index into `phases`; a row with one and without measures is a beat.
+        Index into `phases`; a row with a phase and without measures is a beat.
     counts : Counter
-        Gets what is left out.
+        Receives the number of unusable rows by code.
     damaged : bool[rows], optional
-        Rows with a value that is no number.
+        Rows with a value that is not a number.
     """
     known = {name: there for name, (_, there) in columns.items()}
     if damaged is None:
@@ -168,16 +168,13 @@ def usable(
 
 
 def _or(values: Int64, there: Bool, other: int) -> Int64:
-    """Return values, and another one where they are not there."""
+    """Return values, with `other` where they are not set."""
     return values if there.all() else np.where(there, values, other)
 
 
-# ---- Whole steps: what all ranks of a process group did in them --------------------------------
-
-
-# How long a step waits for ranks that are missing.
+# A step waits so long for missing ranks.
 WAITS_NS: Final = 10_000_000_000
-# More ranks are not told apart.
+# Rows of further ranks are dropped.
 MOST_RANKS: Final = 16_384
 
 
@@ -188,11 +185,11 @@ class Steps:
     Parameters
     ----------
     group : int
-        Counts the process groups: another one begins with an attempt, and where steps repeat or
-        ranks get other places within it.
+        Number of the process group: a new one begins with an attempt, and when steps repeat or
+        ranks change their parallel ranks.
     ranks, dp_ranks, pp_ranks : int64[ranks]
     steps, closed_ns : int64[steps]
-        The numbers of the steps, and when each was there.
+        Step numbers, and when each step was complete.
     ended_ns : int64[steps, ranks]
     measures : mapping of str to float64[steps, ranks]
         NaN where a rank is missing.
@@ -209,7 +206,7 @@ class Steps:
     measures: dict[str, Float64]
 
     def some(self, rows: slice) -> Steps:
-        """Return some of the steps."""
+        """Return a slice of the steps."""
         return Steps(
             self.group,
             self.attempt,

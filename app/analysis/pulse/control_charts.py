@@ -1,8 +1,8 @@
-"""CUSUM control charts: evidence accumulated over steps for each subject.
+"""CUSUM control charts: a score for each subject that accumulates over steps.
 
-A step adds the log-likelihood ratio of "slow" to "as usual", with the variance of means of several
-steps, so that lasting noise is no evidence. The amount is bounded by how rare such a step is in
-this job. Sums are exact multiples of 2^-16 and do not depend on batches.
+A step adds the log-likelihood ratio of "slow" to "as usual" (Page, 1954), with the variance of
+means of several steps, so that autocorrelated noise does not add up. The amount is bounded by how
+rare such a step is in this job. Scores are exact multiples of 2^-16 and do not depend on batches.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
 from app.analysis.pulse.medians import median_of_columns, median_of_rows
 
-# A false start has a probability of about exp(-18) a step.
+# Thresholds of the score: a false alarm has a probability of about exp(-18) a step.
 _NOTICED: Final = 18.0
 _CLEARED: Final = 14.0
-# Half of the smallest slowdown that is looked for, as a logarithm: of a rank or stage, of the job.
+# Half of the smallest slowdown to be detected, as a logarithm, of a rank, a stage and the job.
 _SLACK: Final = 0.05
 _STAGE_SLACK: Final = 0.06
 _JOB_SLACK: Final = 0.08
-# Slack also is at least that many standard deviations of means of a stretch.
+# Slack is also at least so many standard deviations of the means of stretches.
 _SLACK_DEVIATIONS: Final = 4.0
-# What a step of the whole job adds at most: bursts of a dozen steps are no change.
+# Most that a step adds to the score of the whole job: bursts of a dozen steps are no change.
 _JOB_CAP: Final = 1.0
 _LOWEST: Final = -3.0
 # Noise has heavier tails than a normal distribution of the same variance.
 _HEAVY_TAILS: Final = 1.4
-# Of autocorrelated noise, first order with a coefficient r, sums vary (1 + r) / (1 - r) times as
-# much as of independent one; means of blocks say less of it (r = 0.8: 4.8 of 9; 0.9: 6.2 of 19).
+# Sums of first-order autocorrelated noise with coefficient r vary (1 + r) / (1 - r) times as much
+# as of independent noise; means of blocks show less of it (r = 0.8: 4.8 of 9; 0.9: 6.2 of 19).
 _LONG_MEMORY: Final = 2.0
-# Slack in the first stretches, of which noise is hardly known: by a half more in the first.
+# Extra share of slack in the first stretch, whose noise is hardly known; it shrinks with more.
 _NEW: Final = 0.5
 _LEAST_DEVIATION: Final = 0.003
-# A single step is slow from that many standard deviations on, and from this residual on.
+# Lower bounds of a slow single step (a hiccup): in standard deviations, and as a residual.
 _HICCUP: Final = 4.0
 _LEAST_HICCUP: Final = 0.02
-# Steps in a block whose means are compared.
+# Steps of a block; the variance of block means shows autocorrelation.
 _BLOCK: Final = 8
 _RARE: Final = (1e-3, 0.3)
-# What is taken for granted about hiccups: how many were seen, and how many followed at once.
+# Prior of the hiccup rate and of how often a hiccup follows another, as observation counts.
 _PRIOR_STEPS: Final = 500.0
 _PRIOR_OWN: Final = 150.0
 _PRIOR_HICCUPS: Final = 20.0
@@ -51,7 +51,7 @@ _PRIOR_FOLLOWED: Final = 0.05
 _FORGETS: Final = 0.98
 _FORGETS_OWN: Final = 0.9
 _VARIANCE_FOLLOWS: Final = 1 / 8
-# Spells: steps that are slow, as a share of all.
+# Share of slow steps in spells, and the lowest rate without spells.
 _SPELLS: Final = 0.2
 _NO_SPELLS: Final = 0.02
 _GRID: Final = 2.0**16
@@ -64,18 +64,19 @@ def _floats(value: float = 0.0) -> Float64:
 
 @dataclass(slots=True)
 class Charts:
-    """One chart a subject, and what each has learned about its noise; arrays of [subjects]."""
+    """One chart a subject, with estimates of its noise; all arrays are [subjects]."""
 
-    # Evidence for being slow or, of those that are noticed, for being as usual again.
+    # Score for being slow or, of noticed subjects, for being as usual again.
     score: Float64 = field(default_factory=_floats)
+    # Step at which the score last began to rise.
     rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    # The same for spells.
+    # Score for spells.
     spells: Float64 = field(default_factory=_floats)
     ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
     noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Who was noticed at any time since the last stretch ended.
+    # Subjects that were noticed at any time since the last stretch ended.
     touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Of those that are noticed: by how much, as a logarithm.
+    # Logarithm of the slowdown of noticed subjects.
     height: Float64 = field(default_factory=_floats)
     slack: Float64 = field(default_factory=_floats)
     variance: Float64 = field(default_factory=_floats)
@@ -93,7 +94,7 @@ class Charts:
     followed: float = 0.0
 
     def grow(self, at: Int64, number: int) -> None:
-        """Make room for subjects that are new; those that are known get the columns `at`."""
+        """Grow to `number` subjects; those before move to the columns `at`."""
         for name in _ARRAYS:
             old = getattr(self, name)
             new: NDArray[np.generic]
@@ -104,17 +105,15 @@ class Charts:
             new[at] = old
             setattr(self, name, new)
 
-    # ---- evidence --------------------------------------------------------------------------
-
-    def run(self, values: Float64, numbers: Int64) -> Course:
-        """Return how evidence goes on through some steps, and change nothing.
+    def run(self, values: Float64, numbers: Int64) -> ChartRun:
+        """Return the scores over some steps; the charts stay as they are.
 
         Parameters
         ----------
         values : float64[steps, subjects]
-            Residuals; what is missing is no evidence.
+            Residuals; NaN leaves the score as it is.
         numbers : int64[steps]
-            The numbers of these steps.
+            Step numbers.
         """
         with np.errstate(invalid="ignore"):
             added = 2 * self.slack / self.variance * (values - self.slack)
@@ -132,7 +131,7 @@ class Charts:
         np.rint(added, out=added)
         added /= _GRID
         added[silent] = 0.0
-        # Of a slow step, and of another one.
+        # Log-likelihood ratios of a slow step, and of one as usual.
         weights = np.log([_SPELLS / share, (1 - _SPELLS) / (1 - share)])
         weights = np.rint(weights * _GRID) / _GRID
         spelled = np.where(slow, weights[0], weights[1])
@@ -142,46 +141,49 @@ class Charts:
         score, spells = _summed(added, self.score), _summed(spelled, self.spells)
         needed = np.where(self.noticed, _CLEARED, _NOTICED)
         crossed = (score >= needed) | (spells >= _NOTICED)
-        return Course(score, spells, crossed, self.rise, numbers)
+        return ChartRun(score, spells, crossed, self.rise, numbers)
 
-    def take(self, course: Course, step: int) -> None:
-        """Go on from a step of a course, by its place in it."""
-        self.rise = course.rise(step)
-        self.score = course.score[step].copy()
-        self.spells = course.spells[step].copy()
+    def take(self, run: ChartRun, step: int) -> None:
+        """Adopt the scores of a run after the step with an index."""
+        self.rise = run.rise(step)
+        self.score = run.score[step].copy()
+        self.spells = run.spells[step].copy()
 
     def is_cleared(self) -> Int64:
-        """Return those that are as usual again."""
+        """Return the noticed subjects that are as usual again."""
         return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
 
     def is_noticed(self) -> Int64:
-        """Return those that got slow, the clearest first."""
+        """Return the subjects that became slow, the highest score first."""
         found = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
         return found[np.argsort(-self.score[found], kind="stable")]
 
     def has_spells(self) -> Int64:
-        """Return those with spells."""
+        """Return the subjects with spells."""
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
     def open(self, subject: int, height: float) -> None:
-        """Look from here on for the end."""
+        """Mark a subject as noticed with a slowdown, and score its recovery from now on."""
         self.noticed[subject] = self.touched[subject] = True
         self.height[subject] = max(height, 1.2 * self.slack[subject])
         self.forget(subject)
 
     def close(self, subject: int) -> None:
-        """Look from here on for the next beginning."""
+        """Mark a subject as recovered, and score its next slowdown from now on."""
         self.noticed[subject] = False
         self.forget(subject)
 
     def forget(self, subject: int) -> None:
-        """Drop the evidence there is."""
+        """Reset the scores of a subject."""
         self.score[subject] = 0.0
         self.spells[subject] = 0.0
         self.rise[subject] = NOT_RISING
 
     def postpone_spells(self, subject: int) -> bool:
-        """Return whether a subject is slow right now, which is no spell yet; it counts on then."""
+        """Return whether a subject is slow at the moment, and then hold its spell score back.
+
+        A slowdown that lasts is noticed by the other score.
+        """
         if self.score[subject] < _NOTICED / 3:
             return False
         self.spells[subject] = _NOTICED - 1
@@ -189,33 +191,31 @@ class Charts:
 
     @property
     def quiet(self) -> Bool:
-        """Return who is neither noticed nor suspected."""
+        """Return which subjects are neither noticed nor suspected."""
         return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
 
     @property
     def hiccup(self) -> Float64:
-        """Return from which residual on a single step is slow."""
+        """Return the residual above which a single step is slow, float64[subjects]."""
         return np.asarray(np.fmax(1.5 * self.slack, _HICCUP * self.deviation))
 
     def hiccup_share(self) -> Float64:
-        """Return how often a single step is slow, by subject; as often as in the job at least."""
+        """Return the rate of slow single steps by subject; at least that of the whole job."""
         common = (self.hiccups + _RARE[0] * _PRIOR_STEPS) / (self.steps + _PRIOR_STEPS)
         own = (self.own_hiccups + _PRIOR_OWN * common) / (self.own_steps + _PRIOR_OWN)
         return np.clip(np.maximum(own, common), *_RARE)
 
-    # ---- learning --------------------------------------------------------------------------
-
     def learn(self, values: Float64, middle: Float64, subjects: Subjects, quiet: Bool) -> None:
-        """Learn about noise from a stretch of steps.
+        """Update the estimates of noise from a stretch of steps.
 
         Parameters
         ----------
         values : float64[steps, subjects]
-            Residuals of the stretch; a number of steps that is a multiple of eight.
+            Residuals of the stretch; the number of steps is a multiple of eight.
         middle : float64[subjects]
-            Their medians.
+            Medians of the residuals.
         quiet : bool[subjects]
-            Of whom to learn.
+            Subjects whose estimates are updated.
         """
         self.touched = self.noticed.copy()
         there = ~np.isnan(values)
@@ -225,7 +225,7 @@ class Charts:
             return
         with np.errstate(invalid="ignore"):
             one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
-            # Hiccups are counted by themselves.
+            # Hiccups are modelled apart, by their rate.
             bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)
             clipped[~there] = 0.0
@@ -234,7 +234,7 @@ class Charts:
             means /= np.maximum(number, 1)
             block = _BLOCK * ((means - means.mean(axis=0)) ** 2).sum(axis=0) / (len(means) - 1)
         ready = self.ready & enough
-        # Of the medians of two stretches half the square of their difference is known.
+        # Variance of stretch medians: half of the squared difference of two of them.
         far = (middle - self.middle) ** 2 / 2
         far = np.where(np.isnan(far), 2 * block / len(values), far)
         for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
@@ -247,7 +247,7 @@ class Charts:
             self._count_hiccups(values, np.where(ready, seen, 0), subjects, ready)
         self.ready |= enough
         self.learned += enough
-        self._set(subjects)
+        self._weigh(subjects)
 
     def _count_hiccups(self, values: Float64, seen: Int64, subjects: Subjects, ready: Bool) -> None:
         with np.errstate(invalid="ignore"):
@@ -261,8 +261,8 @@ class Charts:
         self.own_steps += np.where(ready, (_FORGETS_OWN - 1) * self.own_steps + seen, 0)
         self.own_hiccups += np.where(ready, (_FORGETS_OWN - 1) * self.own_hiccups + number, 0)
 
-    def _set(self, subjects: Subjects) -> None:
-        """Make of what is known what evidence is weighed by."""
+    def _weigh(self, subjects: Subjects) -> None:
+        """Derive slack, variance and cap of the scores from the estimates of noise."""
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
@@ -272,14 +272,14 @@ class Charts:
         self.deviation = np.sqrt(one)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
-        # 0 where steps are independent, 1 where noise never forgets within a block.
+        # Autocorrelation within a block: 0 of independent steps, 1 of constant noise.
         known = np.fmax(one, _LEAST_DEVIATION**2)
         memory = np.clip((block / known - 1) / (_BLOCK - 1), 0, 1)
         long = block * (1 + _LONG_MEMORY * memory**2)
         self.variance = _HEAVY_TAILS * np.fmax(known, long)
         again = (self.followed + _PRIOR_FOLLOWED) / (self.hiccups + _PRIOR_HICCUPS)
         rare = -np.log(self.hiccup_share())
-        # Of three slow steps in a row.
+        # Mean log-probability of three slow steps in a row.
         self.cap = (rare + 2 * min(-np.log(min(again, 1.0)), 7.0)) / 3
         self.cap = np.minimum(self.cap, rare)
         self.cap[[REST, COMPUTING]] = np.minimum(self.cap[[REST, COMPUTING]], _JOB_CAP)
@@ -294,7 +294,7 @@ _UNKNOWN: Final = frozenset(
 
 
 def _shared(own: Float64, subjects: Subjects) -> Float64:
-    """Return variances, [kinds, subjects], that are at least what is usual among the ranks."""
+    """Return variances [kinds, subjects], those of ranks raised to the median of all ranks."""
     ranks = own[:, subjects.of_ranks]
     usual = median_of_rows(ranks)[:, None]
     several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
@@ -304,14 +304,15 @@ def _shared(own: Float64, subjects: Subjects) -> Float64:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """How evidence goes on; arrays of [steps, subjects].
+class ChartRun:
+    """Scores of charts over some steps; arrays of [steps, subjects].
 
     Parameters
     ----------
     before : int64[subjects]
-        The steps at which scores last began to rise, before all of these.
+        Steps at which the scores had begun to rise before this run.
     numbers : int64[steps]
+        Step numbers.
     """
 
     score: Float64
@@ -321,17 +322,17 @@ class Course:
     numbers: Int64
 
     def rise(self, step: int) -> Int64:
-        """Return at which steps scores last began to rise, as they are after a step."""
+        """Return the steps at which the scores after a step began to rise, int64[subjects]."""
         zero = self.score[step::-1] <= 0
-        found, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
-        begun = np.where(found, self.numbers[np.minimum(last + 1, step)], self.before)
-        begun[~found & (self.before == NOT_RISING)] = self.numbers[0]
+        was_zero, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
+        begun = np.where(was_zero, self.numbers[np.minimum(last + 1, step)], self.before)
+        begun[~was_zero & (self.before == NOT_RISING)] = self.numbers[0]
         begun[zero[0]] = NOT_RISING
         return begun
 
 
 def _summed(added: Float64, start: Float64) -> Float64:
-    """Return sums that never fall below 0."""
+    """Return cumulative sums that are reset to 0 whenever they would fall below it."""
     total = np.cumsum(added, axis=0)
     lowest = np.minimum(total, -start)
     np.minimum.accumulate(lowest, axis=0, out=lowest)

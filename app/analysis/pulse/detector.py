@@ -1,4 +1,4 @@
-"""Detector of a job: rows in, notices out, with one watched process group at a time."""
+"""Slowdown detection of a job: pulse rows in, notices out, one process group at a time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.attribution import Scene
-from app.analysis.pulse.columns import NO_BEAT, Bool, Float64, Int64, Pulses, Steps
+from app.analysis.pulse.attribution import GroupView
+from app.analysis.pulse.cases import CaseTracker
+from app.analysis.pulse.columns import NO_BEAT, Float64, Int64, Pulses, Steps
 from app.analysis.pulse.control_charts import Charts
-from app.analysis.pulse.expected_times import Expected, History, Trail
-from app.analysis.pulse.heartbeats import USUAL, Beats, Limits
+from app.analysis.pulse.expected_times import Expected, History, Trend
+from app.analysis.pulse.heartbeats import USUAL, HeartbeatMonitor, Limits
 from app.analysis.pulse.measurements import REST, Measured, Subjects
 from app.analysis.pulse.medians import median_of_columns, median_of_rows
 from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
-from app.analysis.pulse.step_assembly import Gathering
-from app.analysis.pulse.suspects import Suspects
+from app.analysis.pulse.step_assembly import StepAssembler
 
-# ---- One process group, watched step by step ---------------------------------------------------
-
-
-# The first steps of a group, and of a rank that joins, say nothing: compiling, filling caches.
+# Steps of a group, and of a rank that joins, are ignored at first: compiling, filling caches.
 FIRST_STEPS: Final = 10
-# What is usual is learned at the end of each stretch of that many steps.
+# Baselines are updated at the end of each stretch of so many steps.
 STRETCH: Final = 32
 
 
@@ -40,24 +37,24 @@ class Watch:
     pp_ranks: Int64
     ages: Int64
     closed: int = 0
-    # Waiting, data, optimizer, garbage collection: what is usual.
+    # Usual waiting, data loading, optimizer and garbage collection of a step.
     usual_parts_ns: Float64 = field(default_factory=lambda: np.full(4, np.nan))
     expected: Expected = field(default_factory=Expected)
     charts: Charts = field(default_factory=Charts)
     history: History = field(default_factory=History)
-    trail: Trail = field(default_factory=Trail)
-    suspects: Suspects = field(default_factory=Suspects)
+    trend: Trend = field(default_factory=Trend)
+    tracker: CaseTracker = field(default_factory=CaseTracker)
 
     @classmethod
     def begin(cls, steps: Steps, hosts: Mapping[int, str]) -> Watch:
-        """Begin with a group's first steps."""
+        """Return the state of a group before its first steps."""
         none = np.empty(0, np.int64)
         watch = cls(steps.group, steps.attempt, none, none, none)
         watch._join(steps, hosts)
         return watch
 
     def _join(self, steps: Steps, hosts: Mapping[int, str]) -> None:
-        """Make room for ranks that are new."""
+        """Grow all arrays for ranks that joined."""
         before = Subjects.of(self.ranks, self.pp_ranks, hosts)
         after = Subjects.of(steps.ranks, steps.pp_ranks, hosts)
         at, number = before.places_in(after), after.number
@@ -77,26 +74,23 @@ class Watch:
                 "lengths": ranks,
             }
         )
-        self.trail.grow(at if width else np.arange(0), number)
-        self.suspects.move(at)
+        self.trend.grow(at if width else np.arange(0), number)
+        self.tracker.move(at)
         self.ages = np.append(self.ages, np.zeros(len(steps.ranks) - len(self.ranks), np.int64))
         self.ranks, self.pp_ranks = steps.ranks, steps.pp_ranks
 
     def advance(
         self, steps: Steps, ledger: Ledger, stalls: Stalls, hosts: Mapping[int, str]
     ) -> None:
-        """Look at the next steps of the group."""
+        """Detect over the next steps of the group; stretches end at the same steps in any batch."""
         if len(steps.ranks) > len(self.ranks):
             self._join(steps, hosts)
         subjects = Subjects.of(self.ranks, self.pp_ranks, hosts)
-        seen = self.expected.measured(steps)
+        measured = self.expected.measured(steps)
         start, end = 0, len(steps.steps)
         while start < end:
-            # Stretches begin at the same steps, however these come.
-            left = STRETCH - (self.closed - FIRST_STEPS) % STRETCH
-            stop = min(end, start + left)
-            rows = slice(start, stop)
-            self._look(seen.some(rows), subjects, ledger, stalls, hosts)
+            stop = min(end, start + STRETCH - (self.closed - FIRST_STEPS) % STRETCH)
+            self._look(measured.some(slice(start, stop)), subjects, ledger, stalls, hosts)
             self.closed += stop - start
             if self.closed > FIRST_STEPS and (self.closed - FIRST_STEPS) % STRETCH == 0:
                 self._learn(subjects, ledger, hosts)
@@ -104,43 +98,39 @@ class Watch:
 
     def _look(
         self,
-        seen: Measured,
+        measured: Measured,
         subjects: Subjects,
         ledger: Ledger,
         stalls: Stalls,
         hosts: Mapping[int, str],
     ) -> None:
-        steps, residuals = seen.steps, self.expected.residuals(seen, subjects)
-        self._leave_out_first(residuals.values, seen.there, subjects)
+        steps, residuals = measured.steps, self.expected.residuals(measured, subjects)
+        before = self.ages
+        self.ages = before + measured.there.sum(axis=0)
+        if (before <= FIRST_STEPS).any():
+            ages = before + np.cumsum(measured.there, axis=0)
+            residuals.values[:, subjects.of_ranks][ages <= FIRST_STEPS] = np.nan
         first = self.closed + np.arange(len(steps.steps)) < FIRST_STEPS
         residuals.values[first] = np.nan
         usual = self.expected.usual_step_ns, self.expected.rest_ns
         stalls.look(steps, usual[0], usual[0] - usual[1], self.usual_parts_ns, first)
         known = len(self.history.numbers)
-        self.history.add(steps.steps, steps.closed_ns, residuals, seen.stretch)
+        self.history.add(steps.steps, steps.closed_ns, residuals, measured.stretch)
         at, values = 0, residuals.values
         while at < len(values):
-            course = self.charts.run(values[at:], steps.steps[at:])
-            hits = np.flatnonzero(course.crossed.any(axis=1))
-            if not len(hits):
-                self.charts.take(course, len(values) - at - 1)
+            run = self.charts.run(values[at:], steps.steps[at:])
+            crossings = np.flatnonzero(run.crossed.any(axis=1))
+            if not len(crossings):
+                self.charts.take(run, len(values) - at - 1)
                 break
-            self.charts.take(course, int(hits[0]))
-            at += int(hits[0]) + 1
-            self.suspects.judge(self._scene(subjects, ledger, hosts, known + at))
+            self.charts.take(run, int(crossings[0]))
+            at += int(crossings[0]) + 1
+            self.tracker.judge(self._view(subjects, ledger, hosts, known + at))
         self.history.trim()
-
-    def _leave_out_first(self, values: Float64, there: Bool, subjects: Subjects) -> None:
-        """Make the first steps of each rank say nothing."""
-        before = self.ages
-        self.ages = before + there.sum(axis=0)
-        if (before <= FIRST_STEPS).any():
-            ages = before + np.cumsum(there, axis=0)
-            values[:, subjects.of_ranks][ages <= FIRST_STEPS] = np.nan
 
     def _learn(self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str]) -> None:
         residuals, stretch = self.history.last(STRETCH)
-        quiet = self.charts.quiet & ~self.suspects.held(subjects.number)
+        quiet = self.charts.quiet & ~self.tracker.with_open_case(subjects.number)
         self.expected.fit_lengths(residuals.values, residuals.lengths, subjects)
         self.expected.begin_levels(residuals.logs)
         middle = median_of_columns(residuals.values)
@@ -153,20 +143,19 @@ class Watch:
             self.usual_parts_ns = median_of_columns(stretch.parts_ns)
         means = middle.copy()
         means[subjects.of_ranks] += self.expected.offset - self.expected.first_offset
-        self.trail.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))
-        scene = self._scene(subjects, ledger, hosts, len(self.history.numbers))
-        self.suspects.review(scene)
+        self.trend.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))
+        self.tracker.review(self._view(subjects, ledger, hosts, len(self.history.numbers)))
 
-    def _scene(
+    def _view(
         self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str], rows: int
-    ) -> Scene:
-        return Scene(
+    ) -> GroupView:
+        return GroupView(
             self.attempt,
             subjects,
             self.charts,
             self.history,
             self.expected,
-            self.trail,
+            self.trend,
             self.usual_parts_ns,
             ledger,
             hosts,
@@ -174,33 +163,31 @@ class Watch:
         )
 
     def end(self, ledger: Ledger) -> None:
-        """Close what is open: the process group is no more."""
+        """Clear open notices: the process group has ended."""
         last = self.history.numbers[-1:]
-        self.suspects.end(int(last[0]) if len(last) else 0, ledger)
+        self.tracker.end(int(last[0]) if len(last) else 0, ledger)
 
 
-# ---- All that is noticed in a job: rows in, notices out, and a state between -------------------
-
-
-# A clock that is farther from those of the others than this is named and corrected.
+# The detector of a job.
+# A clock that is farther from the median of all clocks is named and corrected.
 _WRONG_CLOCK_NS = 2_000_000_000
-# A pause before a step that is no part of it: that long at least, and that many steps.
+# Least pause before a step that may be a restart: nanoseconds, and multiples of the step time.
 _PAUSE_NS = 5_000_000_000
 _PAUSE_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a batch of rows changed.
+    """Results of a batch of rows.
 
     Parameters
     ----------
     notices : tuple of Notice
-        New ones, and those whose words are new.
+        New and changed notices.
     withdrawn : tuple of int
-        Numbers of notices that turned out to be part of another one.
+        Numbers of notices that were merged into another one.
     steps : tuple of Steps
-        Those that are whole with the batch.
+        Steps that the batch completed.
     """
 
     notices: tuple[Notice, ...]
@@ -210,47 +197,48 @@ class Changes:
 
 @dataclass(slots=True)
 class Detector:
-    """The state of a job's detection; bounded by its ranks, and kept with `stored.to_bytes`.
+    """The state of a job's detection, bounded by its ranks; `detector_state` serializes it.
 
-    Notices are the same however rows are cut into batches.
+    Notices do not depend on how rows are cut into batches.
 
     Parameters
     ----------
     hosts : dict of int to str
-        Names of hosts by rank, as far as they are known.
+        Known host names by rank.
+    offsets : dict of int to int
+        Nanoseconds by which wrong clocks are ahead, by rank.
+    there : list of bool
+        Whether each rank sent the last whole step.
+    ended_ns : int
+        Median end of that step.
     """
 
     hosts: dict[int, str] = field(default_factory=dict)
-    gathering: Gathering = field(default_factory=Gathering)
+    assembler: StepAssembler = field(default_factory=StepAssembler)
     watch: Watch | None = None
     stalled: Stalls = field(default_factory=Stalls)
     ledger: Ledger = field(default_factory=Ledger)
-    # Numbers of notices of one kind do not depend on those of the other.
-    beats: Beats = field(default_factory=lambda: Beats(Ledger(next_number=1)))
+    # Two ledgers, with even and odd numbers: neither numbering depends on the other.
+    heartbeats: HeartbeatMonitor = field(
+        default_factory=lambda: HeartbeatMonitor(Ledger(next_number=1))
+    )
     offsets: dict[int, int] = field(default_factory=dict)
-    # Who sent the last whole step, by its place, and when it ended.
     there: list[bool] = field(default_factory=list)
     ended_ns: int = 0
 
     def advance(self, rows: Pulses, limits: Limits = USUAL) -> Changes:
-        """Take the next rows, in the order in which they came.
-
-        Parameters
-        ----------
-        limits : Limits, optional
-            When ranks stand still.
-        """
+        """Process the next rows in the order of their arrival; return what they changed."""
         whole = []
-        for steps in self.gathering.add(rows.take(rows.phase == NO_BEAT), limits.step_waits_ns):
+        for steps in self.assembler.add(rows.take(rows.phase == NO_BEAT), limits.step_waits_ns):
             self._look(steps)
             whole.append(steps)
-        self.beats.advance(rows, self.hosts, self.offsets, limits)
+        self.heartbeats.advance(rows, self.hosts, self.offsets, limits)
         return self._changes(whole)
 
     def finish(self) -> Changes:
-        """Look at the steps that are not whole, as no more rows come."""
+        """Process the incomplete steps, after the last row; return what they changed."""
         whole = []
-        for steps in self.gathering.close_all():
+        for steps in self.assembler.close_all():
             self._look(steps)
             whole.append(steps)
         return self._changes(whole)
@@ -275,7 +263,7 @@ class Detector:
             }
 
     def _begin(self, steps: Steps) -> None:
-        """Forget the process group before."""
+        """End the previous process group and start the one of some steps."""
         if self.watch is not None:
             self.watch.end(self.ledger)
             if self.watch.group != steps.group:
@@ -283,9 +271,9 @@ class Detector:
         self.watch = Watch.begin(steps, self.hosts)
 
     def _regrouped(self, steps: Steps) -> list[int]:
-        """Return where other ranks go on after a pause: they are a new process group.
+        """Return the rows at which other ranks continue after a pause, as a new process group.
 
-        Ranks may have got other numbers then, although nothing says so.
+        After a restart in the same attempt, ranks may be numbered anew.
         """
         there = ~np.isnan(steps.measures["step_ns"])
         first_ns = int(steps.ended_ns[0].max())
@@ -298,12 +286,12 @@ class Detector:
         step_ns = median_of_rows(steps.measures["step_ns"])
         pause = middle - before - step_ns
         few = min(2, max(1, there.shape[1] // 8))
-        found = (changed >= few) & (pause > np.maximum(_PAUSE_NS, _PAUSE_STEPS * step_ns))
+        restarts = (changed >= few) & (pause > np.maximum(_PAUSE_NS, _PAUSE_STEPS * step_ns))
         self.there, self.ended_ns = there[-1].tolist(), first_ns + int(middle[-1])
-        return [int(row) for row in np.flatnonzero(found)]
+        return [int(row) for row in np.flatnonzero(restarts)]
 
     def _changes(self, whole: list[Steps]) -> Changes:
-        changed = {**self.ledger.take(), **self.beats.ledger.take()}
+        changed = {**self.ledger.take(), **self.heartbeats.ledger.take()}
         return Changes(
             tuple(notice for notice in changed.values() if notice is not None),
             tuple(number for number, notice in changed.items() if notice is None),
@@ -312,23 +300,23 @@ class Detector:
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
-        """Return the single steps that took long, the most expensive cause first."""
+        """Return single long steps by cause, the most expensive cause first."""
         return self.stalled.listed()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return how many rows were left out, by code."""
-        return dict(sorted(self.gathering.counts.items()))
+        """Return the number of dropped rows by code."""
+        return dict(sorted(self.assembler.counts.items()))
 
 
 @dataclass(slots=True)
 class Record:
-    """The last words of every notice of a detector."""
+    """The current version of every notice of a detector."""
 
     notices: dict[int, Notice] = field(default_factory=dict)
 
     def take(self, changes: Changes) -> None:
-        """Take what a batch changed."""
+        """Apply the changes of a batch."""
         for notice in changes.notices:
             self.notices[notice.number] = notice
         for number in changes.withdrawn:
@@ -336,7 +324,7 @@ class Record:
 
     @property
     def listed(self) -> tuple[Notice, ...]:
-        """Return them in the order in which they were noticed."""
+        """Return the notices in the order of their times."""
         return tuple(
             sorted(
                 self.notices.values(), key=lambda notice: (notice.noticed_time_ns, notice.number)

@@ -1,4 +1,4 @@
-"""Serialization of a detector between batches."""
+"""Serialization of a detector between batches: a JSON tree and its arrays, as a compressed npz."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from app.analysis.pulse.cases import Case, CaseTracker
 from app.analysis.pulse.control_charts import Charts
 from app.analysis.pulse.detector import Detector, Watch
-from app.analysis.pulse.expected_times import Expected, History, Trail
-from app.analysis.pulse.heartbeats import Beats, Sign
+from app.analysis.pulse.expected_times import Expected, History, Trend
+from app.analysis.pulse.heartbeats import HeartbeatMonitor, LastSeen
 from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, Part
 from app.analysis.pulse.stalls import StallCount, Stalls
-from app.analysis.pulse.step_assembly import Gathering
-from app.analysis.pulse.suspects import Case, Suspects
+from app.analysis.pulse.step_assembly import StepAssembler
 from app.errors import UnknownDocumentError
 
 VERSION: Final = 1
 _CLASSES: Final = {
     cls.__name__: cls
     for cls in (
-        *(Detector, Gathering, Watch, Expected, Charts, History, Trail, Suspects, Case),
-        *(Stalls, StallCount, Ledger, Notice, Evidence, Beats, Sign),
+        *(Detector, StepAssembler, Watch, Expected, Charts, History, Trend, CaseTracker, Case),
+        *(Stalls, StallCount, Ledger, Notice, Evidence, HeartbeatMonitor, LastSeen),
     )
 }
 _FIELDS: Final = {
     name: tuple(field.name for field in fields(cls)) for name, cls in _CLASSES.items()
 }
 _ENUMS: Final = {cls.__name__: cls for cls in (NoticeKind, Part)}
-# What JSON holds as it is.
+# Types that JSON holds as they are.
 _SCALARS: Final = frozenset({int, float, str, bool, type(None)})
-# Most of it is noise, of which no level makes less.
+# Most of the state is noise: higher levels of compression gain nothing.
 _LEVEL: Final = 1
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-# What reading says of bytes that are no state.
+# Errors of reading damaged bytes.
 _DAMAGED: Final = (
     *(zstandard.ZstdError, zlib.error, zipfile.BadZipFile, EOFError),
     *(ValueError, KeyError, TypeError),
@@ -52,7 +52,7 @@ _DAMAGED: Final = (
 
 
 def to_bytes(detector: Detector) -> bytes:
-    """Return a detector's state; compressed, and only arrays and plain values."""
+    """Return the compressed state of a detector."""
     arrays: list[NDArray[Any]] = []
     tree = _plain(detector, arrays)
     text = json.dumps({"version": VERSION, "state": tree}, separators=(",", ":"))
@@ -67,7 +67,7 @@ def to_bytes(detector: Detector) -> bytes:
 
 
 def from_bytes(body: bytes) -> Detector:
-    """Return the detector whose state this is.
+    """Return the detector with a serialized state.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def _plain(value: object, arrays: list[NDArray[Any]]) -> Any:  # noqa: ANN401, P
         return value
     if isinstance(value, np.ndarray):
         narrow = value.astype(np.float32) if value.dtype == np.float64 else value
-        # What was rounded is kept so; all else is exact.
+        # Values that were rounded to 32 bits take half the bytes, without loss.
         same = narrow is not value and np.array_equal(narrow, value, equal_nan=True)
         arrays.append(narrow if same else value)
         return {"wide" if same else "array": len(arrays) - 1}
@@ -119,7 +119,7 @@ def _plain_dict(value: dict[Any, Any], arrays: list[NDArray[Any]]) -> dict[str, 
     keys = _all_plain(value.keys(), arrays)
     classes = {type(item) for item in value.values()}
     if len(classes) == 1 and (name := next(iter(classes)).__name__) in _FIELDS:
-        # One for each rank: field by field there are few parts instead of thousands.
+        # Objects by rank are stored field by field: few arrays instead of thousands of objects.
         columns = {
             field: _column([getattr(item, field) for item in value.values()], arrays)
             for field in _FIELDS[name]

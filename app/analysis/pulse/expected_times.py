@@ -1,7 +1,7 @@
-"""Expected computing and step times, residuals of the last steps, and their trends.
+"""Expected computing and step times of a process group, residuals of its last steps, their trend.
 
-Residuals are logarithms of measured to expected: ranks against peers, stages against other stages,
-the job against its own past. Trends are kept as at most 64 means of stretches.
+Residuals are logarithms of measured to expected time: ranks against peers, stages against other
+stages, the job against its own past.
 """
 
 from __future__ import annotations
@@ -21,42 +21,38 @@ from app.analysis.pulse.medians import (
     median_of_rows,
 )
 
-# ---- How long a rank is expected to compute, and a step to take --------------------------------
-
-
-# By how much what is usual follows what is measured at the end of each stretch of steps.
+# Weight of a stretch of steps when baselines are updated at its end.
 _FOLLOWS: Final = 1 / 16
-# How far it follows: what is farther from its beginning is a drift.
+# Baselines move so far from their first value; a larger change is a drift.
 _RANK_FOLLOWS: Final = 0.03
 _JOB_FOLLOWS: Final = 0.06
-# A rank that differs from its peers from its first step on by less than this is usual: three times
-# what is common in the job, within these bounds.
+# A constant difference of a rank from its peers is usual up to three times the spread of ranks in
+# this job, within these bounds.
 _USUAL_OFFSET: Final = (0.02, 0.06)
 _USUAL_SPREADS: Final = 3.0
-# Where this share of ranks differs by more, the job's devices are of several kinds.
+# If a larger share of ranks differs by more, the job's devices are of several kinds.
 _SEVERAL_KINDS: Final = 1 / 3
-# Where tokens moved by more than that, computing of all ranks is not judged.
+# Computing of the whole job is not judged while tokens differ from the usual by more.
 _SAME_TOKENS: Final = 0.05
-# Of more hosts in a stage one does not move the median.
+# In a stage of more hosts a single one does not move the median.
 _FEW_HOSTS: Final = 4
-# Of the least squares of tokens: what is taken for granted, as a sum of squares, and what remains
-# of what was learned after each stretch.
+# Recursive least squares of computing on tokens: prior sum of squares, and forgetting a stretch.
 _PRIOR: Final = 0.05
 _REMEMBERS: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """Logarithms of measured to expected.
+    """Logarithms of measured to expected time.
 
     Parameters
     ----------
     values : float64[steps, subjects]
         Ranks against their peers, stages against other stages, the job against its own past.
     logs : float64[steps, stages]
-        Logarithm of the computing of each stage, by its usual number of tokens.
+        Logarithm of the median computing of each stage, corrected to the usual tokens.
     own_past : float64[steps, stages]
-        Computing of each stage against its own past, whatever others do.
+        Computing of each stage against its own baseline.
     lengths : float64[steps, ranks]
         Logarithm of tokens to the usual number; 0 where unknown.
     """
@@ -73,7 +69,20 @@ def _one() -> Float64:
 
 @dataclass(slots=True)
 class Expected:
-    """What is usual in a process group; learned from its steps."""
+    """Baselines of a process group, learned from its steps.
+
+    Parameters
+    ----------
+    offset, first_offset : float64[ranks]
+        Usual logarithmic difference of each rank to its peers, now and at first.
+    shift, level, first_level, origin : float64[stages]
+        Usual movement against other stages; usual logarithm of computing now, at first, and when
+        the stage was first seen.
+    rest_ns, rest_share, rest_offset : float
+        Usual part of a step beyond its longest computing: nanoseconds, share, logarithmic drift.
+    slope, information : float64[2], float64[2, 2]
+        Growth of computing with tokens (linear, quadratic in logarithms), and its precision.
+    """
 
     offset: Float64 = field(default_factory=_one)
     first_offset: Float64 = field(default_factory=_one)
@@ -91,7 +100,7 @@ class Expected:
     information: Float64 = field(default_factory=lambda: np.eye(2) * _PRIOR)
 
     def grow(self, before: Subjects, after: Subjects) -> None:
-        """Make room for ranks and stages that are new."""
+        """Grow all arrays for new ranks and stages."""
         new = len(after.ranks) - len(before.ranks)
         self.offset = np.append(self.offset, np.zeros(new))
         self.first_offset = np.append(self.first_offset, np.full(new, np.nan))
@@ -101,15 +110,21 @@ class Expected:
             values[at] = getattr(self, name)
             setattr(self, name, values)
 
-    # ---- residuals -------------------------------------------------------------------------
-
     def measured(self, steps: Steps) -> Measured:
-        """Return what is measured in steps, before any of them is learned from."""
-        return Measured.of(steps, self._lengths(steps.measures["tokens"]))
+        """Return the measurements of steps with logarithms of their tokens to the usual number."""
+        tokens = steps.measures["tokens"]
+        known: Bool = (tokens > 0) | np.isnan(tokens)
+        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
+        if not whole.any():
+            return Measured.of(steps, np.zeros_like(tokens))
+        if np.isnan(self.tokens):
+            self.tokens = float(np.nanmedian(tokens[whole][0]))
+        lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
+        return Measured.of(steps, np.where(np.asarray(whole)[:, None], lengths, 0.0))
 
-    def residuals(self, seen: Measured, subjects: Subjects) -> Residuals:
-        """Return how far steps are from what is expected."""
-        lengths, logs = seen.lengths, seen.logs
+    def residuals(self, measured: Measured, subjects: Subjects) -> Residuals:
+        """Return the residuals of steps against the baselines."""
+        lengths, logs = measured.lengths, measured.logs
         if lengths.any():
             logs = logs - (self.slope[0] * lengths + self.slope[1] * lengths**2)
         logs = logs - self.offset
@@ -121,7 +136,7 @@ class Expected:
             ordered = Ordered.of(part)
             middle[:, stage] = ordered.median()
             if ordered.count is not None:
-                # Of a few ranks that are left of a stage it does not follow what the others do.
+                # The few remaining ranks of a stage do not stand for the missing ones.
                 middle[2 * ordered.count <= len(members), stage] = np.nan
             values[:, subjects.first_rank + members] = part - _of_peers(ordered, subjects, members)
         own_past = middle - self.level
@@ -130,43 +145,26 @@ class Expected:
             values[:, subjects.of_stages] = moved - median_of_others(moved)
         elif len(subjects.ranks) == 1:
             values[:, subjects.of_stages] = own_past
-        values[:, REST] = self._rest(seen.stretch.step_ns, seen.stretch.longest_ns)
-        values[:, COMPUTING] = self._computing(own_past, seen.known_tokens)
+        step, longest = measured.stretch.step_ns, measured.stretch.longest_ns
+        # Pipelines wait in proportion to their computing, other jobs do not: the larger one counts.
+        expected = longest + np.fmax(self.rest_ns, longest * self.rest_share)
+        good = (step > 0) & (expected > 0)
+        ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
+        values[:, REST] = np.log(ratio) - self.rest_offset
+        same = np.abs(np.log(measured.known_tokens / self.usual_tokens)) < _SAME_TOKENS
+        values[:, COMPUTING] = np.where(same, median_of_rows(own_past), np.nan)
         return Residuals(values, middle, own_past, lengths)
 
-    def _lengths(self, tokens: Float64) -> Float64:
-        known: Bool = (tokens > 0) | np.isnan(tokens)
-        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
-        if not whole.any():
-            return np.zeros_like(tokens)
-        if np.isnan(self.tokens):
-            self.tokens = float(np.nanmedian(tokens[whole][0]))
-        lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
-        return np.where(np.asarray(whole)[:, None], lengths, 0.0)
-
-    def _rest(self, step: Float64, longest: Float64) -> Float64:
-        # Pipelines wait in proportion to what they compute, other jobs do not: what allows more.
-        rest = np.fmax(self.rest_ns, longest * self.rest_share)
-        expected = longest + rest
-        good = (step > 0) & (expected > 0)
-        return np.log(np.where(good, step, np.nan) / np.where(good, expected, 1)) - self.rest_offset
-
-    def _computing(self, own_past: Float64, known_tokens: Float64) -> Float64:
-        same = np.abs(np.log(known_tokens / self.usual_tokens)) < _SAME_TOKENS
-        return np.where(same, median_of_rows(own_past), np.nan)
-
-    # ---- learning --------------------------------------------------------------------------
-
     def fit_lengths(self, values: Float64, lengths: Float64, subjects: Subjects) -> None:
-        """Learn how computing grows with tokens, and correct the residuals that it came from.
+        """Learn how computing grows with tokens, and correct the residuals in place.
 
-        Recursive least squares on what differs between ranks in the same step and between steps of
-        the same rank, so that neither a slow rank nor a slow step counts.
+        Recursive least squares on doubly centred data: differences between ranks in the same step
+        and between steps of the same rank, so that neither a slow rank nor a slow step counts.
 
         Parameters
         ----------
         values : float64[steps, subjects]
-            Residuals; those of ranks are corrected in place.
+            Residuals; the columns of ranks are corrected.
         lengths : float64[steps, ranks]
         """
         if not lengths.any():
@@ -203,14 +201,19 @@ class Expected:
         *,
         quiet: Bool,
     ) -> Float64:
-        """Learn from a stretch of steps what is usual, and return by how much ranks were moved.
+        """Update the baselines from a stretch; return by how much those of ranks moved.
 
         Parameters
         ----------
         middle : float64[subjects]
             Medians of the residuals of the stretch.
         quiet : bool[subjects]
-            Who is not noticed or suspected: what others do does not become usual.
+            Subjects that are neither noticed nor suspected; only their baselines follow.
+
+        Returns
+        -------
+        float64[ranks]
+            First offsets that were learned with this stretch, as logarithms.
         """
         ranks = subjects.of_ranks
         moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
@@ -220,7 +223,18 @@ class Expected:
         self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
         if not same:
             self.usual_tokens = known
-        self._learn_rest(float(middle[REST]), steps, quiet=bool(quiet[REST]))
+        step, longest = steps.step_ns, steps.longest_ns
+        good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
+        if not good.any():
+            return moved
+        if np.isnan(self.usual_step_ns) or quiet[REST]:
+            self.usual_step_ns = median_of(step[good])
+        if np.isnan(self.rest_ns):
+            self.rest_ns = median_of((step - longest)[good])
+            self.rest_share = median_of((step / longest - 1)[good])
+        elif quiet[REST]:
+            step_by = _FOLLOWS * min(max(float(middle[REST]), -_JOB_FOLLOWS), _JOB_FOLLOWS)
+            self.rest_offset = min(self.rest_offset + step_by, _JOB_FOLLOWS)
         return moved
 
     def _learn_offsets(self, values: Float64, middle: Float64, quiet: Bool) -> Float64:
@@ -248,7 +262,7 @@ class Expected:
         return moved
 
     def followed(self, subject: int, subjects: Subjects) -> float:
-        """Return how much of a subject's growth has become usual, as a logarithm."""
+        """Return the logarithm of a subject's growth that its baseline has absorbed."""
         if subject == REST:
             return self.rest_offset
         if subject == COMPUTING:
@@ -259,7 +273,7 @@ class Expected:
         return float(self.offset[rank] - self.first_offset[rank])
 
     def rebase(self, rank: int, by: float) -> None:
-        """Take a rank's difference to its peers as usual from here on."""
+        """Add a difference to the usual offset of a rank from its peers."""
         self.offset[rank] += by
         self.first_offset[rank] += by
 
@@ -290,12 +304,12 @@ class Expected:
                 self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
 
     def begin_levels(self, logs: Float64) -> None:
-        """Take the medians of stages as usual where nothing is known yet.
+        """Set the levels of stages without one to the medians of a stretch.
 
         Parameters
         ----------
         logs : float64[steps, stages]
-            Logarithms of computing in a stretch; NaN where too little is known.
+            Logarithms of computing; NaN where too many ranks are missing.
         """
         unknown = np.isnan(self.level)
         if not unknown.any():
@@ -305,26 +319,12 @@ class Expected:
         for values in (self.level, self.first_level, self.origin):
             values[new] = middle[new]
 
-    def _learn_rest(self, far: float, steps: Stretch, *, quiet: bool) -> None:
-        step, longest = steps.step_ns, steps.longest_ns
-        good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
-        if not good.any():
-            return
-        if np.isnan(self.usual_step_ns) or quiet:
-            self.usual_step_ns = median_of(step[good])
-        if np.isnan(self.rest_ns):
-            self.rest_ns = median_of((step - longest)[good])
-            self.rest_share = median_of((step / longest - 1)[good])
-        elif quiet:
-            step_by = _FOLLOWS * min(max(far, -_JOB_FOLLOWS), _JOB_FOLLOWS)
-            self.rest_offset = min(self.rest_offset + step_by, _JOB_FOLLOWS)
-
 
 def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
-    """Return for each rank of a stage the median of its peers.
+    """Return for each rank of a stage the median of its peers, float64[steps, members].
 
-    Where few hosts share a stage, these are the ranks of other hosts: the ranks of one are slow
-    together, and are half of all or more.
+    In a stage of few hosts, peers are the ranks of other hosts: the ranks of one host often become
+    slow together, and may be half of the stage or more.
     """
     hosts = subjects.host_of[members]
     names = np.unique(hosts)
@@ -334,7 +334,7 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
     others = np.empty_like(logs)
     for host in names:
         others[:, hosts == host] = median_of_rows(logs[:, hosts != host])[:, None]
-    # Where all others are missing, the ranks of its own host are left.
+    # If all other hosts are missing, the ranks of the same host serve as peers.
     alone = np.isnan(others).any(axis=1)
     if alone.any():
         others[alone] = np.where(
@@ -343,11 +343,9 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
     return others
 
 
-# ---- The last steps of a process group, as far as notices need them ----------------------------
-
-
+# Steps of the history.
 KEPT: Final = 128
-# Of each step, next to the residuals: see `Stretch`.
+# Columns of `History.job`: measures of `Stretch`.
 _JOB: Final = ("step_ns", "longest_ns", "tokens")
 
 
@@ -381,7 +379,7 @@ class History:
     parts_ns: Float64 = field(default_factory=lambda: np.empty((0, 4)))
 
     def grow(self, columns: dict[str, tuple[Int64, int]]) -> None:
-        """Give arrays more columns: by name, where those that are there go, and how many."""
+        """Widen arrays; by name the new places of their columns, and the new width."""
         for name, (at, number) in columns.items():
             old = getattr(self, name)
             new = np.full((len(old), number), np.nan)
@@ -389,7 +387,7 @@ class History:
             setattr(self, name, new)
 
     def add(self, numbers: Int64, ends_ns: Int64, residuals: Residuals, stretch: Stretch) -> None:
-        """Add steps; all are kept until `trim`. Residuals are rounded: the state is small then."""
+        """Append steps; residuals are rounded to 32 bits, which halves the stored state."""
         job = np.stack([getattr(stretch, name) for name in _JOB], axis=1)
         for name, rows in (
             *(("numbers", numbers), ("ends_ns", ends_ns), ("values", _rounded(residuals.values))),
@@ -400,13 +398,13 @@ class History:
             setattr(self, name, np.concatenate([getattr(self, name), rows]))
 
     def trim(self) -> None:
-        """Forget all but the last steps."""
+        """Drop all but the last `KEPT` steps."""
         if len(self.numbers) > KEPT:
             for name in self.__slots__:
                 setattr(self, name, getattr(self, name)[-KEPT:])
 
     def last(self, count: int) -> tuple[Residuals, Stretch]:
-        """Return the last steps."""
+        """Return the last `count` steps."""
         rows = slice(len(self.numbers) - count, None)
         residuals = Residuals(
             self.values[rows], self.logs[rows], self.own_past[rows], self.lengths[rows]
@@ -419,31 +417,29 @@ def _rounded(values: Float64) -> Float64:
     return values.astype(np.float32).astype(np.float64)
 
 
-# ---- How residuals moved since a process group began, kept in few numbers ----------------------
-
-
 _MOST: Final = 64
 _DAY_NS: Final = 86_400 * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A steady growth: as a share a day, and the step at which it began."""
+    """A steady growth: the share a day, and the step at which it began."""
 
     per_day: float
     from_step: int
 
 
 @dataclass(slots=True)
-class Trail:
-    """Means of stretches of steps; when there are too many, each two become one.
+class Trend:
+    """Means of residuals since a group began, at most 64 points; then two become one.
 
     Parameters
     ----------
     values : float64[points, subjects]
     steps, ends_ns : int64[points]
+        Last step of each point, and its end.
     stride : int
-        How many stretches a point is the mean of.
+        Number of stretches that make a point.
     """
 
     values: Float64 = field(default_factory=lambda: np.empty((0, 0)))
@@ -453,7 +449,7 @@ class Trail:
     pending: Float64 = field(default_factory=lambda: np.empty((0, 0)))
 
     def grow(self, at: Int64, number: int) -> None:
-        """Make room for subjects that are new."""
+        """Grow to `number` subjects; those before move to the columns `at`."""
         for name in ("values", "pending"):
             old = getattr(self, name)
             new = np.full((len(old), number), np.nan)
@@ -461,7 +457,7 @@ class Trail:
             setattr(self, name, new)
 
     def add(self, values: Float64, step: int, end_ns: int) -> None:
-        """Add the means of a stretch that ended with a step."""
+        """Add the means of the residuals of a stretch, float64[subjects]."""
         self.pending = np.concatenate([self.pending, values[None]])
         if len(self.pending) < self.stride:
             return
@@ -475,12 +471,12 @@ class Trail:
             self.stride *= 2
 
     def slope(self, subject: int) -> Slope | None:
-        """Return how a subject grew: level at first, then a line; the best such bend.
+        """Fit a level followed by a line to the trend of a subject, by least squares.
 
         Returns
         -------
         Slope or None
-            None where too little is known, or it did not grow.
+            The growth after the best bend; None of fewer than four points, or without growth.
         """
         known = ~np.isnan(self.values[:, subject])
         values, ends, steps = self.values[known, subject], self.ends_ns[known], self.steps[known]
@@ -491,10 +487,10 @@ class Trail:
         for bend in range(len(values) - 2):
             ramp = np.maximum(days - days[bend], 0)
             design = np.stack([np.ones_like(ramp), ramp], axis=1)
-            found, *_ = np.linalg.lstsq(design, values, rcond=None)
-            error = float(((values - design @ found) ** 2).sum())
+            solution, *_ = np.linalg.lstsq(design, values, rcond=None)
+            error = float(((values - design @ solution) ** 2).sum())
             if best is None or error < best[0]:
-                best = error, float(found[1]), int(steps[bend])
+                best = error, float(solution[1]), int(steps[bend])
         if best is None or best[1] <= 0:
             return None
         return Slope(per_day=best[1], from_step=best[2])

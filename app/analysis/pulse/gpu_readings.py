@@ -1,4 +1,4 @@
-"""GPU readings compared with those of peers, as evidence of a notice."""
+"""GPU readings (clocks, temperature, memory errors) compared with those of peers, for notices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from app.analysis.pulse.columns import MOST_RANKS
 from app.analysis.pulse.packing import pack, unpack
 
-# Why clocks are low, by the bits of NVML's `nvmlClocksEventReasons`. Idle, a clock that someone has
-# set, and following other GPUs are no reasons to look for.
+# Reasons for low clocks, by the bits of NVML's `nvmlClocksEventReasons`. Idling, a clock that was
+# set, and following other GPUs point to no fault.
 REASONS: Final[Mapping[int, str]] = {
     0x04: "its limit of power",
     0x08: "the hardware",
@@ -22,7 +22,7 @@ REASONS: Final[Mapping[int, str]] = {
     0x80: "the supply of power",
 }
 _POWER: Final = 0x04
-# What is older than this says nothing of now; one comes each minute.
+# Readings are sent each minute; older ones are out of date.
 LIVES_NS: Final = 180 * 1_000_000_000
 # Clocks and temperatures of healthy GPUs differ by less.
 _LOW_CLOCK: Final = 0.95
@@ -36,12 +36,12 @@ _UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a GPU says of itself; None where it does not tell.
+    """Readings of a GPU; None where the GPU does not report one.
 
     Parameters
     ----------
     at_ns : int
-        When it was received, since the epoch.
+        When it was received, nanoseconds since the epoch.
     throttle : int or None
         Bits as in `REASONS`.
     ecc_corrected, ecc_uncorrected : int or None
@@ -49,7 +49,7 @@ class Reading:
     memory_used : int or None
         Bytes.
     xids : tuple of int
-        Codes of the driver's errors since the job began, the last ones.
+        The last XID error codes of the driver since the job began.
     """
 
     at_ns: int
@@ -68,18 +68,18 @@ _NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids
 
 
 def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
-    """Return the last reading of each rank that still says something, of `MOST_RANKS` at most.
+    """Return the last recent reading by rank.
 
-    Whoever sends may name any rank, at any time.
+    At most `MOST_RANKS` are kept: a sender may name any rank.
     """
-    together = {**before, **came}
-    newest_ns = max((one.at_ns for one in together.values()), default=0)
-    alive = [rank for rank, one in together.items() if newest_ns - one.at_ns <= LIVES_NS]
-    return {rank: together[rank] for rank in sorted(alive)[:MOST_RANKS]}
+    merged = {**before, **came}
+    newest_ns = max((reading.at_ns for reading in merged.values()), default=0)
+    recent = [rank for rank, reading in merged.items() if newest_ns - reading.at_ns <= LIVES_NS]
+    return {rank: merged[rank] for rank in sorted(recent)[:MOST_RANKS]}
 
 
 def to_bytes(readings: Mapping[int, Reading]) -> bytes:
-    """Return the readings of ranks as few bytes."""
+    """Return the packed readings of ranks."""
     ranks = sorted(readings)
     columns = {"rank": np.array(ranks, np.int64)}
     for name in _NUMBERS:
@@ -91,7 +91,7 @@ def to_bytes(readings: Mapping[int, Reading]) -> bytes:
 
 
 def from_bytes(body: bytes | None) -> dict[int, Reading]:
-    """Return the readings that were kept, by rank.
+    """Return the packed readings by rank; none of None.
 
     Raises
     ------
@@ -102,13 +102,13 @@ def from_bytes(body: bytes | None) -> dict[int, Reading]:
         return {}
     columns, more = unpack(body)
     lists = [columns[name].tolist() for name in _NUMBERS]
-    found = {}
+    readings = {}
     for rank, *values in zip(columns["rank"].tolist(), *lists, strict=True):
-        told = {
+        known = {
             name: value for name, value in zip(_NUMBERS, values, strict=True) if value != _UNKNOWN
         }
-        found[rank] = Reading(**told, xids=tuple(more["xids"].get(str(rank), ())))
-    return found
+        readings[rank] = Reading(**known, xids=tuple(more["xids"].get(str(rank), ())))
+    return readings
 
 
 def unlike_peers(
@@ -117,37 +117,37 @@ def unlike_peers(
     hosts: Mapping[int, str],
     now_ns: int,
 ) -> str | None:
-    """Return what GPUs of blamed ranks say that those of their peers do not; None where nothing.
+    """Return how GPUs of blamed ranks differ from those of peers, in words; None if they do not.
 
-    Peers are the others of the same host or, where all of these are blamed, all others.
+    Peers are the other GPUs of the host or, if all of these are blamed, all others.
     """
-    fresh = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
-    near: dict[str, list[Reading]] = {}
-    for rank in fresh.keys() - ranks:
-        near.setdefault(hosts.get(rank, ""), []).append(fresh[rank])
-    everywhere = _Peers.of([one for some in near.values() for one in some])
-    of_host = {host: _Peers.of(some) for host, some in near.items() if host}
+    recent = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
+    by_host: dict[str, list[Reading]] = {}
+    for rank in recent.keys() - ranks:
+        by_host.setdefault(hosts.get(rank, ""), []).append(recent[rank])
+    everywhere = _Peers.of([reading for some in by_host.values() for reading in some])
+    of_host = {host: _Peers.of(some) for host, some in by_host.items() if host}
     parts = []
-    for rank in sorted(set(ranks) & fresh.keys()):
-        said = list(_unlike(fresh[rank], of_host.get(hosts.get(rank, ""), everywhere)))
-        if said:
-            parts.append(f"the GPU of rank {rank} {', '.join(said)}")
+    for rank in sorted(set(ranks) & recent.keys()):
+        differences = list(_differences(recent[rank], of_host.get(hosts.get(rank, ""), everywhere)))
+        if differences:
+            parts.append(f"the GPU of rank {rank} {', '.join(differences)}")
     more = len(parts) - _NAMED
     return "; ".join(parts[:_NAMED]) + (f"; and {more} more" if more > 0 else "") or None
 
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """What GPUs say together; `usual` are the medians of what any tells, by name."""
+    """Readings of peer GPUs together."""
 
     number: int
-    usual: Mapping[str, float]
-    common: int  # bits of `REASONS` that most have
+    usual: Mapping[str, float]  # median of each reported value
+    common: int  # bits of `REASONS` that most GPUs have
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> Self:
         known = {
-            name: [told for one in readings if (told := getattr(one, name)) is not None]
+            name: [value for one in readings if (value := getattr(one, name)) is not None]
             for name in _COMPARED
         }
         common = 0
@@ -155,21 +155,21 @@ class _Peers:
             common |= bit * (2 * sum(_has(one, bit) for one in readings) > len(readings))
         return cls(
             len(readings),
-            {name: float(median(told)) for name, told in known.items() if told},
+            {name: float(median(values)) for name, values in known.items() if values},
             common,
         )
 
 
-def _unlike(own: Reading, peers: _Peers) -> Iterator[str]:
+def _differences(own: Reading, peers: _Peers) -> Iterator[str]:
     usual = peers.usual
     clock = usual.get("clock_mhz")
     if own.clock_mhz is not None and clock is not None and own.clock_mhz < _LOW_CLOCK * clock:
         yield f"runs at {own.clock_mhz:,} MHz where its peers run at {clock:,.0f}"
-    # Healthy GPUs under load are at their limit of power.
-    asked = REASONS if peers.number else REASONS.keys() - {_POWER}
-    held = [REASONS[bit] for bit in sorted(asked) if _has(own, bit) and not peers.common & bit]
-    if held:
-        yield f"is slowed down by {' and '.join(held)}"
+    # Healthy GPUs under load reach their power limit: without peers it shows nothing.
+    bits = REASONS if peers.number else REASONS.keys() - {_POWER}
+    reasons = [REASONS[bit] for bit in sorted(bits) if _has(own, bit) and not peers.common & bit]
+    if reasons:
+        yield f"is slowed down by {' and '.join(reasons)}"
     heat = usual.get("temperature_c")
     if own.temperature_c is not None and heat is not None and own.temperature_c >= heat + _HOT_C:
         yield f"has {own.temperature_c} °C, its peers {heat:.0f}"

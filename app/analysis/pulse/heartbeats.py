@@ -1,4 +1,4 @@
-"""Hangs and silence, from heartbeats while no step ends."""
+"""Detection of hangs and silent ranks, from heartbeats while no step ends."""
 
 from __future__ import annotations
 
@@ -11,37 +11,47 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.columns import EXCUSED, FINISHED, NO_BEAT, WAITS_NS, Bool, Int64, Pulses
-from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, hosts_of, named, over
+from app.analysis.pulse.notices import (
+    Evidence,
+    Ledger,
+    Notice,
+    NoticeKind,
+    cleared,
+    describe_ranks,
+    hosts_of,
+)
 
 _USUAL_STEPS: Final = 5
-# A process whose beat is that many beats late may be gone. One of which nothing was heard for as
-# long as the job stands still, less a beat that it may have sent since, is; after three at least.
+# A process whose beat is so many intervals late may be gone.
 _LATE_BEATS: Final = 2.5
+# It is gone after so many intervals, and after as long as the job hangs, less one interval.
 _GONE_BEATS: Final = 3
-# A job that has ended fewer steps has not begun.
+# Before so many steps a job has not begun.
 _FIRST_STEPS: Final = 5
-# The last steps whose median is the usual one.
+# Last steps whose median is the usual step time.
 _RECENT: Final = 255
-# Parts of names of operations in which a rank waits for others.
+# Parts of the names of operations in which a rank waits for others.
 _WAITING: Final = (
     *("reduce", "gather", "all-to-all", "all_to_all", "alltoall", "scatter", "broadcast"),
     *("recv", "receive", "send", "barrier", "wait", "sync", "p2p", "nccl", "collective"),
 )
-# Parts of names of loading: where all ranks load, their storage may be slow for a while.
+# Parts of the names of data loading: if all ranks load, their storage may be slow for a while.
 _LOADING: Final = ("data", "load", "batch")
 _LOADING_TIMES: Final = 10
-# More ranks than this share of all are not waited for.
+# If a larger share of the ranks is behind, no rank is blamed.
 _MOST_NAMED: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When ranks stand still: at the first beat after no step for so long, or for five usual ones.
+    """Limits of hang detection.
 
     Parameters
     ----------
+    waits_ns : int
+        A job hangs when no step ended for so long, and for five usual steps.
     beat_ns : int
-        From one beat of a rank to the next.
+        Interval of a rank's beats.
     """
 
     waits_ns: int = 25_000_000_000
@@ -49,7 +59,7 @@ class Limits:
 
     @property
     def step_waits_ns(self) -> int:
-        """Return how long a step waits for ranks that are missing: these send with their beats."""
+        """Return how long a step waits for rows of missing ranks, which are sent with beats."""
         return max(WAITS_NS, 2 * self.beat_ns)
 
 
@@ -57,8 +67,8 @@ USUAL: Final = Limits()
 
 
 @dataclass(slots=True)
-class Sign:
-    """The last that was heard of a rank; times in nanoseconds since the epoch."""
+class LastSeen:
+    """The last row of a rank; times in nanoseconds since the epoch."""
 
     heard_ns: int
     step: int
@@ -67,12 +77,12 @@ class Sign:
 
 
 @dataclass(slots=True)
-class Beats:
-    """What the ranks of an attempt said last, and whether they hang."""
+class HeartbeatMonitor:
+    """The last rows of the ranks of an attempt, and the open notice of a hang."""
 
     ledger: Ledger
     attempt: int = -1
-    signs: dict[int, Sign] = field(default_factory=dict)
+    last_seen: dict[int, LastSeen] = field(default_factory=dict)
     ended_ns: int = 0
     last_step: int = -1
     rows: int = 0
@@ -88,18 +98,21 @@ class Beats:
         offsets: Mapping[int, int],
         limits: Limits = USUAL,
     ) -> None:
-        """Take rows of both kinds, in order.
+        """Process steps and beats in the order of their arrival.
 
         Parameters
         ----------
         offsets : mapping of int to int
-            By how many nanoseconds clocks of ranks are ahead of the others', where it is much.
+            Nanoseconds by which wrong clocks are ahead, by rank.
         """
         while len(rows):
             later = np.flatnonzero(rows.attempt > self.attempt)
             end = int(later[0]) if len(later) else len(rows)
             if end == 0:
-                self._begin(int(rows.attempt[0]))
+                self._clear(self.last_step, self.ended_ns)
+                self.attempt, self.last_seen = int(rows.attempt[0]), {}
+                self.ended_ns, self.last_step, self.rows, self.excused_ns = 0, -1, 0, 0
+                self.finished, self.recent_ns = False, self.recent_ns[:0]
                 continue
             part = rows.take(slice(0, end))
             rows = rows.take(slice(end, None))
@@ -108,20 +121,11 @@ class Beats:
                 self._of_attempt(part, hosts, offsets, limits)
 
     def moves(self, limits: Limits) -> bool:
-        """Return whether each rank has begun another operation lately, though no step may end.
-
-        Such a job is slow and does not hang: what its ranks say is of different moments.
-        """
+        """Return whether each rank began another operation lately: the job is slow, not hung."""
         lately_ns = limits.waits_ns // 2
-        return bool(self.signs) and all(
-            sign.heard_ns - sign.since_ns < lately_ns for sign in self.signs.values()
+        return bool(self.last_seen) and all(
+            seen.heard_ns - seen.since_ns < lately_ns for seen in self.last_seen.values()
         )
-
-    def _begin(self, attempt: int) -> None:
-        self._over(self.last_step, self.ended_ns)
-        self.attempt, self.signs, self.ended_ns, self.last_step = attempt, {}, 0, -1
-        self.rows, self.excused_ns, self.finished = 0, 0, False
-        self.recent_ns = self.recent_ns[:0]
 
     def _of_attempt(
         self, rows: Pulses, hosts: Mapping[int, str], offsets: Mapping[int, int], limits: Limits
@@ -145,17 +149,17 @@ class Beats:
                 self._quickly(rows.take(piece), times[piece], is_step[piece])
 
     def _quickly(self, rows: Pulses, times: Int64, is_step: Bool) -> None:
-        """Take rows during which no step was missing for long."""
+        """Process rows of a period in which steps kept ending."""
         if is_step.any():
             at = np.flatnonzero(is_step)
             newer = at[times[at] > self.ended_ns]
             if len(newer):
-                self._over(int(rows.step[newer[0]]), int(times[newer[0]]))
+                self._clear(int(rows.step[newer[0]]), int(times[newer[0]]))
             self.ended_ns = max(self.ended_ns, int(times[at].max()))
             self.last_step = int(rows.step[at[-1]])
             self.rows += len(at)
             self.recent_ns = np.append(self.recent_ns, rows.step_ns[at])[-_RECENT:]
-        # The last beat of each rank, and its last row.
+        # Only the last beat of each rank and its last row matter.
         for kind in (~is_step, np.ones(len(rows), np.bool_)):
             at = np.flatnonzero(kind)
             _, last = np.unique(rows.rank[at][::-1], return_index=True)
@@ -169,48 +173,48 @@ class Beats:
 
     def _hear(self, rows: Pulses, row: int, time_ns: int, *, is_beat: bool) -> None:
         rank = int(rows.rank[row])
-        sign = self.signs.get(rank)
-        if sign is None:
+        seen = self.last_seen.get(rank)
+        if seen is None:
             if not is_beat:
                 return
-            sign = self.signs[rank] = Sign(time_ns, int(rows.step[row]))
-        sign.heard_ns = max(sign.heard_ns, time_ns)
-        sign.step = int(rows.step[row])
+            seen = self.last_seen[rank] = LastSeen(time_ns, int(rows.step[row]))
+        seen.heard_ns = max(seen.heard_ns, time_ns)
+        seen.step = int(rows.step[row])
         if is_beat:
-            sign.phase = rows.phases[rows.phase[row]]
-            sign.since_ns = int(rows.since_ns[row])
+            seen.phase = rows.phases[rows.phase[row]]
+            seen.since_ns = int(rows.since_ns[row])
 
     def _beat(
         self, rows: Pulses, row: int, now: int, hosts: Mapping[int, str], limits: Limits
     ) -> None:
-        """Take a beat after which no step has ended for long."""
+        """Process a beat that came while no step had ended for long."""
         self._hear(rows, row, now, is_beat=True)
         phase = rows.phases[rows.phase[row]]
         if phase == FINISHED:
             self.finished = True
         if phase in EXCUSED:
             self.excused_ns = max(self.excused_ns, now)
-        if self.finished or self.rows < _FIRST_STEPS * max(1, len(self.signs)):
+        if self.finished or self.rows < _FIRST_STEPS * max(1, len(self.last_seen)):
             return
         usual = float(np.median(self.recent_ns))
         needed = max(limits.waits_ns, int(_USUAL_STEPS * usual))
         stopped = max(self.ended_ns, self.excused_ns)
         if now - stopped < needed:
             return
-        # Who was there when the steps ended.
+        # Ranks that were alive when the last step ended.
         alive = {
-            rank: sign
-            for rank, sign in self.signs.items()
-            if sign.heard_ns > self.ended_ns - 3 * limits.beat_ns
+            rank: seen
+            for rank, seen in self.last_seen.items()
+            if seen.heard_ns > self.ended_ns - 3 * limits.beat_ns
         }
         unheard = max(needed - limits.beat_ns, _GONE_BEATS * limits.beat_ns)
-        gone = [rank for rank, sign in alive.items() if now - sign.heard_ns >= unheard]
-        loads = all(_has(sign.phase, _LOADING) for sign in alive.values())
+        gone = [rank for rank, seen in alive.items() if now - seen.heard_ns >= unheard]
+        loads = all(_has(seen.phase, _LOADING) for seen in alive.values())
         if loads and now - stopped < _LOADING_TIMES * needed:
             return
         if gone:
             self._silent(sorted(gone), now, hosts)
-        elif all(now - sign.heard_ns < _LATE_BEATS * limits.beat_ns for sign in alive.values()):
+        elif all(now - seen.heard_ns < _LATE_BEATS * limits.beat_ns for seen in alive.values()):
             self._hang(alive, now, hosts)
 
     def _silent(self, gone: list[int], now: int, hosts: Mapping[int, str]) -> None:
@@ -219,22 +223,26 @@ class Beats:
         if notice is not None and notice.kind is NoticeKind.SILENT and notice.ranks == ranks:
             return
         where = hosts_of(ranks, hosts)
-        since = min(self.signs[rank].heard_ns for rank in gone)
-        sentence = f"{named(ranks, where).capitalize()}: nothing was heard since no step ends"
-        evidence = Evidence(sentence, since_ns=since, waiting=len(self.signs) - len(ranks))
+        since = min(self.last_seen[rank].heard_ns for rank in gone)
+        sentence = (
+            f"{describe_ranks(ranks, where).capitalize()}: nothing was heard since no step ends"
+        )
+        evidence = Evidence(sentence, since_ns=since, waiting=len(self.last_seen) - len(ranks))
         self._say(NoticeKind.SILENT, ranks, where, evidence, now)
 
-    def _hang(self, alive: Mapping[int, Sign], now: int, hosts: Mapping[int, str]) -> None:
+    def _hang(self, alive: Mapping[int, LastSeen], now: int, hosts: Mapping[int, str]) -> None:
         ranks = _waited_for(alive)
         notice = self.ledger.open.get(self.open)
         if notice is not None and (notice.kind is NoticeKind.SILENT or notice.ranks == ranks):
             return
         where = hosts_of(ranks, hosts)
-        first = alive[ranks[0]] if ranks else min(alive.values(), key=lambda sign: sign.since_ns)
+        first = alive[ranks[0]] if ranks else min(alive.values(), key=lambda seen: seen.since_ns)
         waiting = len(alive) - len(ranks)
         if ranks:
             phase = f" in {first.phase}" if first.phase else ""
-            sentence = f"No step ends: {waiting} ranks wait for {named(ranks, where)}{phase}"
+            sentence = (
+                f"No step ends: {waiting} ranks wait for {describe_ranks(ranks, where)}{phase}"
+            )
         else:
             sentence = f"No step ends, and all ranks are in {first.phase or 'the same place'}"
         evidence = Evidence(
@@ -255,7 +263,7 @@ class Beats:
             notice = replace(notice, kind=kind, ranks=ranks, hosts=where, evidence=evidence)
             self.ledger.update(notice)
             return
-        step = max((sign.step for sign in self.signs.values()), default=self.last_step)
+        step = max((seen.step for seen in self.last_seen.values()), default=self.last_step)
         self.open = self.ledger.add(
             Notice(
                 *(-1, kind, self.attempt, ranks, where, None),
@@ -263,42 +271,42 @@ class Beats:
             )
         )
 
-    def _over(self, step: int, now: int) -> None:
+    def _clear(self, step: int, now: int) -> None:
         notice = self.ledger.open.get(self.open)
         if notice is not None:
-            self.ledger.update(over(notice, step, max(0, now - self.ended_ns) / 1e9))
+            self.ledger.update(cleared(notice, step, max(0, now - self.ended_ns) / 1e9))
         self.open = -1
 
 
-def _waited_for(alive: Mapping[int, Sign]) -> tuple[int, ...]:
-    """Return the ranks that others wait for: behind them, or not in an operation that waits."""
-    latest = max(sign.step for sign in alive.values())
-    behind = {rank: sign for rank, sign in alive.items() if sign.step < latest}
+def _waited_for(alive: Mapping[int, LastSeen]) -> tuple[int, ...]:
+    """Return the ranks that others wait for: ranks a step behind, or not in a waiting operation."""
+    latest = max(seen.step for seen in alive.values())
+    behind = {rank: seen for rank, seen in alive.items() if seen.step < latest}
     pool = behind if 0 < len(behind) <= _MOST_NAMED * len(alive) else dict(alive)
-    busy = [rank for rank, sign in pool.items() if not _has(sign.phase, _WAITING)]
+    busy = [rank for rank, seen in pool.items() if not _has(seen.phase, _WAITING)]
     if 0 < len(busy) <= _MOST_NAMED * len(alive):
         return tuple(sorted(busy))
     if pool is behind:
         return tuple(sorted(behind))
-    # All wait, or none does: who is elsewhere than most, and was there first.
-    phases = Counter(sign.phase for sign in alive.values())
+    # All wait, or none does: blame ranks in another operation than most that entered it first.
+    phases = Counter(seen.phase for seen in alive.values())
     common, number = phases.most_common(1)[0]
     if number == len(alive) or number < _MOST_NAMED * len(alive):
         return ()
-    others = {rank: sign for rank, sign in alive.items() if sign.phase != common}
-    first = min(sign.since_ns for sign in others.values())
-    usual = min(sign.since_ns for sign in alive.values() if sign.phase == common)
+    others = {rank: seen for rank, seen in alive.items() if seen.phase != common}
+    first = min(seen.since_ns for seen in others.values())
+    usual = min(seen.since_ns for seen in alive.values() if seen.phase == common)
     if first > usual:
         return ()
-    return tuple(sorted(rank for rank, sign in others.items() if sign.since_ns <= usual))
+    return tuple(sorted(rank for rank, seen in others.items() if seen.since_ns <= usual))
 
 
 def _has(phase: str, parts: tuple[str, ...]) -> bool:
-    """Return whether an operation's name has one of some parts."""
+    """Return whether the name of an operation contains one of the parts."""
     words = phase.lower()
     return any(part in words for part in parts)
 
 
 def _numbers(phases: tuple[str, ...], wanted: Collection[str]) -> list[int]:
-    """Return the numbers of some phases."""
+    """Return the indices of the wanted phases."""
     return [number for number, phase in enumerate(phases) if phase in wanted]

@@ -1,4 +1,4 @@
-"""Subjects under watch (job, stages, ranks) and measurements of stretches of steps."""
+"""Subjects of detection (the job, its stages, its ranks), and measurements of steps."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ import numpy as np
 from app.analysis.pulse.columns import Bool, Float64, Int64, Steps
 from app.analysis.pulse.medians import median_of_rows
 
-# ---- What is computed of steps before anything about them is learned: once for many of them ----
-
-
 _PARTS = ("wait_ns", "data_ns", "optimizer_ns", "gc_ns")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Measures of the job in some steps.
+    """Measurements of the whole job by step.
 
     Parameters
     ----------
     step_ns : float64[steps]
         Median over the ranks.
     longest_ns : float64[steps]
-        The longest computing of any rank.
+        Longest computing of a rank.
     tokens : float64[steps]
         Median over the ranks; 0 where unknown.
     parts_ns : float64[steps, parts]
-        Waiting, data, optimizer and garbage collection, the median of the ranks.
+        Waiting, data loading, optimizer and garbage collection; medians over the ranks.
     """
 
     step_ns: Float64
@@ -47,19 +44,19 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Steps, and what follows from each of them alone.
+    """Steps and their measurements, which do not depend on other steps.
 
     Parameters
     ----------
     steps : Steps
     there : bool[steps, ranks]
-        Who sent the step.
+        Whether a rank sent the step.
     logs : float64[steps, ranks]
-        Logarithm of a rank's own computing; NaN where it says nothing.
+        Logarithm of a rank's own computing; NaN where unknown.
     lengths : float64[steps, ranks]
         Logarithm of tokens to the usual number; 0 where unknown.
     known_tokens : float64[steps]
-        Median over the ranks of which they are known.
+        Median over the ranks with known tokens.
     stretch : Stretch
     """
 
@@ -72,9 +69,9 @@ class Measured:
 
     @classmethod
     def of(cls, steps: Steps, lengths: Float64) -> Measured:
-        """Return what is measured in some steps."""
+        """Return the measurements of steps."""
         measures = steps.measures
-        # Whether a pause of the collector is part of computing is unknown: it never counts.
+        # Frameworks differ in whether a pause of the collector is part of computing: leave it out.
         own = own_computing(measures)
         tokens = measures["tokens"]
         middle = median_of_rows(tokens)
@@ -109,16 +106,13 @@ class Measured:
 
 
 def own_computing(measures: Mapping[str, Float64]) -> Float64:
-    """Return computing without the collector; NaN where it took more than half."""
+    """Return computing without garbage collection; NaN where that took more than half."""
     computing = measures["compute_ns"]
     own = computing - measures["gc_ns"]
     return np.where(own > computing / 2, own, np.nan)
 
 
-# ---- What is watched: two measures of the whole job, each stage, each rank ---------------------
-
-
-# What a step takes longer than computing explains, and computing of all ranks.
+# Columns of the whole job: step time beyond the longest computing, and computing of all ranks.
 REST: Final = 0
 COMPUTING: Final = 1
 OF_JOB: Final = 2
@@ -126,18 +120,18 @@ OF_JOB: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subjects:
-    """The subjects of a process group, as columns: of the job, of its stages, of its ranks.
+    """The subjects of a process group, as columns: two of the job, its stages, its ranks.
 
     Parameters
     ----------
     ranks : int64[ranks]
-        Global ranks, in the order in which they came.
+        Global ranks, in the order of their first row.
     stages : int64[stages]
         Pipeline stages, rising.
     stage_of : int64[ranks]
         Index of each rank's stage.
     host_of : int64[ranks]
-        A number for each host; -1 where it is not known.
+        A number for each host; -1 if unknown.
     """
 
     ranks: Int64
@@ -147,7 +141,7 @@ class Subjects:
 
     @classmethod
     def of(cls, ranks: Int64, pp_ranks: Int64, hosts: Mapping[int, str]) -> Subjects:
-        """Return those of some ranks."""
+        """Return the subjects of a group with these ranks."""
         stages, stage_of = np.unique(pp_ranks, return_inverse=True)
         number = {name: index for index, name in enumerate(sorted(set(hosts.values())))}
         host_of = [number[hosts[rank]] if rank in hosts else -1 for rank in ranks.tolist()]
@@ -155,7 +149,7 @@ class Subjects:
 
     @property
     def number(self) -> int:
-        """Return how many there are."""
+        """Return the number of subjects."""
         return OF_JOB + len(self.stages) + len(self.ranks)
 
     @property
@@ -174,11 +168,11 @@ class Subjects:
         return slice(self.first_rank, self.number)
 
     def members(self, stage: int) -> Int64:
-        """Return the indices of the ranks of a stage, by its index."""
+        """Return the indices into `ranks` of the stage with an index."""
         return np.flatnonzero(self.stage_of == stage)
 
     def places_in(self, later: Subjects) -> Int64:
-        """Return which columns of a later, larger group these are."""
+        """Return the columns of these subjects in a later, larger group."""
         stages = np.searchsorted(later.stages, self.stages) + OF_JOB
         ranks = np.arange(len(self.ranks)) + later.first_rank
         return np.concatenate([np.arange(OF_JOB), stages, ranks])

@@ -14,14 +14,14 @@ _TWO: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ordered:
-    """Values whose rows are sorted once for all that is asked of them.
+    """Values whose rows are sorted once for several medians.
 
     Parameters
     ----------
     values, ordered : float64[rows, columns]
-        As they came, and each row in rising order, with what is missing at its end.
+        The values, and each row in rising order with NaN at its end.
     count : int64[rows] or None
-        How many are there in each row; None where all are.
+        Number of values in each row that are not NaN; None if no value is NaN.
     """
 
     values: Float64
@@ -35,11 +35,11 @@ class Ordered:
         return cls(values, ordered, _count(ordered))
 
     def median(self) -> Float64:
-        """Return the median of what is there in each row; NaN where nothing is."""
+        """Return the median of each row without NaN, float64[rows]; NaN for empty rows."""
         return _middle(self.ordered, self.count)
 
     def median_of_others(self) -> Float64:
-        """Return for each value the median of the others in its row; NaN where there is none."""
+        """Return for each value the median of the others in its row; NaN without others."""
         values, ordered = self.values, self.ordered
         width = values.shape[1]
         if width < _TWO:
@@ -47,8 +47,7 @@ class Ordered:
         if self.count is None:
             half = width // 2
             center = ordered[:, half, None]
-            # Without a value of the lower half the middle of the others lies higher, and the
-            # reverse.
+            # Leaving out a value of the lower half moves the median up, and the reverse.
             if width % 2 == 0:
                 return np.where(values < center, center, ordered[:, half - 1, None])
             below, above = ordered[:, half - 1, None], ordered[:, half + 1, None]
@@ -66,9 +65,9 @@ class Ordered:
 
 
 def median_of_rows(values: Float64) -> Float64:
-    """Return the median of what is there in each row; NaN where nothing is.
+    """Return the median of each row without NaN, float64[rows]; NaN for empty rows.
 
-    ``np.nanmedian`` takes rows of more than 600 values one after the other.
+    ``np.nanmedian`` is slow here: it loops over rows of more than 600 values.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def median_of_rows(values: Float64) -> Float64:
 
 
 def median_of_others(values: Float64) -> Float64:
-    """Return for each value the median of the others in its row; NaN where there is none.
+    """Return for each value the median of the others in its row; NaN without others.
 
     Parameters
     ----------
@@ -98,7 +97,7 @@ def median_of_others(values: Float64) -> Float64:
 
 
 def median_of(values: Float64) -> float:
-    """Return the median of some values, all of which are there; NaN of none."""
+    """Return the median of values without NaN; NaN of no values."""
     if not len(values):
         return float("nan")
     ordered = np.sort(values)
@@ -106,13 +105,13 @@ def median_of(values: Float64) -> float:
 
 
 def median_of_columns(values: Float64) -> Float64:
-    """Return the median of what is there in each column; NaN where nothing is."""
+    """Return the median of each column without NaN, float64[columns]; NaN for empty columns."""
     ordered = np.sort(values, axis=0).T
     return _middle(ordered, _count(ordered))
 
 
 def _count(ordered: Float64) -> Int64 | None:
-    """Return how many are there in each row; None where all are: that is told by the last ones."""
+    """Return the number of values in each sorted row; None if no row has NaN at its end."""
     if ordered.shape[1] and not np.isnan(ordered[:, -1]).any():
         return None
     return np.asarray(np.count_nonzero(~np.isnan(ordered), axis=1))
@@ -128,6 +127,6 @@ def _middle(ordered: Float64, count: Int64 | None) -> Float64:
 
 
 def _odd(values: Float64, below: Float64, center: Float64, above: Float64) -> Float64:
-    """Return the medians of the others where the number of all is odd."""
+    """Return the medians of the others in rows with an odd number of values."""
     higher = np.where(values > center, (below + center) / 2, (below + above) / 2)
     return np.where(values < center, (center + above) / 2, higher)

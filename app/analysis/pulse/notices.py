@@ -1,4 +1,4 @@
-"""Notices of a job: their kinds, evidence and texts, and the ledger of open ones."""
+"""Notices of slow, drifting, hung or silent ranks: their kinds, evidence, and the ledger."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
-
-# ---- What is noticed ---------------------------------------------------------------------------
 
 
 class NoticeKind(StrEnum):
@@ -28,7 +26,7 @@ class NoticeKind(StrEnum):
 
 
 class Part(StrEnum):
-    """Parts of a step that may grow."""
+    """Parts of a step that a slowdown may lengthen."""
 
     WAITING = "waiting"
     DATA = "data"
@@ -40,30 +38,30 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a notice rests on; what does not belong to its kind is None.
+    """Evidence of a notice; fields that do not apply to its kind are None.
 
     Parameters
     ----------
     sentence : str
-        All of it in one sentence.
+        The evidence in one sentence.
     grew : Part or None
         The part of the step that grew most.
     share, period_steps : float or None
-        Of spells: share of the last 100 steps, and steps from one spell to the next.
+        Spells only: share of slow steps in the last 100, and steps from one spell to the next.
     rotating : bool
-        Whether another rank is slow each time.
+        Whether a different rank is slow each time.
     slope_per_day : float or None
-        Of a drift, as a share of the time at its start.
+        Drifts only: growth a day as a share of the time at its start.
     phase : str or None
-        Of a hang, where those that are waited for are.
+        Hangs only: current operation of the ranks that are waited for.
     since_ns : int or None
-        Of a hang or silence, since when; nanoseconds since the epoch.
+        Start of a hang or silence, nanoseconds since the epoch.
     waiting : int or None
-        How many ranks wait.
+        Number of ranks that wait.
     seconds : float or None
-        How long a hang that is over was.
+        Duration of a hang that is over.
     hardware : str or None
-        What the GPUs of the ranks say of themselves that those of their peers do not.
+        How the readings of the GPUs of the ranks differ from those of their peers.
     """
 
     sentence: str
@@ -79,30 +77,30 @@ class Evidence:
     hardware: str | None = None
 
     @property
-    def told(self) -> str:
-        """Return the sentence, and what the hardware says."""
+    def full_sentence(self) -> str:
+        """Return the sentence with the differences of the hardware."""
         return self.sentence if self.hardware is None else f"{self.sentence}; {self.hardware}"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that was noticed; the same number is the same notice, whose later words count.
+    """A notice of a detector; a later notice with the same number replaces it.
 
     Parameters
     ----------
     number : int
-        Counts the notices of a detector from 0.
+        Number of the notice within its detector, from 0.
     ranks : tuple of int
-        Global ranks to blame, rising; empty where none is.
+        Blamed global ranks, rising; may be empty.
     hosts : tuple of str
-        Theirs, as far as they are known.
+        Known hosts of the ranks.
     factor : float or None
-        How many times as long it takes; None for a hang or silence.
+        How many times as long the slow steps take; None for a hang or silence.
     from_step, noticed_step, cleared_step : int
-        The first step that was slow, the one after which it was noticed, and the first one that is
-        as before; `cleared_step` is None while it goes on.
+        First slow step, step after which it was noticed, and first normal step again;
+        `cleared_step` is None while it lasts.
     noticed_time_ns : int
-        The end of `noticed_step`, or the time of the beat; nanoseconds since the epoch.
+        End of `noticed_step`, or time of the beat, nanoseconds since the epoch.
     """
 
     number: int
@@ -120,7 +118,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Single steps that took long for one reason; they are counted, and never a notice.
+    """Single long steps with one cause; they are counted and never a notice.
 
     Parameters
     ----------
@@ -129,11 +127,11 @@ class Stall:
     lined_up : bool
         Whether it grew on most ranks in the same steps.
     ranks : tuple of int
-        The few ranks on which it grew, where it did not line up; at most eight.
+        The ranks on which it grew, at most eight; empty if it lined up.
     lost_ns : int
-        By how much these steps were longer than usual, together.
+        Total time by which these steps were longer than usual.
     period_steps : float or None
-        Steps from one to the next, where these are regular.
+        Steps from one to the next, if regular.
     """
 
     cause: Part
@@ -148,27 +146,22 @@ class Stall:
     period_steps: float | None
 
 
-# ---- Notices that are kept: which are open, and what they say ----------------------------------
-
-
-# Closed notices that are remembered, as a spell may come back.
+# Cleared notices that are kept, as spells may return.
 _REMEMBERED: Final = 16
 
 
 @dataclass(slots=True)
 class Ledger:
-    """All that was noticed and may still change, and what changed since it was last asked.
+    """Notices that may still change, and the changes since the last `take`.
 
     Parameters
     ----------
     next_number : int
-        Two ledgers of a job count in twos, one the even numbers and one the odd ones.
-    open : dict of int to Notice
-        By number: what goes on.
-    closed : dict of int to Notice
-        The last ones that are over.
+        The two ledgers of a job count in twos, one even and one odd numbers.
+    open, closed : dict of int to Notice
+        Open notices, and the last cleared ones, by number.
     changed : dict of int to Notice or None
-        New words since the last `take`; None of a notice that turned out to be part of another.
+        New and changed notices; None of a notice that was merged into another.
     """
 
     next_number: int = 0
@@ -177,14 +170,14 @@ class Ledger:
     changed: dict[int, Notice | None] = field(default_factory=dict)
 
     def add(self, notice: Notice) -> int:
-        """Keep a new notice, and return its number."""
+        """Add a notice, and return its number."""
         number = self.next_number
         self.next_number += 2
         self.update(replace(notice, number=number))
         return number
 
     def update(self, notice: Notice) -> None:
-        """Replace the words of a notice."""
+        """Replace a notice by its new version."""
         number = notice.number
         if notice.cleared_step is None:
             self.closed.pop(number, None)
@@ -201,24 +194,24 @@ class Ledger:
         return self.open.get(number) or self.closed.get(number)
 
     def withdraw(self, number: int) -> None:
-        """Drop a notice that is part of another one."""
+        """Drop a notice that was merged into another one."""
         self.open.pop(number, None)
         self.closed.pop(number, None)
         self.changed[number] = None
 
     def take(self) -> dict[int, Notice | None]:
-        """Return what changed since the last time."""
+        """Return the changes since the last call."""
         changed, self.changed = self.changed, {}
         return changed
 
 
 def hosts_of(ranks: Iterable[int], hosts: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the hosts of some ranks, as far as they are known, each once."""
+    """Return the known hosts of ranks, each once."""
     return tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
 
 
-def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
-    """Return some ranks as people read them."""
+def describe_ranks(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
+    """Return ranks and their hosts in words, at most eight and four of them."""
     if not ranks:
         return "no rank"
     shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")  # noqa: PLR2004
@@ -226,8 +219,8 @@ def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{where}"
 
 
-def over(notice: Notice, step: int, seconds: float | None = None) -> Notice:
-    """Return a notice that is over, with the first step that is as before."""
+def cleared(notice: Notice, step: int, seconds: float | None = None) -> Notice:
+    """Return a notice as cleared at a step; a hang with its duration in seconds."""
     evidence = notice.evidence
     if seconds is not None:
         evidence = replace(evidence, seconds=seconds)

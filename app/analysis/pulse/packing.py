@@ -1,7 +1,4 @@
-"""Compact storage of pulse rows, integer columns, and the stage and host of each rank.
-
-Rows are sorted by rank and step, so that differences are small.
-"""
+"""Compact storage of integer columns, of pulse rows, and of the stage and host of each rank."""
 
 from __future__ import annotations
 
@@ -16,11 +13,8 @@ import zstandard
 from app.analysis.pulse.columns import ARRAYS, MEASURES, NO_BEAT, Int64, Pulses, Steps, joined
 from app.errors import UnknownDocumentError
 
-# ---- Columns of whole numbers as few bytes, and back -------------------------------------------
-
-
 VERSION: Final = 1
-# Most of it is noise, of which no level makes less.
+# Most of it is noise: higher levels of compression gain nothing.
 _LEVEL: Final = 1
 _WIDTHS: Final = (1, 2, 4, 8)
 _HEAD_BYTES: Final = 4
@@ -32,37 +26,37 @@ def pack(
     steps: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return columns as bytes: each in as few bytes a value as it needs, then zstd.
+    """Return columns as bytes, each at its narrowest width of 1 to 8 bytes, compressed by zstd.
 
     Parameters
     ----------
     columns : mapping of str to int64[…]
-        They may differ in length.
+        Columns, which may differ in length.
     steps : sequence of str
-        Columns of which what is added to the value before is stored.
+        Names of columns that are stored as differences.
     more : mapping, optional
-        Plain values that are kept with them.
+        JSON values that are stored with them.
     """
-    told, parts = [], []
+    head_columns, parts = [], []
     for name, values in columns.items():
         stepped = name in steps
         plain = np.diff(values, prepend=np.int64(0)) if stepped else values
         least = int(plain.min()) if len(plain) else 0
-        # Modulo 2⁶⁴, as is what is undone below.
+        # Modulo 2⁶⁴, as is the inverse in `unpack`.
         above = plain.astype(np.int64).view(np.uint64) - np.uint64(least % (1 << 64))
         most = int(above.max()) if len(above) else 0
         width = next(width for width in _WIDTHS if most < 1 << (8 * width))
         narrow = above.astype(f"<u{width}").view(np.uint8).reshape(len(above), width)
-        # The bytes of one weight lie together: the high ones hardly differ.
+        # Bytes of equal significance lie together: the high ones hardly differ.
         parts.append(np.ascontiguousarray(narrow.T).tobytes())
-        told.append([name, len(values), least, width, stepped])
-    head = json.dumps({"version": VERSION, "columns": told, "more": more or {}}).encode()
+        head_columns.append([name, len(values), least, width, stepped])
+    head = json.dumps({"version": VERSION, "columns": head_columns, "more": more or {}}).encode()
     body = b"".join([len(head).to_bytes(_HEAD_BYTES, "little"), head, *parts])
     return zstandard.compress(body, _LEVEL)
 
 
 def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
-    """Return the columns and the plain values.
+    """Return the columns and the JSON values that `pack` stored.
 
     Raises
     ------
@@ -86,15 +80,12 @@ def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
     return columns, head["more"]
 
 
-# ---- Rows of a pulse as a block: sorted by rank and step, so that few bytes say what changes ----
-
-
-# From one row to the next these grow steadily, or stay.
+# Columns that grow steadily from row to row, or stay.
 _STEPPED: Final = ("step", "rank", "dp_rank", "pp_rank", "time_ns", "since_ns")
 
 
 def to_block(rows: Pulses) -> bytes:
-    """Return rows as a block; their order is not kept."""
+    """Return rows as a block, sorted by rank and step so that differences are small."""
     order = np.lexsort((rows.time_ns, rows.step, rows.rank))
     columns = {name: getattr(rows, name)[order] for name in ARRAYS}
     return pack(columns, steps=_STEPPED, more={"phases": list(rows.phases)})
@@ -113,7 +104,7 @@ def from_block(body: bytes) -> Pulses:
 
 
 def rows_of(steps: Steps, which: slice) -> Pulses:
-    """Return whole steps as rows: one a step and rank that is there."""
+    """Return whole steps as rows, one a step and present rank."""
     there = ~np.isnan(steps.measures["step_ns"][which])
     step, rank = np.nonzero(there)
     columns = {
@@ -133,12 +124,9 @@ def rows_of(steps: Steps, which: slice) -> Pulses:
 
 
 def in_order(parts: list[Pulses]) -> Pulses:
-    """Return rows of several blocks in the order of time."""
+    """Return the rows of several blocks sorted by time."""
     rows = joined(parts)
     return rows.take(np.argsort(rows.time_ns, kind="stable"))
-
-
-# ---- Where the ranks of an attempt are, as its pulse tells it: stage and host of each ----------
 
 
 UNKNOWN = -1
@@ -146,18 +134,18 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """The places of ranks.
+    """Pipeline stage and host of each rank.
 
     Parameters
     ----------
     ranks : int64[ranks]
         Global ranks, rising.
     stages : int64[ranks]
-        Pipeline stage; `UNKNOWN` where that is not told.
+        Pipeline stage, or `UNKNOWN`.
     host_of : int64[ranks]
-        Index into `hosts`; `UNKNOWN` likewise.
+        Index into `hosts`, or `UNKNOWN`.
     hosts : tuple of str
-        Names, in order.
+        Host names, sorted.
     """
 
     ranks: Int64
@@ -167,7 +155,7 @@ class Places:
 
     @classmethod
     def of(cls, ranks: Int64, stages: Int64, hosts: Mapping[int, str]) -> Self:
-        """Return the places of some ranks, in any order."""
+        """Return the places of ranks given in any order."""
         order = np.argsort(ranks, kind="stable")
         names = tuple(sorted({hosts[rank] for rank in ranks.tolist() if rank in hosts}))
         number = {name: index for index, name in enumerate(names)}
@@ -175,7 +163,7 @@ class Places:
         return cls(ranks[order], stages[order], np.array(host_of, np.int64), names)
 
     def of_ranks(self, ranks: Int64) -> Places:
-        """Return the places of other ranks, unknown where they are not among these."""
+        """Return the places of the given ranks, `UNKNOWN` for ranks without one."""
         at = np.minimum(np.searchsorted(self.ranks, ranks), max(0, len(self.ranks) - 1))
         if not len(self.ranks):
             nowhere = np.full(len(ranks), UNKNOWN)
@@ -189,13 +177,13 @@ class Places:
         )
 
     def to_bytes(self) -> bytes:
-        """Return them as few bytes; the same places are the same bytes."""
+        """Return the packed places; equal places give equal bytes."""
         columns = {"ranks": self.ranks, "stages": self.stages, "host_of": self.host_of}
         return pack(columns, steps=("ranks",), more={"hosts": list(self.hosts)})
 
 
 def places_from(body: bytes | None) -> Places:
-    """Return what was kept; no ranks where nothing was.
+    """Return the packed places; those of no ranks for None.
 
     Raises
     ------

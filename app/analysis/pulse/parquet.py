@@ -1,7 +1,6 @@
-"""Pulses in a Parquet file: read in the order of time, in memory that does not grow with it.
+"""Reader of pulses in Parquet files: rows in the order of time, in bounded memory.
 
-Single rows that cannot be used are counted by a stable code; what makes the whole file useless is
-an `InvalidPulseError`:
+Unusable rows are counted by a stable code; an unusable file raises `InvalidPulseError`:
 
 =======================  ======================================================================
 ``pulse.not_parquet``    the file is no Parquet file, or is damaged
@@ -43,20 +42,20 @@ from app.errors import InvalidPulseError
 OUT_OF_ORDER: Final = "pulse.out_of_order"
 
 BATCH_ROWS: Final = 1 << 16
-# Rows that are sorted at a time where a file is not in the order of time.
+# Rows that are sorted at once if a file is not in the order of time.
 _SORTED_ROWS: Final = 1_000_000
-# Rows may be that late without being sorted.
+# Rows that are late by less are not sorted.
 _LATE_NS: Final = 5_000_000_000
-# Clocks that differ by more from those of the others are corrected for the order.
+# Clocks that are farther from the median of all clocks are corrected before sorting.
 _WRONG_CLOCK_NS: Final = 2_000_000_000
-# Steps of each rank that clocks are compared by.
+# Steps of each rank by which clocks are compared.
 _COMPARED: Final = 64
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
 @dataclass(slots=True)
 class PulseFile:
-    """A file of pulses; `counts` says which rows were left out while it was read."""
+    """A file of pulses; `counts` holds the number of dropped rows by code, after reading."""
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)
@@ -76,14 +75,19 @@ class PulseFile:
         if missing:
             message = f"{self.path} has no column {missing[0]}"
             raise InvalidPulseError(message, code="pulse.missing_column")
+        types = pa.types
         for name in (*KEYS, *MEASURES, "since_ns"):
-            if name in schema.names and not _is_number(schema.field(name).type):
-                message = f"{name} of {self.path} holds {schema.field(name).type}, not integers"
+            kind = schema.field(name).type if name in schema.names else pa.null()
+            if not (types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)):
+                message = f"{name} of {self.path} holds {kind}, not integers"
                 raise InvalidPulseError(message, code="pulse.wrong_type")
-        if "phase" in schema.names and not _is_text(schema.field("phase").type):
-            message = f"phase of {self.path} holds {schema.field('phase').type}, not texts"
-            raise InvalidPulseError(message, code="pulse.wrong_type")
         self.has_beats = "phase" in schema.names
+        if self.has_beats:
+            kind = schema.field("phase").type
+            text = kind.value_type if types.is_dictionary(kind) else kind
+            if not (types.is_string(text) or types.is_large_string(text) or types.is_null(text)):
+                message = f"phase of {self.path} holds {kind}, not texts"
+                raise InvalidPulseError(message, code="pulse.wrong_type")
         known = {*KEYS, *MEASURES, *BEAT_COLUMNS}
         for name in schema.names:
             if name not in known:
@@ -92,8 +96,8 @@ class PulseFile:
     def batches(self) -> Iterator[Pulses]:
         """Yield the rows in the order of time.
 
-        A file that is nearly in order is read once; of another one as many rows as fit are sorted
-        at a time, and it is read again for each part.
+        A file that is nearly sorted is read once. Any other file is split into time ranges of a
+        million rows, and read again for each of them.
         """
         order = self._survey()
         if order.late_ns <= _LATE_NS:
@@ -128,7 +132,7 @@ class PulseFile:
                     yield rows
 
     def _survey(self) -> _Order:
-        """Look at the order of the rows, at the whole file; at clocks as far as is needed."""
+        """Measure how far the file is from the order of time, and which clocks are wrong."""
         order = _Order()
         ranks = self._follow(order)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
@@ -149,7 +153,7 @@ class PulseFile:
         return order
 
     def _follow(self, order: _Order) -> Int64:
-        """Look at the order of all rows, and return the ranks that there are."""
+        """Pass the times of all rows to `order`; return the ranks of the file."""
         ranks = np.empty(0, np.int64)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
             for batch in file.iter_batches(
@@ -168,7 +172,7 @@ class PulseFile:
 
 @dataclass(slots=True)
 class _Order:
-    """How far a file is from the order of time, and by how much clocks are wrong."""
+    """Lateness of the rows of a file, a sample of their times, and the errors of clocks."""
 
     rows: int = 0
     late_ns: int = 0
@@ -208,19 +212,18 @@ class _Order:
                 self.offsets[rank] = by
 
     def corrected(self, rank: Int64, time: Int64) -> Int64:
-        """Return times without what clocks are wrong by."""
+        """Return times corrected by the errors of clocks."""
         if not self.offsets:
             return time
         return time - np.array([self.offsets.get(one, 0) for one in rank.tolist()], np.int64)
 
     def forget(self) -> None:
-        """Forget the order: it is that of other times."""
-        fresh = _Order()
+        """Reset the lateness, which was measured with uncorrected times."""
         self.rows, self.late_ns, self.late_rows = 0, 0, 0
-        self.newest_ns, self.stride, self.sample = fresh.newest_ns, 1, []
+        self.newest_ns, self.stride, self.sample = _Order().newest_ns, 1, []
 
     def follow(self, times: Int64) -> None:
-        """Look at the order of some rows."""
+        """Measure the lateness of further rows, and sample their times."""
         if not len(times):
             return
         if times[0] < self.newest_ns or (times[1:] < times[:-1]).any():
@@ -238,7 +241,7 @@ class _Order:
             self.stride *= 2
 
     def edges(self) -> list[int]:
-        """Return times between which about as many rows lie as are sorted at once."""
+        """Return the edges of time ranges with about `_SORTED_ROWS` rows each."""
         count = max(1, -(-self.rows // _SORTED_ROWS))
         sample = np.concatenate(self.sample)
         inner = [int(np.quantile(sample, part / count, method="lower")) for part in range(1, count)]
@@ -247,7 +250,7 @@ class _Order:
 
 
 def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
-    """Return the rows of a batch that can be used, and count the others."""
+    """Return the usable rows of a batch, and count the others."""
     columns = {name: _integers(batch.column(name)) for name in (*KEYS, *MEASURES)}
     damaged = np.zeros(len(batch), np.bool_)
     for name in columns:
@@ -262,7 +265,7 @@ def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
 
 
 def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
-    """Return the values of a column, and which of them are there."""
+    """Return the values of a column, and a mask of the values that are set."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
     if pa.types.is_int64(column.type) and not column.null_count:
@@ -299,20 +302,8 @@ def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:
     return np.array([*numbers, NO_BEAT], np.int64)[codes], tuple(index)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
-    )
-
-
 class _readable:  # noqa: N801 - used as a function
-    """Refuse what cannot be read as Parquet."""
+    """Turn errors of reading Parquet into `InvalidPulseError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -328,7 +319,7 @@ class _readable:  # noqa: N801 - used as a function
 
 
 def columns_of(rows: Pulses) -> Mapping[str, Any]:
-    """Return rows as the columns of a file: measures of beats are null."""
+    """Return rows as the columns of a Parquet table; measures of beats are null."""
     beat = rows.phase != NO_BEAT
     table: dict[str, Any] = {name: pa.array(getattr(rows, name)) for name in KEYS}
     for name in MEASURES:

@@ -1,4 +1,4 @@
-"""Minute and hour rollups of a pulse, as sums that are added batch by batch."""
+"""Minute and hour rollups of a pulse, as sums to which each batch adds."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from app.analysis.pulse.columns import Float64, Int64, Steps
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.packing import pack, unpack
 
-# Durations are counted in classes of half a percent: quantiles are right to a quarter of one.
+# Durations are counted in logarithmic classes of half a percent: quantiles are exact to a quarter.
 _CLASS: Final = 0.005
-# Computing against peers is summed up in thousandths.
+# Ratios of computing to that of peers are summed in thousandths.
 THOUSAND: Final = 1_000
 _HIGH: Final = 0.95
-_TOGETHER: Final = 2
+# Ranks of a stage that can be compared, at least.
+_PEERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """What steps come to together.
+    """Sums over whole steps.
 
     Parameters
     ----------
     steps : int
-        How many there are.
+        Number of steps.
     step_ns : int
-        Of all of them: the median over ranks of each.
+        Sum of the median step time over the ranks.
     worst_ns : int
-        The longest step of a rank.
+        Longest step of a rank.
     tokens : int
-        Of all replicas; ranks of one replica have the same.
+        Tokens of all replicas.
     lost_ns : int
-        GPU-nanoseconds for which all ranks waited for the one that computes longest against its
+        GPU-nanoseconds in which all ranks waited for the one that computes longest against its
         peers.
     rank_ns : int
         GPU-nanoseconds of all steps.
     ranks, ratios, counted : int64[ranks]
-        Global ranks in order, thousandths of computing against the median of the peers (ranks of
-        the same stage), summed over steps, and how many steps those are; 0 where it has no peer.
+        Global ranks, rising; sum of their computing in thousandths of the median of their stage;
+        and number of summed steps, 0 without peers.
     step_classes, step_counts : int64[classes]
-        Logarithmic classes of the median step time, and steps in each.
+        Logarithmic classes of the median step time, and number of steps in each.
     compute_classes, compute_counts : int64[classes]
-        The same of computing, of every rank and step.
+        Logarithmic classes of the computing of each rank and step, and number in each.
     """
 
     steps: int
@@ -63,7 +64,7 @@ class Sums:
 
     @classmethod
     def of(cls, steps: Steps, which: slice) -> Self:
-        """Return the sums of whole steps."""
+        """Return the sums of a slice of whole steps."""
         step_ns = steps.measures["step_ns"][which]
         there = ~np.isnan(step_ns)
         median_ns = median_of_rows(step_ns)
@@ -75,13 +76,18 @@ class Sums:
         known = ~np.isnan(ratio)
         thousandths = np.rint(np.where(known, ratio, 0.0).sum(axis=0) * THOUSAND)
         order = np.argsort(steps.ranks[present], kind="stable")
+        # Ranks of a replica share its tokens: the largest number counts.
+        tokens = np.nan_to_num(steps.measures["tokens"][which])
+        by_replica = np.argsort(steps.dp_ranks, kind="stable")
+        _, starts = np.unique(steps.dp_ranks[by_replica], return_index=True)
+        replica_tokens = np.maximum.reduceat(tokens[:, by_replica], starts, axis=1)
         step_classes, step_counts = _classes(median_ns)
         compute_classes, compute_counts = _classes(computing[there])
         return cls(
             steps=len(step_ns),
             step_ns=int(np.rint(median_ns.sum())),
             worst_ns=int(np.nanmax(step_ns)),
-            tokens=int(_tokens(steps, which)),
+            tokens=int(float(replica_tokens.sum())),
             lost_ns=int(np.rint(lost_ns.sum())),
             rank_ns=int(np.nansum(step_ns)),
             ranks=steps.ranks[present][order],
@@ -94,7 +100,7 @@ class Sums:
         )
 
     def plus(self, other: Sums) -> Sums:
-        """Return these and others together."""
+        """Return the sums over the steps of both."""
         ranks, (ratios, counted) = _added(
             (self.ranks, self.ratios, self.counted), (other.ranks, other.ratios, other.counted)
         )
@@ -133,22 +139,22 @@ class Sums:
 
     @property
     def compute_median_ns(self) -> float:
-        """Return the median computing of all ranks, nanoseconds; 0 where none is known."""
+        """Return the median computing of ranks and steps, nanoseconds; 0 if none is known."""
         return _quantile(self.compute_classes, self.compute_counts, 0.5)
 
     @property
     def compute_high_ns(self) -> float:
-        """Return its 95th percentile, nanoseconds; 0 where none is known."""
+        """Return the 95th percentile of computing, nanoseconds; 0 if none is known."""
         return _quantile(self.compute_classes, self.compute_counts, _HIGH)
 
     @property
     def against_peers(self) -> Float64:
-        """Return the mean computing of each rank against its peers; NaN where it has none."""
+        """Return the mean ratio of each rank's computing to its peers'; NaN without peers."""
         means = self.ratios / np.maximum(self.counted, 1) / THOUSAND
         return np.where(self.counted > 0, means, np.nan)
 
     def slowest(self, most: int) -> list[tuple[int, float]]:
-        """Return the ranks that compute longest against their peers, and how much longer."""
+        """Return the `most` ranks that compute longest against their peers, with their ratios."""
         means = np.where(self.counted > 0, self.against_peers, -np.inf)
         order = np.argsort(-means, kind="stable")[:most]
         return [
@@ -163,7 +169,7 @@ _ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.type == "In
 
 
 def to_bytes(sums: Sums) -> bytes:
-    """Return sums as few bytes."""
+    """Return packed sums."""
     return pack(
         {name: getattr(sums, name) for name in _ARRAYS},
         steps=("ranks", "step_classes", "compute_classes"),
@@ -172,7 +178,7 @@ def to_bytes(sums: Sums) -> bytes:
 
 
 def from_bytes(body: bytes) -> Sums:
-    """Return the sums that these bytes are.
+    """Return the sums of packed bytes.
 
     Raises
     ------
@@ -185,7 +191,7 @@ def from_bytes(body: bytes) -> Sums:
 
 
 def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]:
-    """Return computing against the median of the stage, and the largest excess of each step.
+    """Return the ratio of computing to the median of the stage, and the largest excess a step.
 
     Parameters
     ----------
@@ -195,53 +201,45 @@ def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]
     Returns
     -------
     ratio : float64[steps, ranks]
-        NaN where a rank is missing or has no peer.
+        NaN for missing ranks and ranks without peers.
     excess_ns : float64[steps]
     """
     ratio = np.full_like(computing, np.nan)
     excess_ns = np.zeros(len(computing))
     for stage in np.unique(stages):
-        mine = np.flatnonzero(stages == stage)
-        if len(mine) < _TOGETHER:
+        members = np.flatnonzero(stages == stage)
+        if len(members) < _PEERS:
             continue
-        own = computing[:, mine]
+        own = computing[:, members]
         usual = median_of_rows(own)[:, None]
-        ratio[:, mine] = own / np.where(usual > 0, usual, np.nan)
+        ratio[:, members] = own / np.where(usual > 0, usual, np.nan)
         excess_ns = np.fmax(excess_ns, np.fmax.reduce(own - usual, axis=1))
     return ratio, excess_ns
 
 
-def _tokens(steps: Steps, which: slice) -> float:
-    """Return the tokens of all replicas: of each those of the rank that says most."""
-    tokens = np.nan_to_num(steps.measures["tokens"][which])
-    order = np.argsort(steps.dp_ranks, kind="stable")
-    _, starts = np.unique(steps.dp_ranks[order], return_index=True)
-    return float(np.maximum.reduceat(tokens[:, order], starts, axis=1).sum())
-
-
 def _classes(durations_ns: Float64) -> tuple[Int64, Int64]:
-    """Return the logarithmic classes of durations, and how many there are of each."""
+    """Return the logarithmic classes of durations, and the number of durations in each."""
     sound = durations_ns[durations_ns > 0]
     numbers = np.floor(np.log(sound) / _CLASS).astype(np.int64)
     classes, counts = np.unique(numbers, return_counts=True)
     return classes, counts.astype(np.int64)
 
 
-def _added(one: tuple[Int64, ...], other: tuple[Int64, ...]) -> tuple[Int64, list[Int64]]:
-    """Add up columns by their first one."""
-    if len(one[0]) == len(other[0]) and np.array_equal(one[0], other[0]):
-        return one[0], [mine + its for mine, its in zip(one[1:], other[1:], strict=True)]
-    keys, place = np.unique(np.concatenate([one[0], other[0]]), return_inverse=True)
+def _added(left: tuple[Int64, ...], right: tuple[Int64, ...]) -> tuple[Int64, list[Int64]]:
+    """Return the sorted keys of two tables, whose first column they are, and the summed others."""
+    if len(left[0]) == len(right[0]) and np.array_equal(left[0], right[0]):
+        return left[0], [a + b for a, b in zip(left[1:], right[1:], strict=True)]
+    keys, place = np.unique(np.concatenate([left[0], right[0]]), return_inverse=True)
     sums = []
-    for mine, its in zip(one[1:], other[1:], strict=True):
+    for a, b in zip(left[1:], right[1:], strict=True):
         total = np.zeros(len(keys), np.int64)
-        np.add.at(total, place, np.concatenate([mine, its]))
+        np.add.at(total, place, np.concatenate([a, b]))
         sums.append(total)
     return keys, sums
 
 
 def _quantile(classes: Int64, counts: Int64, share: float) -> float:
-    """Return the middle of the class in which a share of what is counted is reached."""
+    """Return a quantile, as the middle of its class; 0 of no classes."""
     if not len(classes):
         return 0.0
     total = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""Single steps that take long: counted by what grew in them, and never a notice."""
+"""Stalls: single long steps, counted by the part of the step that grew; they are no notices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from app.analysis.pulse.columns import Bool, Float64, Steps
 from app.analysis.pulse.notices import Part, Stall
 
-# A step that takes longer than this, times the usual one, stalls.
+# A step stalls if it takes longer than this multiple of the usual step.
 _LONG: Final = 1.3
-# A part explains a stall where it grew by this share of it.
+# A part explains a stall if it grew by this share of its excess.
 _EXPLAINS: Final = 0.5
 _LINED_UP: Final = 0.5
 _KEPT: Final = 33
@@ -46,11 +46,11 @@ class StallCount:
 
 @dataclass(slots=True)
 class Stalls:
-    """What was counted so far."""
+    """The stalls of a job, by cause."""
 
     counts: list[StallCount] = field(default_factory=list)
     seen: int = 0
-    # How many of the last steps were long, without a usual one between them.
+    # Number of consecutive long steps up to the last one.
     run: int = 0
 
     def look(
@@ -61,14 +61,14 @@ class Stalls:
         parts_ns: Float64,
         first: Bool,
     ) -> None:
-        """Count the long ones among some steps.
+        """Count the stalls among further steps.
 
         Parameters
         ----------
         usual_ns, computing_ns : float
-            The usual step, and the usual longest computing in it; NaN while unknown.
+            Usual step time, and usual longest computing in it; NaN while unknown.
         parts_ns : float64[4]
-            What is usual for waiting, data, optimizer and garbage collection.
+            Usual waiting, data loading, optimizer and garbage collection of a step.
         first : bool[steps]
             The first steps of a group, which do not count.
         """
@@ -82,7 +82,7 @@ class Stalls:
         at = np.flatnonzero(long)
         before = -1
         for row in at:
-            # What lasts is no stall.
+            # A slowdown that lasts is no stall.
             self.run = self.run + 1 if row == before + 1 else 1
             before = int(row)
             if self.run <= _MOST_IN_A_ROW:
@@ -126,7 +126,7 @@ class Stalls:
                 count.ranks[rank] = count.ranks.get(rank, 0) + 1
 
     def listed(self) -> tuple[Stall, ...]:
-        """Return them, the most expensive first."""
+        """Return the stalls, the most expensive cause first."""
         return tuple(
             Stall(
                 cause=count.cause,
@@ -147,7 +147,7 @@ class Stalls:
 
 
 def _period(steps: list[int]) -> float | None:
-    """Return the steps from one stall to the next where most distances are alike."""
+    """Return the median distance of stalls in steps, if most distances are near it."""
     distances = np.diff(steps)
     if len(distances) < 3:  # noqa: PLR2004
         return None

@@ -1,8 +1,9 @@
-"""Assembly of rank rows into whole steps, without implausible rows.
+"""Assembly of the rows of ranks into whole steps, without implausible rows.
 
-A step closes when every expected rank has sent its row, or when a later step of many ranks was
-known long after its first row; missing ranks are then not awaited until they send again. Only the
-order of the rows decides, so the result does not depend on batches.
+A step closes when every expected rank has sent its row, or when a later step of many ranks arrived
+long after its first row; missing ranks are then not awaited until they send again. Bodies hold
+many seconds, so that a row that was received late need not be late. Only the order of the rows
+decides: the result does not depend on batches.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from app.analysis.pulse.columns import (
     Steps,
 )
 
-# ---- The highest value that each rank had before a row -----------------------------------------
-
 
 def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     """Return for each row the highest value of its rank before it.
@@ -34,9 +33,9 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     Parameters
     ----------
     values, whose : int64[rows]
-        Sorted by rank, in order within each.
+        Values and the index of their rank, sorted by rank and in order within each.
     known : int64[ranks]
-        The highest before all of them.
+        Highest value of each rank before these rows.
     """
     levels, level = np.unique(np.concatenate([known, values]), return_inverse=True)
     base, own = level[: len(known)], level[len(known) :]
@@ -48,10 +47,7 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     return np.asarray(levels[before])
 
 
-# ---- Rows whose numbers may be true ------------------------------------------------------------
-
-
-# A measure above a month is none.
+# No measure of a step is above a month.
 _MOST_NS: Final = 31 * 86_400 * 1_000_000_000
 _LAST_STEP: Final = 1 << 53
 
@@ -60,12 +56,12 @@ TOO_LARGE: Final = "pulse.too_large"
 
 
 def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
-    """Return the rows without negative numbers and without too large ones, which are counted.
+    """Return the rows whose numbers are within their ranges, and count the others.
 
     Parameters
     ----------
     rows : Pulses
-        None of them a beat.
+        Steps only, no beats.
     """
     measures = [getattr(rows, name) for name in MEASURES]
     unsigned = [*measures, rows.rank, rows.step, rows.attempt, rows.dp_rank, rows.pp_rank]
@@ -79,34 +75,26 @@ def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
     negative = np.logical_or.reduce([values < 0 for values in unsigned]) | (rows.time_ns <= 0)
     large = np.logical_or.reduce([values > _MOST_NS for values in measures])
     large = ~negative & (large | (rows.step > _LAST_STEP))
-    for code, found in ((NEGATIVE, negative), (TOO_LARGE, large)):
-        if found.any():
-            counts[code] += int(np.count_nonzero(found))
+    for code, refused in ((NEGATIVE, negative), (TOO_LARGE, large)):
+        if refused.any():
+            counts[code] += int(np.count_nonzero(refused))
     return rows.take(~negative & ~large)
 
 
-# ---- Rows of ranks, gathered into whole steps --------------------------------------------------
-# A step is closed when every rank that is expected has sent its row, or when a later step of many
-# ranks was known long after its first row; whoever is missing then is not waited for until it sends
-# again. Bodies hold many seconds, so that what was received late need not be late.
-# Which rows belong to which step, and after which row it is closed, follows from the order of the
-# rows alone: it is the same however they are cut into batches.
-
-
-# For how many later steps a step waits for ranks that are missing.
+# A step waits for missing ranks for so many later steps.
 _WAITS_STEPS: Final = 2_048
-# Rows that could not be sent are dropped after half a minute: of older steps none comes any more.
+# Clients drop unsent rows after half a minute: none of an older step comes any more.
 _DROPPED_NS: Final = 40_000_000_000
-# Steps of fewer ranks than this share of those that are known say nothing about the job.
+# A step with fewer ranks than this share of the known ones is left out.
 _MANY: Final = 0.25
-# Cells (steps × ranks) that are held at a time, and that may stay open.
+# Cells (steps × ranks) that are held at once, and that may stay open.
 _MOST_CELLS: Final = 2_000_000
 _MOST_OPEN: Final = 600_000
-# Rows that a process group has sent at least before another one may follow: per rank, and in all.
+# A process group has at least so many rows a rank, and in all, before another one may follow.
 _GROUP_ROWS: Final = (8, 512)
 _NEVER: Final = np.iinfo(np.int64).max
 _LOOK_AHEAD: Final = 64
-# Ranks are looked up in a table where none is larger.
+# Ranks are looked up in a table unless one is larger.
 _TABLE: Final = 1 << 17
 
 OLD_ATTEMPT: Final = "pulse.old_attempt"
@@ -123,8 +111,25 @@ def _none() -> Int64:
 
 
 @dataclass(slots=True)
-class Gathering:
-    """Steps that are not whole yet; bounded by the number of ranks."""
+class StepAssembler:
+    """The open steps of a job; memory is bounded by the number of ranks.
+
+    Parameters
+    ----------
+    ranks, dp_ranks, pp_ranks, joined : int64[ranks]
+        Known ranks of the process group, and the step at which each sent its first row.
+    absent : bool[ranks]
+        Ranks that are not awaited.
+    last_step, last_ns : int64[ranks]
+        Last step of each rank, and its end.
+    changed : list of int
+        Indices of ranks that contradicted the group.
+    formed : bool
+        Whether all ranks of the group are known.
+    order, ended_ns, known_ns : int64[steps, ranks]
+        Number of the row in each open cell (-1: none), end of the step, and arrival of the row.
+    values : float64[measures, steps, ranks]
+    """
 
     group: int = -1
     attempt: int = -1
@@ -144,24 +149,23 @@ class Gathering:
     first_ns: Int64 = field(default_factory=_none)
     order: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
     ended_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    # When each row was known.
     known_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
     values: Float64 = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
     counts: Counter[str] = field(default_factory=Counter)
     waits_ns: int = WAITS_NS
 
     def __post_init__(self) -> None:
-        """Complete a state of before these times were kept."""
+        """Complete a stored state of a version without arrival times."""
         if self.known_ns.shape != self.ended_ns.shape:
             self.known_ns = self.ended_ns.copy()
 
     def add(self, rows: Pulses, waits_ns: int = WAITS_NS) -> Iterator[Steps]:
-        """Take rows that are no beats, and yield the steps that are whole with them.
+        """Add rows without beats, and yield the steps that they complete.
 
         Parameters
         ----------
         waits_ns : int
-            How long a step waits for ranks that are missing.
+            How long a step waits for missing ranks.
         """
         self.waits_ns = waits_ns
         rows = sound(rows, self.counts)
@@ -188,7 +192,7 @@ class Gathering:
                 now = rest
 
     def close_all(self) -> Iterator[Steps]:
-        """Close what is open, whoever is missing."""
+        """Yield all open steps, complete or not."""
         yield from self._flush()
 
     def _count(self, code: str, rows: Bool) -> None:
@@ -198,15 +202,16 @@ class Gathering:
 
     def _begin(self, attempt: int) -> None:
         counts, group, seen = self.counts, self.group, self.rows
-        fresh = Gathering(waits_ns=self.waits_ns)
-        for name in Gathering.__slots__:
+        fresh = StepAssembler(waits_ns=self.waits_ns)
+        for name in StepAssembler.__slots__:
             setattr(self, name, getattr(fresh, name))
         self.counts, self.group, self.rows, self.attempt = counts, group + 1, seen, attempt
 
-    # ---- whose rows they are ---------------------------------------------------------------
-
     def _of_group(self, rows: Pulses) -> tuple[Pulses, Pulses | None]:
-        """Cut where another process group begins; what contradicts this one is left out."""
+        """Return the rows of this process group, and those from the start of another one on.
+
+        Rows that contradict the group are dropped.
+        """
         rows = self._known(rows)
         place = self._places(rows.rank)
         moved = (rows.dp_rank != self.dp_ranks[place]) | (rows.pp_rank != self.pp_ranks[place])
@@ -214,7 +219,7 @@ class Gathering:
         odd = moved | repeated
         if not odd.any():
             return rows, None
-        # One rank alone may be wrong about itself.
+        # A single rank may report wrong parallel ranks; two make a new group.
         needed = min(2, len(self.ranks))
         at = np.flatnonzero(odd)
         _, firsts = np.unique(place[at], return_index=True)
@@ -232,11 +237,11 @@ class Gathering:
         return rows.take(slice(0, cut)).take(~before), rest
 
     def _known(self, rows: Pulses) -> Pulses:
-        """Make room for ranks that are new; those beyond the limit are left out."""
+        """Add new ranks to the group; return the rows without ranks beyond the limit."""
         if len(self.ranks) and np.isin(rows.rank, self.ranks).all():
             return rows
-        found, firsts = np.unique(rows.rank, return_index=True)
-        new = np.sort(firsts[~np.isin(found, self.ranks)])
+        ranks, firsts = np.unique(rows.rank, return_index=True)
+        new = np.sort(firsts[~np.isin(ranks, self.ranks)])
         room = MOST_RANKS - len(self.ranks)
         if len(new) > room:
             beyond = np.isin(rows.rank, rows.rank[new[room:]])
@@ -267,8 +272,8 @@ class Gathering:
         return np.asarray(order[np.searchsorted(self.ranks, ranks, sorter=order)])
 
     def _repeated(self, rows: Pulses, place: Int64) -> Bool:
-        """Return which rows are of a step that its rank had ended before, and made later."""
-        # Small integers are sorted by their digits.
+        """Return which rows repeat a step that their rank had ended before, at a later time."""
+        # NumPy sorts 16-bit integers by radix, which is several times as fast.
         order = np.argsort(place.astype(np.int16), kind="stable")
         whose, steps = place[order], rows.step[order]
         starts = np.append(True, whose[1:] != whose[:-1])
@@ -281,10 +286,8 @@ class Gathering:
             repeated[order] = (steps <= step) & (rows.time_ns[order] > time)
         return repeated
 
-    # ---- cells -----------------------------------------------------------------------------
-
     def _pieces(self, rows: Pulses) -> Iterator[Pulses]:
-        """Cut rows so that the steps of each piece fit into memory."""
+        """Halve rows until the cells of each piece are within the limit of memory."""
         if not len(rows):
             return
         cells = (len(_distinct(rows.step)) + len(self.steps)) * len(self.ranks)
@@ -311,7 +314,7 @@ class Gathering:
         self._widen(_distinct(rows.step))
         gapless = self.steps[-1] - self.steps[0] == len(self.steps) - 1
         at = rows.step - self.steps[0] if gapless else np.searchsorted(self.steps, rows.step)
-        # The first row of a cell counts.
+        # Of several rows of a cell the first counts.
         cells = at * len(self.ranks) + place
         taken = np.take(self.order, cells) < 0
         if (cells[1:] <= cells[:-1]).any():
@@ -337,7 +340,7 @@ class Gathering:
             yield from self._flush(excess)
 
     def _widen(self, steps: Int64) -> None:
-        """Make room for steps that are new."""
+        """Grow the arrays of open steps."""
         every = np.union1d(self.steps, steps)
         if len(every) == len(self.steps):
             return
@@ -352,8 +355,6 @@ class Gathering:
         values[:, at] = self.values
         self.steps, self.order, self.ended_ns, self.values = every, order, ended, values
         self.first_ns = first
-
-    # ---- closing ---------------------------------------------------------------------------
 
     def _close(self) -> Iterator[Steps]:
         by_lag, lag_ns = self._lags()
@@ -373,7 +374,7 @@ class Gathering:
             )
             open_ = np.flatnonzero(when == _NEVER)
             count = int(open_[0]) if len(open_) else len(when)
-            # Who is waited for changes where one is missing, and where one is back.
+            # The expected ranks change where one is missing, and where one returns.
             back = (there & self.absent & (order <= when[:, None])).any(axis=1)
             changes = np.flatnonzero((lagging | back)[:count])
             count = int(changes[0]) + 1 if len(changes) else count
@@ -390,19 +391,19 @@ class Gathering:
             closed_at.append(start + np.arange(count))
             before = int(when[count - 1])
             if len(changes):
-                here = in_time[count - 1]
-                if lagging[count - 1] and here.sum() >= _MANY * len(self.ranks):
-                    self.absent |= ~here & expected[count - 1]
+                present = in_time[count - 1]
+                if lagging[count - 1] and present.sum() >= _MANY * len(self.ranks):
+                    self.absent |= ~present & expected[count - 1]
                     self.formed = True
-                self.absent &= ~here
+                self.absent &= ~present
             start += count
-            # Each change is looked for once more: the fewer there are, the farther.
+            # The window grows while nothing changes: each change restarts the search.
             ahead = _LOOK_AHEAD if len(changes) else 2 * ahead
         if start:
             yield from self._taken(np.concatenate(closed_at), np.concatenate(closed_ns))
 
     def _lags(self) -> tuple[Int64, Int64]:
-        """Return after which row each step no longer waits, and the time of that row."""
+        """Return the number of the row after which each step no longer waits, and its time."""
         many = max(1, int(np.ceil(_MANY * len(self.ranks))))
         there = np.where(self.order >= 0, self.order, _NEVER)
         arrived = np.partition(there, many - 1, axis=1)[:, many - 1]
@@ -412,7 +413,7 @@ class Gathering:
             for times in (self.known_ns, self.ended_ns)
         )
         began_ns = np.where(self.order >= 0, self.ended_ns, _NEVER - _DROPPED_NS).min(axis=1)
-        # A later step counts once many ranks have ended it.
+        # A later step counts from the row on with which many ranks have ended it.
         first = np.minimum(
             np.searchsorted(np.maximum.accumulate(known_ns), self.first_ns + self.waits_ns),
             np.searchsorted(np.maximum.accumulate(at_ns), began_ns + _DROPPED_NS),
@@ -426,14 +427,14 @@ class Gathering:
         return when, at_ns[order[whose]]
 
     def _flush(self, count: int | None = None) -> Iterator[Steps]:
-        """Close what is open, whoever is missing: all of it, or some steps, the oldest first."""
+        """Close the oldest `count` open steps, or all of them, without waiting."""
         number = len(self.steps) if count is None else count
         if number:
             end = np.where(self.order[:number] >= 0, self.ended_ns[:number], -1).max(axis=1)
             yield from self._taken(np.arange(number), end)
 
     def _taken(self, at: Int64, closed_ns: Int64) -> Iterator[Steps]:
-        """Yield the first steps, and forget them."""
+        """Remove the first steps, and yield those that have enough ranks."""
         count = len(at)
         there = self.order[:count] >= 0
         enough = there.sum(axis=1) >= _MANY * len(self.ranks)
@@ -462,7 +463,7 @@ class Gathering:
 
 
 def _distinct(steps: Int64) -> Int64:
-    """Return the numbers of steps, rising."""
+    """Return the distinct step numbers, rising; input is mostly sorted already."""
     if (steps[1:] < steps[:-1]).any():
         return np.unique(steps)
     return np.asarray(steps[np.append(True, steps[1:] != steps[:-1])])

@@ -17,7 +17,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.clock_steps import ClockSetting, Matches, matches_of, put_back
+from app.analysis.replay.clock_steps import (
+    ClockStep,
+    Matches,
+    matches_of,
+    remove_clock_steps,
+    without_offsets,
+)
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph
 from app.analysis.replay.robust_statistics import (
@@ -30,19 +36,17 @@ from app.analysis.replay.robust_statistics import (
 )
 from app.analysis.trace.model import OPTIMIZER_CLIP
 
-# ---- Whether clocks disagree, or only some ends are taken at other moments ---------------------
-# A clock that is off moves all that its rank records. Ends of one type that are taken when a job
-# hands a transfer over, or comes to wait for it, are apart as well, but those of other types are
-# not, or the other way around.
-
 
 def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None = None) -> float:
-    """Return how far clocks are usually apart: as far as all types of ends agree upon.
+    """Return the largest typical difference between clocks that all types of ends agree upon, ns.
+
+    A wrong clock moves all ends that its rank records. Where a recorder takes the ends of one type
+    at other moments, only that type is apart, or types are apart in opposite directions.
 
     Parameters
     ----------
     offsets_ns : float64 array, shape (dp, pp), optional
-        What has been taken out of the layout's times, and is to be counted.
+        Offsets that were subtracted from the layout's times and are to be included.
     """
     offsets_ns = np.zeros((layout.dp, layout.pp)) if offsets_ns is None else offsets_ns
     # (the stage of both, or of the lower one and the other) → type of the end → pairs of nodes
@@ -65,12 +69,15 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
         ahead = offsets_ns[:, low] - (
             np.median(offsets_ns[:, low]) if low == high else offsets_ns[:, high]
         )
-        apart.append(_agreed([_apart(layout, pairs) + ahead for pairs in of_link.values()]))
+        by_type = [_apart(layout, pairs) + ahead for pairs in of_link.values()]
+        # the smallest difference where all types have the same sign, else 0
+        least, most = np.min(by_type, axis=0), np.max(by_type, axis=0)
+        apart.append(np.maximum(least, 0.0) + np.minimum(most, 0.0))
     return max((float(median_of_known(np.abs(values)).max()) for values in apart), default=0.0)
 
 
 def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
-    """Return how far ends that belong together are apart in each step, shape (steps, dp)."""
+    """Return the median difference of paired ends in each step, shape (steps, dp), ns."""
     one, other = (list(side) for side in zip(*pairs, strict=True))
     ends = layout.start_ns[one] + layout.duration_ns[one]
     if one == other:
@@ -78,56 +85,38 @@ def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
     return median_of_known(ends - layout.start_ns[other] - layout.duration_ns[other])
 
 
-def _agreed(apart: Sequence[FloatArray]) -> FloatArray:
-    """Return the least of what types say where all say it is ahead, or all that it is behind."""
-    low, high = np.min(apart, axis=0), np.max(apart, axis=0)
-    return np.asarray(np.maximum(low, 0.0) + np.minimum(high, 0.0))
-
-
-# ---- How far the clocks of the ranks are apart, and starts as one common clock would show them ---
-# Operations that move data together end together: a send and its receive, a collective of the DP
-# ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Each
-# such pair of ends says how far two clocks are apart. Offsets of all ranks follow by robust least
-# squares; where times are absolute, so do the clocks' rates, window by window.
-#
-# Clean recordings stay as they are: ends that belong together differ by 0.03 to 0.3 ms even on
-# equal clocks, so only offsets above 1 ms and three residuals are corrected.
-
-
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
-# Offsets that move by less need no further round: a thousandth of what is corrected.
+# Least squares end when offsets change by less: a thousandth of the smallest corrected offset.
 SETTLED_NS: Final = 1e3
-# Fewer steps do not tell a clock from chance where it is off by less than that.
+# With fewer steps an offset below `FEW_STEPS_NS` may be chance.
 LEAST_STEPS: Final = 5
 FEW_STEPS_NS: Final = 10e6
-# What only step boundaries connect: a rank's step begins up to this much after another's.
+# Ranks that only step boundaries connect may begin a step this much after one another.
 BOUNDARY_NS: Final = 10e6
-# Steps that a clock is taken to run evenly for.
+# A clock's rate is taken as constant over windows of this many steps.
 WINDOW_STEPS: Final = 16
 PPM: Final = 1e6
-# Least squares resolve a part in a million of the offsets: larger ones are taken out twice.
+# Least squares resolve 1e-6 of the offsets: beyond this size they are corrected in two rounds.
 COARSE_NS: Final = 1000e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankClocks:
-    """What the clocks of the analyzed ranks show."""
+    """Offsets and rates of the clocks of the analyzed ranks."""
 
     aligned: bool  # whether starts were corrected
-    # offsets_ns, residual_ns: (dp, pp): the clock ahead of the median one, in the window
-    # where it is furthest; how far matched ends are from what the offsets say
+    # (dp, pp): offset from the median clock, in the window where it is largest
     offsets_ns: FloatArray
-    residual_ns: FloatArray
-    # (dp, pp): how much faster the clock runs than the median one; None where times are not
-    # absolute
+    residual_ns: FloatArray  # (dp, pp): median distance of matched ends from the fitted offsets
+    # (dp, pp): rate relative to the median clock; None where times are not absolute
     drift_ppm: FloatArray | None
-    # tuple of (DP rank, stage): the first rank of each group of ranks that nothing but step
-    # boundaries connects with the others; empty where all are connected
+    # (DP rank, stage) of the first rank of each group that only step boundaries connect with the
+    # others; empty where transfers and collectives connect all
     unconnected: tuple[tuple[int, int], ...]
-    # Clocks that were set between steps; starts are as if they had not been.
-    settings: tuple[ClockSetting, ...] = ()
-    # Steps within which a clock was set: the others are to be looked at without them.
+    # Clock steps that were removed from starts.
+    clock_steps: tuple[ClockStep, ...] = ()
+    # Training steps during which a clock jumped; the caller leaves them out and aligns again.
     torn: tuple[int, ...] = ()
 
 
@@ -146,20 +135,27 @@ def align(
     aligned, clocks = _align_once(layouts, graphs, absolute=absolute)
     if not clocks.aligned or np.abs(clocks.offsets_ns).max() <= COARSE_NS:
         return aligned, clocks
-    finer, rest = _align_once(aligned, graphs, absolute=absolute)
-    return finer, _together(clocks, rest)
+    aligned, rest = _align_once(aligned, graphs, absolute=absolute)
+    drifts = (clocks.drift_ppm, rest.drift_ppm)
+    return aligned, replace(
+        rest,
+        aligned=True,
+        offsets_ns=clocks.offsets_ns + rest.offsets_ns,
+        drift_ppm=None if drifts[0] is None or drifts[1] is None else drifts[0] + drifts[1],
+        clock_steps=(*clocks.clock_steps, *rest.clock_steps),
+    )
 
 
 def _align_once(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
-    """Put all starts on one clock as nearly as one fit can."""
+    """Put all starts on one clock by one fit of offsets and rates; see `align`."""
     dp, pp = layouts[0].dp, layouts[0].pp
     ranks = dp * pp
     matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
-    put = put_back(layouts, matches, absolute=absolute)
-    if put.settings:
-        layouts = put.layouts
+    stepless = remove_clock_steps(layouts, matches, absolute=absolute)
+    if stepless.clock_steps:
+        layouts = stepless.layouts
         matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
     part = connected_parts(matches.one, matches.other, count)[:ranks]
@@ -173,7 +169,11 @@ def _align_once(
     offsets = fit.offsets_ns[:, :ranks]
     residual, of_boundary = _residuals(matches, fit, part)
     furthest = np.take_along_axis(offsets, np.abs(offsets).argmax(axis=0)[None], axis=0)[0]
-    within = _within_parts(offsets, part)
+    within_parts = offsets.copy()
+    for label in parts:
+        inside = part == label
+        within_parts[:, inside] -= median(within_parts[:, inside].T)[:, None]
+    within = np.abs(within_parts).max(axis=0)
     wrong = (within > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
     if len(parts) > 1:
         residual = np.maximum(residual, of_boundary)
@@ -187,50 +187,39 @@ def _align_once(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),
         residual_ns=residual.reshape(dp, pp),
-        drift_ppm=None if fit.rates is None else _typical_rate(fit.rates[:, :ranks], (dp, pp)),
+        drift_ppm=None if fit.rates is None else median(fit.rates[:, :ranks]).reshape(dp, pp) * PPM,
         unconnected=()
         if len(parts) == 1
         else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
-        settings=put.settings,
-        torn=put.torn,
+        clock_steps=stepless.clock_steps,
+        torn=stepless.torn,
     )
     if not wrong:
         return list(layouts), clocks
-    return _corrected(layouts, fit, ranks), clocks
-
-
-def _together(coarse: RankClocks, fine: RankClocks) -> RankClocks:
-    """Return what two alignments of the same clocks, one after the other, have shown."""
-    drifts = (coarse.drift_ppm, fine.drift_ppm)
-    return replace(
-        fine,
-        aligned=True,
-        offsets_ns=coarse.offsets_ns + fine.offsets_ns,
-        drift_ppm=None if drifts[0] is None or drifts[1] is None else drifts[0] + drifts[1],
-        settings=(*coarse.settings, *fine.settings),
-    )
+    rates = None if fit.rates is None else fit.rates[fit.window, :ranks]
+    return without_offsets(layouts, fit.at_begin()[:, :ranks], rates), clocks
 
 
 def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:
-    """Return layouts whose starts are readings of one clock, as they are."""
+    """Return layouts of one clock with its clock steps removed, and offsets of 0."""
     exact = np.zeros((layouts[0].dp, layouts[0].pp))
-    put = put_back(layouts, None, absolute=absolute)
-    return put.layouts, RankClocks(
+    stepless = remove_clock_steps(layouts, None, absolute=absolute)
+    return stepless.layouts, RankClocks(
         aligned=False,
         offsets_ns=exact,
         residual_ns=exact,
         drift_ppm=exact if absolute else None,
         unconnected=(),
-        settings=put.settings,
+        clock_steps=stepless.clock_steps,
     )
 
 
 def _contradicts(layout: Layout, graph: Graph) -> bool:
-    """Return whether starts cannot be right where only the boundaries of steps compare clocks.
+    """Return whether dependencies between stages show that clocks disagree.
 
-    Where stages hand over and no transfer is recorded, what takes over begins before the other has
-    ended, in one of the two directions at least, if their clocks are apart. Where they hand over
-    in order the stages just do not end their steps together. Without a hand-over nothing tells.
+    For clocks that only step boundaries connect. If clocks of two stages disagree, computations
+    begin before those that they depend on have ended, in one of the two directions at least. If
+    none does, the stages only end their steps at different times. True without such dependencies.
     """
     stage = layout.nodes.pp
     delays = [
@@ -245,21 +234,8 @@ def _contradicts(layout: Layout, graph: Graph) -> bool:
     return bool((np.median(delays, axis=1) < -CORRECTED_NS).any())
 
 
-def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
-    """Return the largest offset of each rank against the median of what it is connected with."""
-    within = offsets.copy()
-    for label in np.unique(part):
-        inside = part == label
-        within[:, inside] -= median(within[:, inside].T)[:, None]
-    return np.asarray(np.abs(within).max(axis=0))
-
-
-def _typical_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
-    return np.asarray(median(rates).reshape(shape) * PPM)
-
-
 def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
-    """Compare when groups of ranks that nothing connects reach the boundaries of steps."""
+    """Compare the clocks of unconnected groups of ranks by the boundaries of steps."""
     first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
     marks = np.stack([_boundary(layout, first, rank) for rank in first.tolist()], axis=1)
     marks[~np.isfinite(marks)] = np.nan
@@ -268,10 +244,11 @@ def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
 
 
 def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
-    """Return a rank's boundary of each step, shape (steps,).
+    """Return the time in each step at which a rank is compared with others, shape (steps,), ns.
 
-    What clips gradients ends on all ranks within some milliseconds. Where it is not recorded, DP
-    ranks begin their steps together, and stages, which begin one after another, end them together.
+    The end of gradient clipping, which ends on all ranks within some milliseconds. Where it is not
+    recorded: the first start if all ranks compared are of one stage, since DP ranks begin steps
+    together; else the last end, since stages begin one after another and end together.
     """
     dp, stage = divmod(rank, layout.pp)
     nodes = layout.nodes.on(stage)
@@ -286,7 +263,7 @@ def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray
 
 
 def _joined(parts: Sequence[Matches]) -> Matches:
-    """Join the steps of groups whose matches may differ."""
+    """Concatenate the steps of groups whose pairs of clocks may differ."""
     if len(parts) == 1:
         return parts[0]
     keys = sorted({key for part in parts for key in part.pairs()})
@@ -312,12 +289,12 @@ def _concatenated(one: Matches, other: Matches) -> Matches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
-    """Offsets of all nodes."""
+    """Fitted offsets and rates of the clocks of all nodes; see `Matches`."""
 
     window: NDArray[np.int64]  # (steps,): window of each step
-    center_ns: FloatArray  # (windows,): when the offsets hold
+    center_ns: FloatArray  # (windows,): time at which the offsets hold
     offsets_ns: FloatArray  # (windows, nodes)
-    # (windows, nodes): ns by which a clock gains on the median one, each ns
+    # (windows, nodes): ns that a clock gains on the median one in each ns
     rates: FloatArray | None
     begin_ns: FloatArray  # (steps,)
 
@@ -355,18 +332,17 @@ def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) 
 def _residuals(
     matches: Matches, fit: _Fit, part: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return how far ends are from what the offsets say.
+    """Return the typical distances of ends from the fitted offsets.
 
     Parameters
     ----------
-    fit : _Fit
     part : int64 array, shape (ranks,)
         The lowest rank that each is connected with.
 
     Returns
     -------
     residual, of_boundary : float64 arrays, shape (ranks,)
-        Of the ends that a rank is matched by; of the step boundaries of what it is connected with.
+        Of a rank's matched ends; of the step boundaries of its connected part. Nanoseconds.
     """
     ranks = len(part)
     offsets = fit.at_begin()
@@ -382,26 +358,6 @@ def _residuals(
     order = np.lexsort((values, ends))
     ends, values = ends[order], values[order]
     residual = np.zeros(ranks)
-    found, first, number = np.unique(ends, return_index=True, return_counts=True)
-    residual[found] = (values[first + (number - 1) // 2] + values[first + number // 2]) / 2
+    matched, first, number = np.unique(ends, return_index=True, return_counts=True)
+    residual[matched] = (values[first + (number - 1) // 2] + values[first + number // 2]) / 2
     return residual, of_part[part]
-
-
-def _corrected(layouts: Sequence[Layout], fit: _Fit, ranks: int) -> list[Layout]:
-    """Return the layouts as one clock would have shown them."""
-    offsets = fit.at_begin()[:, :ranks]
-    corrected = []
-    done = 0
-    for layout in layouts:
-        steps = slice(done, done + len(layout.steps))
-        done = steps.stop
-        shift = offsets[steps].reshape(-1, layout.dp, layout.pp)
-        start = layout.start_ns - np.moveaxis(shift, 2, 0)[layout.nodes.pp]
-        if fit.rates is not None:
-            rate = fit.rates[fit.window[steps], :ranks].reshape(shift.shape)
-            start -= layout.start_ns * np.moveaxis(rate, 2, 0)[layout.nodes.pp]
-        present = start if layout.missing is None else np.where(layout.missing, np.inf, start)
-        begin = present.min(axis=(0, 2))
-        start -= begin[:, None]
-        corrected.append(replace(layout, start_ns=start, begin_ns=layout.begin_ns + begin))
-    return corrected

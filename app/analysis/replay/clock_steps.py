@@ -23,9 +23,6 @@ from app.analysis.replay.robust_statistics import (
     robust_potentials,
 )
 
-# ---- Ends that belong together, by which clocks are compared -----------------------------------
-
-
 Item = TypeVar("Item")
 
 # Ends that one pair of stages is matched by in each step; more say nothing new.
@@ -34,11 +31,12 @@ MATCHES: Final = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matches:
-    """Clocks that are compared: node `one` shows `ahead_ns` more than node `other`.
+    """Pairs of clocks, compared by ends that belong together.
 
-    Nodes are ranks (DP rank × PP + stage), then one for each stage's collectives, then one for the
-    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded;
-    `spread_ns`, of the same shape, is how far single ends of a step are from it.
+    The clock of node `one` is `ahead_ns` ahead of that of node `other`, shape (steps, matches), NaN
+    where nothing was recorded; `spread_ns`, of the same shape, is the median deviation of the ends
+    of a step from it. Nodes are ranks (DP rank × PP + stage), then one for each stage's
+    collectives, then one for the boundaries of steps.
     """
 
     one: NDArray[np.int64]
@@ -52,7 +50,7 @@ class Matches:
 
 
 def matches_of(layout: Layout, graph: Graph) -> Matches:
-    """Compare the ends of what moves data together."""
+    """Compare the clocks of ranks by the ends of sends and receives, and of collectives."""
     dp, pp = layout.dp, layout.pp
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     collectives: dict[int, list[int]] = {}
@@ -72,8 +70,8 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
                 pass
     ranks = np.arange(dp) * pp
     one, other, apart = [], [], []
-    for (first, second), found in sorted(pairs.items()):
-        ends = [_ends(layout, list(side)) for side in zip(*_sample(found), strict=True)]
+    for (first, second), nodes_of_link in sorted(pairs.items()):
+        ends = [_ends(layout, list(side)) for side in zip(*_sample(nodes_of_link), strict=True)]
         one.append(ranks + first)
         other.append(ranks + second)
         apart.append(ends[0] - ends[1])
@@ -98,22 +96,22 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
 
 
 def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return `median_of_known` of each; those that are equally long are looked at together."""
+    """Return `median_of_known` of each series; series of equal length are computed in one call."""
     alike: dict[int, list[int]] = {}
     for index, values in enumerate(series):
         alike.setdefault(len(values), []).append(index)
-    found: dict[int, FloatArray] = {}
+    medians: dict[int, FloatArray] = {}
     for places in alike.values():
-        together = np.array([series[index] for index in places]).swapaxes(0, 1)
-        found.update(zip(places, median_of_known(together), strict=True))
-    return [found[index] for index in range(len(series))]
+        stacked = np.array([series[index] for index in places]).swapaxes(0, 1)
+        medians.update(zip(places, median_of_known(stacked), strict=True))
+    return [medians[index] for index in range(len(series))]
 
 
-def _sample(found: list[Item]) -> list[Item]:
-    """Choose a few, evenly spread over the whole step."""
-    if len(found) <= MATCHES:
-        return found
-    return [found[i * (len(found) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
+def _sample(items: list[Item]) -> list[Item]:
+    """Return at most `MATCHES` of the items, evenly spread over the step."""
+    if len(items) <= MATCHES:
+        return items
+    return [items[i * (len(items) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
 
 
 def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
@@ -124,82 +122,76 @@ def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
     return ends
 
 
-# ---- Clocks that are set while a session is recorded -------------------------------------------
-# A time service that finds a clock wrong by more than it slews sets it: by milliseconds or minutes,
-# several times an hour where it fails. What a rank records is then apart from the others by one
-# constant before, and by another after. The ends of transfers and collectives say so, and the
-# rank's own time between steps says whose clock it was: that of the others goes on evenly. Offsets
-# are taken out piece by piece before clocks are compared any further (`alignment`).
-
-
 IntArray = NDArray[np.intp]
 
-# Ends move by less from step to step without any clock being set.
+# Smallest clock step: ends of one session differ by less from step to step.
 LEAST_NS: Final = 5e6
-# Clocks that are not set drift by less, as a share of the time that passes.
+# Largest drift of a clock without steps, as a share of the elapsed time.
 DRIFT: Final = 2e-4
-# A jump is at least that many times what ends move by from step to step.
+# A clock step is at least this many standard deviations of the differences from step to step.
 ABOVE_NOISE: Final = 10.0
-# All that shows a jump agrees on it within this share of it: ends, and begins of steps.
+# Ends, and begins of steps, agree on the size of a clock step within this share of it…
 AGREED: Final = 0.25
-# Up to this share of the ends may say something else.
+# …but for at most this share of the ends.
 MOST_ODD: Final = 0.1
-# Fewer steps do not tell what is usual.
+# With fewer steps the usual difference is unknown.
 LEAST_STEPS: Final = 4
 NS_A_SECOND: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class ClockSetting:
-    """Clocks that were set between two steps."""
+class ClockStep:
+    """A jump of the clocks of some workers between two training steps."""
 
     step: int
     """The first analyzed step after it."""
     workers: tuple[tuple[int, int], ...]
-    """Whose clocks: (DP rank, stage)."""
+    """The workers whose clocks jumped: (DP rank, stage)."""
     by_s: float
-    """By how much, seconds; above 0 where they were put forward."""
+    """Size of the jump, seconds; positive where clocks were put forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PutBack:
-    """Layouts as if no clock had been set, and what was taken out."""
+class WithoutClockSteps:
+    """Layouts without clock steps, and the clock steps that were removed."""
 
     layouts: list[Layout]
-    settings: tuple[ClockSetting, ...]
-    # Steps within which a clock was set: no times of theirs are right. Nothing else is taken out
-    # as long as there are any.
+    clock_steps: tuple[ClockStep, ...]
+    # Training steps during which a clock jumped, whose times are wrong. Where there are any, no
+    # clock step is removed.
     torn: tuple[int, ...] = ()
 
 
-def set_by_ns(
-    settings: Sequence[ClockSetting], step: IntArray, dp: IntArray, pp: IntArray
+def clock_steps_ns(
+    clock_steps: Sequence[ClockStep], step: IntArray, dp: IntArray, pp: IntArray
 ) -> FloatArray:
-    """Return what clocks were set by before some times of workers were read, ns.
+    """Return the sum of the clock steps before each of some readings of clocks, ns.
 
     Parameters
     ----------
-    step, dp, pp : int64 arrays, shape (times,)
-        In which step each was read, and on which worker.
+    step, dp, pp : int64 arrays, shape (readings,)
+        The training step and the worker of each reading.
     """
     by_ns = np.zeros(len(step))
-    for one in settings:
-        whose = np.zeros(len(step), dtype=bool)
-        for rank, stage in one.workers:
-            whose |= (dp == rank) & (pp == stage)
-        by_ns[whose & (step >= one.step)] += one.by_s * NS_A_SECOND
+    for clock_step in clock_steps:
+        affected = np.zeros(len(step), dtype=bool)
+        for rank, stage in clock_step.workers:
+            affected |= (dp == rank) & (pp == stage)
+        by_ns[affected & (step >= clock_step.step)] += clock_step.by_s * NS_A_SECOND
     return by_ns
 
 
-def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool) -> PutBack:
-    """Take out of starts what clocks were set by; layouts without that stay the same objects.
+def remove_clock_steps(
+    layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool
+) -> WithoutClockSteps:
+    """Find clock steps and subtract them from starts; layouts without any stay the same objects.
 
     Parameters
     ----------
     layouts : sequence of Layout
         One of each group of steps.
     matches : Matches or None
-        Ends that belong together, steps in the order of the layouts; None of one clock.
+        Compared clocks, steps in the order of the layouts; None where there is one clock.
     absolute : bool
         Whether starts are readings of clocks; else they count from their step's begin.
     """
@@ -211,28 +203,33 @@ def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bo
         moves = _moves(matches.ahead_ns[order], np.abs(np.diff(begin)))
         torn = [] if moves is None else _torn(layouts, order, matches, moves)
         if torn:
-            return PutBack(list(layouts), (), tuple(steps[order][torn].tolist()))
+            return WithoutClockSteps(list(layouts), (), tuple(steps[order][torn].tolist()))
         if moves is not None:
             jumps = _jumps(layouts, order, matches, moves, absolute=absolute)
     if absolute and len(steps) >= LEAST_STEPS:
-        jumps = _with_set_back(layouts, order, jumps)
+        jumps = _with_common_jumps(layouts, order, jumps)
     if jumps is None:
-        return PutBack(list(layouts), ())
+        return WithoutClockSteps(list(layouts), ())
     total = np.zeros((len(steps), jumps.shape[1]))
     total[order[1:]] = np.cumsum(jumps, axis=0)
-    return PutBack(_shifted(layouts, total), _settings(layouts[0], steps[order], jumps))
+    return WithoutClockSteps(
+        without_offsets(layouts, total), _clock_steps(layouts[0], steps[order], jumps)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """Where ends that belong together move against one another from one step to the next."""
+    """Changes of the differences between clocks from one step to the next."""
 
-    noise_ns: FloatArray  # (matches,): what they usually move by
-    boundaries: IntArray  # between this step and the next they move by far more
+    noise_ns: FloatArray  # (matches,): standard deviation of the usual changes
+    boundaries: IntArray  # steps between which and the next the change is far larger
 
 
 def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
-    """Return where ends move by more than clocks drift in the time that passes, (steps - 1,)."""
+    """Return where differences change by more than drift and noise explain; None where nowhere.
+
+    `passed_ns` is the time from each step's begin to the next one's, shape (steps - 1,).
+    """
     moved = np.diff(ahead, axis=0)
     if not moved.size:
         return None
@@ -245,10 +242,10 @@ def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
 
 
 def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _Moves) -> list[int]:
-    """Return the places of steps within which a clock was set.
+    """Return the indices of steps during which a clock jumped.
 
-    Such a step is longer or shorter than usual by the clock of a few ranks, not by that of the
-    others, and the ends of these ranks stay moved after it.
+    Such a step is longer or shorter than usual by the clocks of a few ranks only, and the ends of
+    these ranks stay moved after it.
     """
     ahead = matches.ahead_ns[order]
     lengths = np.concatenate([_lengths(layout) for layout in layouts])[order]
@@ -271,7 +268,7 @@ def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _
 
 
 def _lengths(layout: Layout) -> FloatArray:
-    """Return what passes from each rank's first start of a step to its last, (steps, ranks)."""
+    """Return the time from each rank's first start in a step to its last, (steps, ranks), ns."""
     starts = layout.start_ns
     if layout.missing is not None:
         starts = np.where(layout.missing, np.nan, starts)
@@ -288,7 +285,7 @@ def _jumps(
     *,
     absolute: bool,
 ) -> FloatArray | None:
-    """Return what the clock of each rank is set by between two steps, (steps - 1, ranks)."""
+    """Return the clock step of each rank between two steps, shape (steps - 1, ranks), ns."""
     ahead, noise = matches.ahead_ns[order], moves.noise_ns
     first = layouts[0]
     ranks = first.dp * first.pp
@@ -299,7 +296,7 @@ def _jumps(
         before = median_of_known(ahead[edges[k] : edges[k + 1]])
         after = median_of_known(ahead[edges[k + 1] : edges[k + 2]])
         jump = _jump(matches, after - before, noise, ranks, first.pp)
-        by_rank = None if jump is None else _whose(jump, own, boundary)
+        by_rank = None if jump is None else _absolute_jump(jump, own, boundary)
         if by_rank is not None:
             jumps = np.zeros((len(ahead) - 1, ranks)) if jumps is None else jumps
             jumps[boundary] = by_rank
@@ -309,7 +306,7 @@ def _jumps(
 def _jump(
     matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
 ) -> FloatArray | None:
-    """Return by how much each rank's clock jumps against the others; None where ends disagree."""
+    """Return each rank's jump relative to the others, shape (ranks,); None where ends disagree."""
     known = ~np.isnan(apart)
     if not known.any():
         return None
@@ -324,12 +321,12 @@ def _jump(
     return potential[:ranks]
 
 
-def _whose(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | None:
-    """Return the same with the clocks that were not set at 0.
+def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | None:
+    """Return the jumps with those clocks at 0 that did not jump, shape (ranks,).
 
-    Ends only tell how far clocks move against one another. The rank's own time between its steps is
-    longer by what its clock was put forward. None where it does not follow the ends: then something
-    else than clocks moves them.
+    Ends only show how clocks move relative to one another. The time between steps by a rank's own
+    clock shows which ones jumped: it is longer by the jump. None where it is not, so that something
+    else than a clock moved the ends.
     """
     longer = own.longer_ns[boundary] - jump
     common = float(median(longer))
@@ -348,7 +345,7 @@ def _whose(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | Non
 
 
 def _groups(values: FloatArray, apart: float) -> list[IntArray]:
-    """Return the places of values that are close to one another."""
+    """Return the indices of values, grouped where sorted neighbors are at most `apart` apart."""
     order = np.argsort(values)
     return np.split(order, np.flatnonzero(np.diff(values[order]) > apart) + 1)
 
@@ -357,8 +354,8 @@ def _groups(values: FloatArray, apart: float) -> list[IntArray]:
 class _Intervals:
     """Times from one step's begin to the next, by each rank's own clock."""
 
-    longer_ns: FloatArray  # (steps - 1, ranks): above what is usual
-    noise_ns: float  # how much those of all ranks together differ from one another
+    longer_ns: FloatArray  # (steps - 1, ranks): excess over the usual time
+    noise_ns: float  # standard deviation of the common time of all ranks
 
 
 def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool) -> _Intervals:
@@ -374,7 +371,7 @@ def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool
 
 
 def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
-    """Return when each rank begins each step, (steps, ranks), by its own clock."""
+    """Return each rank's first start in each step by its own clock, shape (steps, ranks), ns."""
     start = layout.start_ns
     if layout.missing is not None:
         start = np.where(layout.missing, np.inf, start)
@@ -386,10 +383,10 @@ def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
     return begins.reshape(len(layout.steps), -1)
 
 
-def _with_set_back(
+def _with_common_jumps(
     layouts: Sequence[Layout], order: IntArray, jumps: FloatArray | None
 ) -> FloatArray | None:
-    """Add what the clock of all ranks was set back by: a step that begins before the last one."""
+    """Add backward clock steps of all ranks at once: a step begins before the one before it."""
     begin = np.concatenate([layout.begin_ns for layout in layouts])[order]
     if jumps is not None:
         begin = np.concatenate([_begins(layout, absolute=True) for layout in layouts])[order]
@@ -406,15 +403,23 @@ def _with_set_back(
     return jumps
 
 
-def _shifted(layouts: Sequence[Layout], total_ns: FloatArray) -> list[Layout]:
-    """Return layouts with something taken off the starts of each rank and step."""
+def without_offsets(
+    layouts: Sequence[Layout], offsets_ns: FloatArray, rates: FloatArray | None = None
+) -> list[Layout]:
+    """Return layouts with clock offsets, and what clocks gain in each ns, subtracted from starts.
+
+    Both of the shape (steps, ranks), the steps in the order of the layouts.
+    """
     shifted = []
     done = 0
     for layout in layouts:
         steps = slice(done, done + len(layout.steps))
         done = steps.stop
-        off = total_ns[steps].reshape(-1, layout.dp, layout.pp)
-        start = layout.start_ns - np.moveaxis(off, 2, 0)[layout.nodes.pp]
+        offset = offsets_ns[steps].reshape(-1, layout.dp, layout.pp)
+        start = layout.start_ns - np.moveaxis(offset, 2, 0)[layout.nodes.pp]
+        if rates is not None:
+            rate = rates[steps].reshape(offset.shape)
+            start -= layout.start_ns * np.moveaxis(rate, 2, 0)[layout.nodes.pp]
         present = start if layout.missing is None else np.where(layout.missing, np.inf, start)
         begin = present.min(axis=(0, 2))
         start -= begin[:, None]
@@ -422,10 +427,11 @@ def _shifted(layouts: Sequence[Layout], total_ns: FloatArray) -> list[Layout]:
     return shifted
 
 
-def _settings(
+def _clock_steps(
     layout: Layout, steps: NDArray[np.int64], jumps: FloatArray
-) -> tuple[ClockSetting, ...]:
-    found = []
+) -> tuple[ClockStep, ...]:
+    """Return the jumps (steps - 1, ranks), those of workers whose clocks jump together as one."""
+    clock_steps = []
     for boundary in np.flatnonzero(jumps.any(axis=1)).tolist():
         by_rank = jumps[boundary]
         largest = float(np.abs(by_rank).max())
@@ -433,5 +439,6 @@ def _settings(
             by_ns = float(by_rank[group].mean())
             if abs(by_ns) >= LEAST_NS / 2:
                 workers = tuple(sorted(divmod(rank, layout.pp) for rank in group.tolist()))
-                found.append(ClockSetting(int(steps[boundary + 1]), workers, by_ns / NS_A_SECOND))
-    return tuple(found)
+                seconds = by_ns / NS_A_SECOND
+                clock_steps.append(ClockStep(int(steps[boundary + 1]), workers, seconds))
+    return tuple(clock_steps)

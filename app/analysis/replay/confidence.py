@@ -1,7 +1,7 @@
 """Confidence intervals of the metrics: bootstrap over the analyzed steps.
 
-Only means of per-step results are drawn, nothing is replayed again. Slow steps that recur evenly
-(`EvenRuns`) are drawn as whole cycles.
+Means of per-step results are resampled, nothing is replayed again. Slow steps that recur at even
+intervals (`EvenRuns`) are resampled as whole cycles.
 """
 
 from __future__ import annotations
@@ -17,36 +17,33 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Contribution, Metrics
 from app.analysis.replay.robust_statistics import mean, quantiles
 
-# ---- Whether what slows steps down comes evenly: runs of slow steps and of others, all much alike
-
-
-# Slow steps are told from others when these two differ by that many standard deviations within.
+# The means of slow steps and of others differ by at least this many standard deviations within.
 _APART: Final = 4.0
-# Runs with a beginning and an end that tell how they scatter; two of each kind at least.
+# Complete runs that a variance is taken of; at least two of slow steps and two of others.
 _FEWEST: Final = 4
-# Lengths of even runs have a variance of at most this share of their mean's square. Those of runs
-# that end by chance have about 0.7 where they last three steps on average: of four to eight of
-# these 2 % to 3 % of the sessions look even.
+# Lengths of even runs have a variance of at most this share of their squared mean. Runs that end by
+# chance have about 0.7 where they last three steps on average: with four to eight such runs 2 % to
+# 3 % of the sessions pass as even.
 _EVEN: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvenRuns:
-    """Slow steps that come evenly."""
+    """Slow steps that recur at even intervals."""
 
     slow: NDArray[np.bool_]  # (steps,)
-    cycle: float  # steps of a slow run and of the one after it, on average
-    share: float  # of a cycle that is slow
-    exact: bool  # whether all runs of a kind are as long
+    cycle: float  # mean number of steps of a slow run and the run after it
+    share: float  # slow share of a cycle
+    exact: bool  # whether all slow runs are equally long, and all others
 
 
 def even_runs(taken: FloatArray) -> EvenRuns | None:
-    """Return the runs of slow steps, if these are told from the others and come evenly.
+    """Return the runs of slow steps; None unless they are distinct and recur at even intervals.
 
     Parameters
     ----------
     taken : float64 array, shape (steps,)
-        How long steps take, in their order.
+        Step times, in the order of steps.
 
     Examples
     --------
@@ -67,61 +64,55 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
     bounds = np.flatnonzero(np.diff(slow)) + 1
     lengths = np.diff(np.concatenate([[0], bounds, [len(slow)]]))
     kind = slow[np.concatenate([[0], bounds])]
-    # The first and the last run may have begun before, or end later.
+    # The recording may cut off the first and the last run.
     inner = slice(1, -1)
     if len(lengths[inner]) < _FEWEST:
         return None
     usual = {which: float(lengths[inner][kind[inner] == which].mean()) for which in (True, False)}
     relative = lengths / np.where(kind, usual[True], usual[False])
     ends = relative[[0, -1]]
-    # What is cut off tells something where it is longer than others all the same.
-    told = np.concatenate([relative[inner], ends[ends > 1]])
-    if ((told - 1) ** 2).sum() > _EVEN * (len(told) - 2):
+    # A cut run counts if it is longer than the mean all the same.
+    counted = np.concatenate([relative[inner], ends[ends > 1]])
+    if ((counted - 1) ** 2).sum() > _EVEN * (len(counted) - 2):
         return None
     cycle = usual[True] + usual[False]
-    return EvenRuns(slow, cycle, usual[True] / cycle, bool((told == 1).all()))
-
-
-# ---- How far the metrics may be off: bootstrap over the analyzed steps -------------------------
+    return EvenRuns(slow, cycle, usual[True] / cycle, bool((counted == 1).all()))
 
 
 DRAWS: Final = 1_000
 QUANTILES: Final = (0.025, 0.975)
 
-# Draws of fewer steps say nothing about the others.
+# Fewest steps for a bootstrap of single steps.
 FEWEST_DRAWN: Final = 5
-# With fewer steps spells are as long as the session, and nothing tells how often they come.
+# Fewest steps for a bootstrap of blocks: with fewer, a spell may be as long as the session.
 FEWEST_STEPS: Final = 20
-# The blocks that a session is taken to be, and by how much their draws are widened: by quantiles of
-# Student's t (with one less) over those of the normal distribution, for the variance that means of
-# so few have, and for spells that go on from one block to the next. Without the first two spells
-# of some steps are held in 80 to 88 %, without the last in 89 to 91 %, with all in 91 to 92 %.
+# Number of blocks of a session, and the factor that widens intervals: quantiles of Student's t (4
+# degrees of freedom) over those of the normal distribution, the variance of means of so few, and
+# spells that span two blocks. Coverage of the 95 % interval for spells of some steps: 80 to 88 %
+# without the first two factors, 89 to 91 % without the last, 91 to 92 % with all.
 _BLOCKS: Final = 5
 _GO_ON: Final = 1.1
 _WIDEN: Final = _GO_ON * 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
-# Blocks that scatter as much as single steps, or more, are that uncertain. Where they scatter less
-# what slows steps down comes evenly, as every few steps, and the one reason to be wider than
-# draws say is not there: so wide checkpoints would be held in nearly all sessions. Of steps without
-# any order most come out in between.
+# Full widening where blocks scatter at least as much as single steps (ratio `_AT_RANDOM`). Where
+# they scatter less (`_EVENLY`), slow steps recur evenly, as checkpoints do, and full widening would
+# make intervals too wide. Ratios in between are interpolated; most independent steps are there.
 _AT_RANDOM: Final = 1.0
 _EVENLY: Final = 0.8
 _WIDEN_EVEN: Final = 1.2
-# An interval is no narrower than this share of what single steps give: blocks as long as a period
-# are all the same.
+# Smallest width relative to the interval of single steps: blocks as long as a period are all equal.
 _LEAST_OF_SINGLE: Final = 0.7
-# Cycles that are all alike in these steps need not be so in others: two of them would make sure to
-# the last digit.
+# The same for whole cycles: two equal cycles would give an interval of width 0.
 _LEAST_OF_CYCLES: Final = 0.1
-# Draws of whole cycles lie around the slowdown of the job, wherever in a cycle these steps begin
-# and end, and not around that of the steps: fewer of them hold it. Between quantiles of 2.5 and
-# 97.5 % they held it in 98 to 99 % of the sessions of two sets of seeds, between these in 97 %.
+# Quantiles of draws of whole cycles: these lie around the slowdown of the job, not that of the
+# recorded steps, which may begin and end amid a cycle. Coverage: 97 % between these quantiles, 98
+# to 99 % between 2.5 and 97.5 %.
 _OF_CYCLES: Final = (0.1, 0.9)
-# Where spells and what is between them are all about as long, blocks of a cycle tell. There are few
-# of them: without it such spells are held in 92 % of simulated sessions, with it in 97 %.
+# Factor that widens intervals of even but not exact cycles, of which there are few: coverage 92 %
+# without it, 97 % with it, in simulated sessions.
 _WIDEN_CYCLES: Final = 1.4
-# The 97.5 % quantile of Student's t, a polynomial of one over the degrees of freedom.
+# The 97.5 % quantile of Student's t as a polynomial in 1 / degrees of freedom.
 _STUDENT: Final = (2.556, 2.823, 2.372, 1.960)
-# What is divided by is more than nothing.
+# Avoids a division by zero.
 _NOTHING: Final = 1e-300
 
 Interval = tuple[float, float]
@@ -129,7 +120,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """95 % intervals; None of too few steps, and where the metric itself has no value."""
+    """95 % intervals; None with too few steps, and where the metric itself has no value."""
 
     slowdown: Interval | None
     waste: Interval | None
@@ -139,15 +130,15 @@ class Intervals:
 
 
 def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Intervals:
-    """Draw the steps anew with replacement and take the spread of each metric.
+    """Return bootstrap intervals of the metrics from steps drawn with replacement.
 
-    Only means of per-step results are drawn, nothing is replayed again. The same draws serve all
-    metrics, and they are the same in every run. Fewer than `FEWEST_DRAWN` steps have no intervals.
+    All metrics use the same draws, which are the same in every run. Fewer than `FEWEST_DRAWN` steps
+    have no intervals.
 
     Parameters
     ----------
     workers : tuple of (DP rank, stage)
-        The workers whose slowdown gets an interval.
+        The workers whose slowdown S_w gets an interval.
     """
     if len(metrics.simulated_s) < FEWEST_DRAWN:
         return Intervals(None, None, None, None, (None,) * len(workers))
@@ -159,7 +150,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         if not metrics.attributable:
             return None
         recovered = simulated - weights @ contribution.removed_s
-        # Of steps that lose nothing there is no share: draws of them alone say nothing.
+        # A draw that loses no time has no share.
         loses = simulated > ideal
         return interval(recovered[loses] / (simulated - ideal)[loses])
 
@@ -177,29 +168,27 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
 def spread_by_blocks(
     times_s: FloatArray, reference_s: FloatArray, cycle: int | None = None
 ) -> Interval | None:
-    """Return how far Σ times ÷ Σ reference of these steps may be from that of their job.
+    """Return the uncertainty of Σ times ÷ Σ reference as an estimate for the whole job.
 
-    What slows steps down comes in spells, so that neighboring steps are alike, and drawing single
-    ones makes the interval too narrow. Blocks of steps are drawn (circular block bootstrap,
-    Politis and Romano 1992), few and long ones: of so few a mean is as uncertain as Student's t
-    says. Where blocks are more alike than single steps nothing comes in spells, but evenly: there
-    the interval is narrower than that of single steps, not by much. Of what comes in cycles blocks
-    of a cycle are drawn: these differ by what cycles do, and by where the steps begin and end. The
-    same goes for spells that come evenly; what comes every few steps has no other share in the
-    job than in a whole cycle.
+    Slow steps come in spells, so neighboring steps are correlated and an interval from single steps
+    is too narrow. A few long blocks of steps are drawn instead (circular block bootstrap, Politis
+    and Romano 1992), widened as Student's t is for so few. Where blocks scatter less than single
+    steps, slow steps recur evenly and the interval is narrower. Of known cycles, and of slow steps
+    that recur evenly (`even_runs`), blocks of one cycle are drawn; of exact cycles the interval is
+    computed from the scatter within slow steps and within others.
 
     Parameters
     ----------
     times_s, reference_s : float64 arrays, shape (steps,)
-        Step by step, in their order.
+        In the order of steps.
     cycle : int or None
-        How many steps a cycle has; None of spells, or where it is not known.
+        Number of steps of a cycle; None where there is none or it is unknown.
 
     Returns
     -------
     (float, float) or None
-        How far below and above, halves of a 95 % interval of the logarithm. None of fewer than
-        `FEWEST_STEPS`.
+        Distances below and above: the two parts of a 95 % interval of the logarithm of the ratio.
+        None with fewer than `FEWEST_STEPS`.
     """
     count = len(times_s)
     if count < FEWEST_STEPS:
@@ -231,16 +220,16 @@ def spread_by_blocks(
         return halves(block, QUANTILES, _WIDEN_CYCLES, _LEAST_OF_CYCLES)
     block = count // _BLOCKS
     blocks = interval(drawn(block))
-    one = max(single[1] - single[0], _NOTHING)
-    share = ((blocks[1] - blocks[0]) / one - _EVENLY) / (_AT_RANDOM - _EVENLY)
+    single_width = max(single[1] - single[0], _NOTHING)
+    share = ((blocks[1] - blocks[0]) / single_width - _EVENLY) / (_AT_RANDOM - _EVENLY)
     widen = _WIDEN_EVEN + (_WIDEN - _WIDEN_EVEN) * min(max(share, 0.0), 1.0)
     return halves(block, QUANTILES, widen, _LEAST_OF_SINGLE)
 
 
 def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> Interval:
-    """Return how far steps are from their job in which one of every few is slow.
+    """Return the uncertainty with exact cycles: see `spread_by_blocks`.
 
-    They may begin and end amid a cycle; slow ones differ, and so do others.
+    The recording may begin and end amid a cycle, and slow steps scatter, as others do.
     """
     log_ratio = float(np.log(times_s.sum() / reference_s.sum()))
     takes, square = 0.0, 0.0
@@ -254,27 +243,27 @@ def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> I
 
 
 def student_half(count: int) -> float:
-    """Return half of a 95 % interval of a mean in standard errors, after Student.
+    """Return the half width of a 95 % interval of a mean of `count` values, in standard errors.
 
     Examples
     --------
     >>> round(student_half(5), 2), round(student_half(10**6), 2)
     (2.77, 1.96)
     """
-    # The quantile's expansion after Fisher and Cornish, off by 3 % for two degrees of freedom.
+    # Fisher and Cornish's expansion of Student's t, off by 3 % for two degrees of freedom.
     return float(np.polyval(_STUDENT, 1 / (count - 1)))
 
 
 @lru_cache(maxsize=8)
 def draws(count: int, block: int = 1) -> FloatArray:
-    """Return how often each draw takes each step, shape (draws, count), as shares.
+    """Return the weight of each step in each bootstrap draw, shape (draws, count).
 
-    Means of all metrics are then one matrix product.
+    The weights of a draw add up to 1, so the means of all draws are one matrix product.
 
     Parameters
     ----------
     block : int
-        Neighboring steps that are drawn together; the first one follows the last.
+        Number of neighboring steps that are drawn together, circularly.
     """
     rng = np.random.default_rng(0)
     blocks = -(-count // block)
@@ -282,12 +271,12 @@ def draws(count: int, block: int = 1) -> FloatArray:
     drawn = ((first + np.arange(block, dtype=np.int32)) % count).reshape(DRAWS, -1)[:, :count]
     drawn += np.arange(DRAWS, dtype=np.int32)[:, None] * count
     weights = np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
-    # shared by all that asks
+    # the cache shares the array
     weights.flags.writeable = False
     return weights
 
 
 def interval(drawn: FloatArray) -> Interval:
-    """Return the 95 % interval of what draws give."""
+    """Return the 95 % interval of the values of draws."""
     low, high = quantiles(drawn, QUANTILES)
     return float(low), float(high)

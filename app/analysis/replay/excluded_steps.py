@@ -1,7 +1,7 @@
-"""Steps excluded from the verdict: warm-up, compilation, start of profilers, on all ranks.
+"""Steps excluded from the verdict because all ranks are slow: warm-up, compilation, profilers.
 
-No worker makes such a step slow, so it counts as time only. What all ranks do for a stretch of
-steps, or in more than a quarter of them, belongs to the job and stays.
+No single worker makes such a step slow, so it counts as time only. Stretches of slow steps, and
+slow steps that are more than a quarter of all, belong to the job and are kept.
 """
 
 from __future__ import annotations
@@ -19,41 +19,39 @@ from app.analysis.replay.adaptations.nested_collectives import find_nested, take
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, Layout
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.layout.step_shapes import filled
-from app.analysis.replay.robust_statistics import median
+from app.analysis.replay.robust_statistics import MAD_TO_SD, median
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a step is unlike the others."""
+    """Thresholds of steps that count as odd."""
 
-    most: float = 0.25  # More steps than this share of a session are no exceptions.
-    fewest: int = 4  # Of fewer steps none can be told from the others.
-    longest: int = 2  # That many in a row are; a longer stretch is a spell of the job.
-    warm_up: int = 5  # At the start of a recorded window that many may be.
-    # Nearly all ranks compute `times` as long, or `excess` times with a computation that takes
-    # `single` times as long.
+    most: float = 0.25  # Largest share of a session that can be odd steps.
+    fewest: int = 4  # Fewest steps of a session (or shape) with odd ones.
+    longest: int = 2  # Most consecutive odd steps; a longer stretch belongs to the job.
+    warm_up: int = 5  # The same at the start of a recorded window.
+    # Nearly all ranks compute at least `times` as long as typical; or `excess` times as long, with
+    # one computation that takes `single` times as long.
     times: float = 1.08
     excess: float = 1.05
     single: float = 4.0
-    alike: float = 0.1  # Nearly all are all but this share.
-    # The logarithm of that is this many times what it is in any other step, and this many standard
-    # deviations over steps: microbatches of different lengths make steps differ, too.
+    alike: float = 0.1  # Share of ranks that may compute less.
+    # The logarithm of the slowdown is this many times that of any other step, and this many
+    # standard deviations over steps, since microbatches of different lengths make steps differ.
     apart: float = 2.0
     deviations: float = 6.0
-    # Ranks begin a window's first step apart by this share of what a step computes, and by this
-    # many times what they are apart in any other step.
+    # The begins of ranks in a window's first step spread over this share of the computing time of
+    # a step, and over this many times their spread in any other step.
     begin: float = 0.25
     begin_apart: float = 4.0
 
 
 THRESHOLDS: Final = Thresholds()
 
-# Steps that others are compared with, where each of their operations is looked at.
+# Number of steps whose single computations a suspect step is compared with.
 _SAMPLE: Final = 31
 _TINY_NS: Final = 1.0
 _LEAST: Final = 1e-6
-# Standard deviations of normal values in their median absolute one.
-_PER_MAD: Final = 1.4826
 _LONGER: Final = "all ranks compute {times:.1f}× as long as in other steps"
 _ONE_LONGER: Final = "a computation takes {times:.0f}× as long as in other steps, on all ranks"
 
@@ -64,15 +62,15 @@ class _Session:
 
     numbers: IntArray  # (steps,)
     group: IntArray  # (steps,): index of the step's layout
-    place: IntArray  # (steps,): and of the step in it
-    computing_ns: FloatArray  # (steps, workers): of a mean computation
-    begins_ns: FloatArray  # (steps, workers): when each begins, from the step's begin
+    place: IntArray  # (steps,): index of the step in its layout
+    computing_ns: FloatArray  # (steps, workers): mean duration of a computation
+    begins_ns: FloatArray  # (steps, workers): first start, relative to the step's begin
 
     @property
     def opens(self) -> NDArray[np.bool_]:
         """Return which steps begin a window of consecutive ones, shape (steps,).
 
-        Where most steps are recorded alone, that is how they are recorded: only the first does.
+        Only the first one if most steps have no recorded predecessor, as where steps are sampled.
         """
         opens = np.ones(len(self.numbers), dtype=bool)
         np.not_equal(self.numbers[1:] - self.numbers[:-1], 1, out=opens[1:])
@@ -82,7 +80,13 @@ class _Session:
 
 def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
     """Return the steps that are unlike the others on all ranks, and why; none where many are."""
-    draft = _filled(draft)
+    if any(layout.padding is not None for layout in draft.layouts):
+        # as if all DP ranks ran as many microbatches: steps of more are not odd
+        padded = [
+            replace(layout, duration_ns=filled(layout, layout.duration_ns))
+            for layout in draft.layouts
+        ]
+        draft = replace(draft, layouts=tuple(padded))
     session = _session_of(draft.layouts)
     count = len(session.numbers)
     if count < THRESHOLDS.fewest:
@@ -103,47 +107,38 @@ def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
     return tuple(DroppedStep(int(session.numbers[step]), reasons[step]) for step in kept)
 
 
-def _filled(draft: Draft) -> Draft:
-    """Return a draft whose DP ranks all run as many microbatches: steps of more are not odd."""
-    if all(layout.padding is None for layout in draft.layouts):
-        return draft
-    layouts = [
-        replace(layout, duration_ns=filled(layout, layout.duration_ns)) for layout in draft.layouts
-    ]
-    return replace(draft, layouts=tuple(layouts))
-
-
 def _session_of(layouts: Sequence[Layout]) -> _Session:
     numbers = np.concatenate([layout.steps for layout in layouts])
     order = np.argsort(numbers)
     return _Session(
         numbers=numbers[order],
-        group=np.repeat(np.arange(len(layouts)), [len(one.steps) for one in layouts])[order],
-        place=np.concatenate([np.arange(len(one.steps)) for one in layouts])[order],
-        computing_ns=np.concatenate([_computing(one) for one in layouts])[order],
-        begins_ns=np.concatenate([_begins(one) for one in layouts])[order],
+        group=np.repeat(np.arange(len(layouts)), [len(item.steps) for item in layouts])[order],
+        place=np.concatenate([np.arange(len(item.steps)) for item in layouts])[order],
+        computing_ns=np.concatenate([_computing(item) for item in layouts])[order],
+        begins_ns=np.concatenate([_begins(item) for item in layouts])[order],
     )
 
 
 def _computing(layout: Layout) -> FloatArray:
-    """Return what a mean computation takes on each worker, shape (steps, workers), ns."""
+    """Return the mean duration of a computation on each worker, shape (steps, workers), ns."""
     times = np.zeros((layout.pp, len(layout.steps), layout.dp))
     for stage in range(layout.pp):
-        found = _computations(layout, stage)
-        for nodes in found:
-            # neighbors: no copy
+        by_type = _computations(layout, stage)
+        for nodes in by_type:
+            # a slice, without a copy: nodes of a type and stage are contiguous
             times[stage] += layout.duration_ns[nodes[0] : nodes[-1] + 1].sum(axis=0)
-        times[stage] /= max(sum(map(len, found)), 1)
+        times[stage] /= max(sum(map(len, by_type)), 1)
     return _by_worker(times)
 
 
 def _computations(layout: Layout, stage: int) -> list[NDArray[np.intp]]:
-    found = (layout.of(name, stage) for name in COMPUTE if name in layout.op_names)
-    return [nodes for nodes in found if len(nodes)]
+    """Return the nodes of each type of computation on a stage, without empty types."""
+    by_type = (layout.of(name, stage) for name in COMPUTE if name in layout.op_names)
+    return [nodes for nodes in by_type if len(nodes)]
 
 
 def _begins(layout: Layout) -> FloatArray:
-    """Return when each worker begins a step, shape (steps, workers), ns."""
+    """Return each worker's first start in each step, shape (steps, workers), ns."""
     begins = np.zeros((layout.pp, len(layout.steps), layout.dp))
     for stage in range(layout.pp):
         nodes = layout.nodes.on(stage)
@@ -158,24 +153,29 @@ def _by_worker(times: FloatArray) -> FloatArray:
 
 
 def _without_waiting(draft: Draft) -> tuple[Layout, ...]:
-    """Return layouts without what computations wait for inside: for one rank all others do."""
-    found = [find_nested(layout, only_waits=draft.recording.only_waits) for layout in draft.layouts]
-    if all(one is None for one in found):
+    """Return layouts whose computations are shorter by the waiting for collectives inside.
+
+    Otherwise one slow rank makes the computations of all others long.
+    """
+    nested = [
+        find_nested(layout, only_waits=draft.recording.only_waits) for layout in draft.layouts
+    ]
+    if all(item is None for item in nested):
         return draft.layouts
     return tuple(
-        layout if one is None else take_out(layout, one[0])
-        for layout, one in zip(draft.layouts, found, strict=True)
+        layout if item is None else take_out(layout, item[0])
+        for layout, item in zip(draft.layouts, nested, strict=True)
     )
 
 
 def _common(times_ns: FloatArray) -> FloatArray:
-    """Return how many times its typical time nearly every worker takes at least, shape (steps,)."""
+    """Return the slowdown that nearly all workers reach in each step, shape (steps,)."""
     typical = np.maximum(median(times_ns), _TINY_NS)
     return _of_nearly_all(times_ns / typical)
 
 
 def _of_nearly_all(values: FloatArray) -> FloatArray:
-    """Return what all but a few workers (last axis) reach."""
+    """Return the value that all but a share `alike` of the workers (last axis) reach."""
     few = int(values.shape[-1] * THRESHOLDS.alike)
     return np.asarray(np.partition(values, few, axis=-1)[..., few])
 
@@ -183,7 +183,7 @@ def _of_nearly_all(values: FloatArray) -> FloatArray:
 def _computing_longer(
     layouts: Sequence[Layout], session: _Session, common: FloatArray
 ) -> dict[int, str]:
-    """Return the steps in which nearly all ranks compute longer, and what is said."""
+    """Return the indices of steps in which nearly all ranks compute longer, and the reasons."""
     reasons: dict[int, str] = {}
     longer = common >= THRESHOLDS.excess
     for number, layout in enumerate(layouts):
@@ -197,7 +197,7 @@ def _computing_longer(
                 if reason is not None
             }
             continue
-        # A first step of a shape of its own.
+        # Too few steps of this shape to compare: only the first step of a window can be odd.
         most = float(common[~longer].max(initial=1.0))
         far = common[mine] >= max(THRESHOLDS.times, most**THRESHOLDS.apart)
         reasons |= {
@@ -208,20 +208,17 @@ def _computing_longer(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Comparison:
-    """Computations of some steps of one shape against what they typically take.
+    """Durations of computations over their medians, in some steps of one shape."""
 
-    Arrays of the shape (looked-at steps, pp, dp), or without pp of the stage where it is least.
-    """
-
-    places: IntArray  # (looked-at steps,): index of each step, ascending
-    level: FloatArray  # how many times as long its computations take, their median
-    # …and the longest of them; of one DP rank the longest first one, since microbatches may differ
-    # in length
+    places: IntArray  # (compared steps,): index of each step, ascending
+    level: FloatArray  # (compared steps, pp, dp): median ratio of the step's computations
+    # (compared steps, pp, dp): largest ratio; with one DP rank of the first computation of each
+    # type only, since microbatches may differ in length
     peak: FloatArray
 
     @classmethod
     def of(cls, layout: Layout, longer: IntArray) -> _Comparison:
-        """Compare steps with a sample of all."""
+        """Compare the steps of index `longer` with a sample of all steps."""
         count = len(layout.steps)
         sample = np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.intp)
         places = np.union1d(sample, longer)
@@ -239,11 +236,11 @@ class _Comparison:
         return cls(places, level, peak)
 
     def reason(self, place: int, opens: bool) -> str | None:  # noqa: FBT001 - of the step
-        """Say what is odd about a step; None where nothing is."""
+        """Return why the step of index `place` is odd; None if it is not."""
         at = int(np.searchsorted(self.places, place))
         level, peak = _of_all(self.level), _of_all(self.peak)
         lanes = np.log(np.maximum(self.level.min(axis=1), _LEAST))
-        deviation = _PER_MAD * float(np.median(np.abs(lanes - np.median(lanes))))
+        deviation = MAD_TO_SD * float(np.median(np.abs(lanes - np.median(lanes))))
         most = float(level[level < THRESHOLDS.times].max(initial=1.0))
         least = max(most**THRESHOLDS.apart, exp(THRESHOLDS.deviations * deviation))
         if level[at] >= max(THRESHOLDS.times, least):
@@ -262,12 +259,12 @@ def _of_all(values: FloatArray) -> FloatArray:
 
 
 def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
-    """Return the first steps of windows that ranks come to one after another, and what is said."""
+    """Return the first steps of windows that ranks begin far apart, and the reasons."""
     first = session.opens
     if session.begins_ns.shape[1] == 1:
         return {}
     apart_ns = np.ptp(session.begins_ns - median(session.begins_ns[~first]), axis=1)
-    # what the busiest worker computes in a step
+    # computing time of the busiest worker in a step
     computes = layout.of_types(*(name for name in COMPUTE if name in layout.op_names))
     computations = int(np.bincount(layout.nodes.pp[computes]).max())
     step_ns = float(median(session.computing_ns).max()) * computations
@@ -279,11 +276,11 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
     }
 
 
-def _exceptions(session: _Session, found: Sequence[int]) -> list[int]:
-    """Return those of some steps that are exceptions: few, and in short stretches."""
+def _exceptions(session: _Session, odd: Sequence[int]) -> list[int]:
+    """Return the odd steps in short stretches; none where they are too many."""
     opens = session.opens
     kept: list[int] = []
-    for run in np.split(found, np.flatnonzero(np.diff(found) != 1) + 1) if found else []:
+    for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1) if odd else []:
         most = THRESHOLDS.warm_up if opens[run[0]] else THRESHOLDS.longest
         if len(run) <= most:
             kept += run.tolist()

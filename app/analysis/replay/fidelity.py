@@ -1,6 +1,7 @@
-"""Discrepancy between replay and recording: late launches, and its likeliest cause.
+"""Reasons for a discrepancy between replay and recording: late launches, clocks, recorded ends.
 
-Source: section 6 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
+Source: section 6 of "Understanding Stragglers in Large Model Training Using What-if Analysis"
+("the paper" here).
 """
 
 from __future__ import annotations
@@ -26,26 +27,23 @@ from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.wording import percent
 
-# ---- Why a replay is far from its recording, as far as the recording shows it, and what would help
-
-
-# Clocks disagree when they are apart by this share of a step.
+# Clocks disagree if they are apart by this share of a step.
 CLOCKS: Final = 0.01
-# What explains this share of the mismatch is likeliest.
+# The likeliest cause explains at least this share of the discrepancy.
 _MOSTLY: Final = 0.5
-# Ends of a type of sends are taken late when that share of them is.
+# A recorder takes the ends of a type of sends late if this share of them is late.
 _MANY: Final = 0.5
-# A launch is late from here on, in ns and as a share of a computation, and regularly so in this
-# share of the cases: hosts that are late by chance are late anywhere.
+# A launch is late by more than this, in ns and as a share of a computation. It is regularly late if
+# it is in this share of the steps: hosts late by chance delay any launch.
 _LATE_NS: Final = 1e6
 _LATE_SHARE: Final = 0.03
 _REGULARLY: Final = 0.8
-# It comes at the end of what holds it up, by no more than this, in ns and as a share of a
-# computation, and not before it but for clock noise.
+# A launch waits for an operation if it follows its end by at most this, in ns and as a share of a
+# computation, and precedes it by at most clock noise.
 _AT_ONCE_NS: Final = 1.5e6
 _AT_ONCE_SHARE: Final = 0.03
 _BEFORE_NS: Final = 0.3e6
-# Steps that are looked at.
+# Number of steps in which launch delays are analyzed.
 _STEPS: Final = 64
 _NAMED: Final = 3
 
@@ -91,25 +89,25 @@ def likeliest_mismatch(
     gap: float,
     explained: str | None = None,
 ) -> str | None:
-    """Name the likeliest cause of a mismatch and what to change in the recording.
+    """Return the likeliest cause of a discrepancy and what to change in the recording.
 
     Parameters
     ----------
     replayed : Replayed
-        Its steps of the most frequent shape are looked at.
+        Its steps of the most frequent shape are analyzed.
     late_types : sequence of str
         The op types whose late launches cost most.
     late_share : float
-        What they add to a step, as a share of it.
+        Share of a step that they add.
     gap : float
-        Recorded over simulated step time, less 1.
+        Recorded over simulated step time, minus 1.
     explained : str, optional
-        What to say where nothing is wrong with recorded times: why launches come late.
+        Sentence on why launches come late, returned if recorded times are right.
 
     Returns
     -------
     str or None
-        None where the recording shows none of these.
+        None where no known cause applies.
     """
     elsewhere = recorded_otherwise(replayed, gap) or explained
     if elsewhere is not None:
@@ -124,39 +122,36 @@ def likeliest_mismatch(
 
 
 def recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
-    """Say what is wrong with recorded times, so that launches seem late that are not.
+    """Return what is wrong with recorded times, so that launches only seem late; None if nothing.
 
-    None where nothing is. `gap` is recorded over simulated step time, less 1.
+    `gap` is recorded over simulated step time, minus 1.
     """
     group = replayed.main
     if _ends_at_wait(group):
         return ENDS_AT_WAIT
     apart_ns = 0.0 if replayed.one_clock else clocks_apart_ns(group.layout, group.graph)
-    if apart_ns > CLOCKS * _step_ns(group):
+    step_ns = (group.layout.start_ns + group.layout.duration_ns).max(axis=(0, 2)).mean()
+    if apart_ns > CLOCKS * float(step_ns):
         return CLOCKS_DISAGREE.format(ms=apart_ns * 1e-6)
     return STEPS_OVERLAP if _steps_overlap(replayed, gap) else None
 
 
-def _step_ns(group: ShapeGroup) -> float:
-    layout = group.layout
-    return float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
-
-
 def _ends_at_wait(group: ShapeGroup) -> bool:
-    """Return whether sends end late that need not, so that without it the replay is nearer."""
+    """Return whether the replay is nearer if late sends end with their receives."""
     layout, graph = group.layout, group.graph
-    found = end_with_receives(layout, graph, _MANY)
-    if found is None:
+    adapted = end_with_receives(layout, graph, _MANY)
+    if adapted is None:
         return False
-    draft = Draft.of([found[0]], [graph], Recording(absolute=False))
+    draft = Draft.of([adapted[0]], [graph], Recording(absolute=False))
     before, after = discrepancy([layout], [graph]), discrepancy(draft.layouts, [graph])
     return before - after >= LEAST_GAIN
 
 
 def _steps_overlap(replayed: Replayed, gap: float) -> bool:
-    """Return whether steps begin so long before the one before has ended that it may be the cause.
+    """Return whether overlapping steps may explain the discrepancy.
 
-    Where they can be chained, whether the replay is nearer then.
+    Steps overlap by about as much as the discrepancy; and where they can be chained, the replay of
+    chained steps is nearer to the recording.
     """
     layout, graph = replayed.layout, replayed.graph
     absolute = replayed.clocks.drift_ppm is not None
@@ -176,7 +171,7 @@ def _steps_overlap(replayed: Replayed, gap: float) -> bool:
 
 
 def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
-    """Say what holds up launches that come late in nearly all steps; None where chance does."""
+    """Return the cause of launches that are late in nearly all steps; None if late by chance."""
     layout = group.layout
     delays, _ = launch_delays(group, slice(0, _STEPS))
     typical_ns = float(np.median(layout.duration_ns[layout.of_types(*COMPUTE)]))
@@ -201,34 +196,35 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
 def _behind(
     group: ShapeGroup, held: NDArray[np.int64], late: NDArray[np.bool_], within_ns: float
 ) -> str | None:
-    """Return the type of operations of their rank at whose end late computations begin.
+    """Return the op type of their rank at whose end late computations begin; None if there is none.
 
     Parameters
     ----------
     held : int64 array, shape (held,)
+        The late computations.
     late : bool array, shape (held, some steps, dp)
-        Where they are late.
+        Where each of them is late.
     """
     layout = group.layout
     steps = slice(0, late.shape[1])
     ends = layout.start_ns[:, steps] + layout.duration_ns[:, steps]
     others = ~layout.of_types(*COMPUTE)
-    met: Counter[str] = Counter()
+    matches: Counter[str] = Counter()
     for node, when in zip(held.tolist(), late, strict=True):
         parallel = np.flatnonzero(others & (layout.nodes.pp == layout.nodes.pp[node]))
         after = layout.start_ns[node, steps] - ends[parallel]
         near = (after > -_BEFORE_NS) & (after < within_ns) & when
         for code in np.unique(layout.nodes.op[parallel]).tolist():
             of_type = near[layout.nodes.op[parallel] == code]
-            met[layout.op_names[code]] += int(of_type.any(axis=0).sum())
-    if not met:
+            matches[layout.op_names[code]] += int(of_type.any(axis=0).sum())
+    if not matches:
         return None
-    name, count = met.most_common(1)[0]
+    name, count = matches.most_common(1)[0]
     return name if count >= _REGULARLY * late.sum() else None
 
 
 def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
-    """Name the types and stages of some nodes, the most frequent first."""
+    """Return the types and stages of some nodes in words, the most frequent first."""
     layout = group.layout
     kinds = Counter(
         f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
@@ -238,18 +234,15 @@ def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
     return named + (" and others" if len(kinds) > _NAMED else "")
 
 
-# ---- Where the time went that a replay does not account for (section 6 of the paper) -----------
-
-
-# A replay further than this from the recording says nothing about the recording (paper, section 6).
+# Largest discrepancy of a replay that a verdict is based on (paper, section 6).
 DISCREPANCY_LIMIT: Final = 0.05
 NS: Final = 1e-9
-# Op types, and ranks of each, that are named.
+# Most late op types that are named, and most ranks of each.
 MOST_TYPES: Final = 3
 MOST_WORKERS: Final = 4
-# A smaller share of a step is not worth a word.
+# Smallest share of a step that is named.
 WORTH_NAMING: Final = 0.005
-# Steps whose launch delays are in memory at a time.
+# Number of steps whose launch delays are in memory at a time.
 BLOCK_STEPS: Final = 64
 
 DELAYED: Final = (
@@ -260,16 +253,16 @@ DELAYED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """An op type that is launched late, and the ranks that do so most."""
+    """An op type that is launched late, and the ranks whose late launches cost most."""
 
     op_type: str
-    share: float  # what its late launches add to a step, as a share of the recorded step time
-    # tuple of ((DP rank, stage), share): the same, of single ranks
+    share: float  # share of the recorded step time that its late launches add
+    # ((DP rank, stage), the same share of this rank alone)
     workers: tuple[tuple[tuple[int, int], float], ...]
 
 
 def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
-    """Name the op types, and for each the ranks, whose late launches cost most."""
+    """Return the op types, and for each the ranks, whose late launches cost most."""
     types = merge_types(present_types(replayed))
     costly = sorted(metrics.launch_by_optype.items(), key=lambda item: -item[1])[:MOST_TYPES]
     return [
@@ -282,7 +275,7 @@ def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
 def _late_workers(
     replayed: Replayed, metrics: Metrics, types: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Replay the ranks with the longest delays as the only ones that are late."""
+    """Return what the ranks with the longest delays cost, each replayed as the only late one."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
     recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s
@@ -300,7 +293,7 @@ def _late_workers(
 
 
 def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
-    """Return the sum of the launch delays of some types on each rank, shape (dp, pp)."""
+    """Return the sum of the launch delays of some types on each rank, shape (dp, pp), ns."""
     layout = group.layout
     of_types = layout.of_types(*types)
     total = np.zeros((layout.dp, layout.pp))
@@ -313,7 +306,7 @@ def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
 
 
 def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArray]:
-    """Return the launch delays of one rank; all others launch at once."""
+    """Return a function of the launch delays by steps, those of all other ranks 0."""
     elsewhere: NDArray[np.bool_] = group.layout.nodes.pp != stage
 
     def delays(steps: slice) -> FloatArray:
@@ -327,9 +320,9 @@ def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArra
 
 @dataclass(frozen=True, slots=True)
 class Delaying:
-    """Causes that make launches late, by their titles, and the discrepancy of a replay with that.
+    """Titles of causes that make launches late, and the discrepancy of a replay with late launches.
 
-    No replay of durations shows them; where this one is near, nothing is wrong with the recording.
+    Where that is small, the recording is right: these causes explain the discrepancy.
     """
 
     titles: tuple[str, ...]
@@ -343,7 +336,7 @@ def distrust(
     limit: float,
     delaying: Delaying | None = None,
 ) -> str:
-    """Say in words what keeps the replay from the recording, and what would help."""
+    """Return sentences on the discrepancy: its size, late launches, and the likeliest cause."""
     merged = merge_types(present_types(replayed))
     hint = likeliest_mismatch(
         replayed,
@@ -357,8 +350,8 @@ def distrust(
             off=percent(delaying.discrepancy),
         ),
     )
-    what = _difference(metrics, late, limit)
-    return f"{what} {hint}" if hint else what
+    difference = _difference(metrics, late, limit)
+    return f"{difference} {hint}" if hint else difference
 
 
 def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
@@ -374,7 +367,7 @@ def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
     if not late:
         return f"{opening} No op type alone is launched late: delays add up along each step."
     first = late[0]
-    where = ", ".join(f"{_place(worker)} {percent(share)}" for worker, share in first.workers)
+    where = ", ".join(f"worker ({dp}, {pp}) {percent(share)}" for (dp, pp), share in first.workers)
     others = ", ".join(f"{item.op_type} {percent(item.share)}" for item in late[1:])
     return (
         f"{opening} Most of it: launches of {first.op_type} come late, "
@@ -383,7 +376,3 @@ def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
         + (f". Also {others}" if others else "")
         + "."
     )
-
-
-def _place(worker: tuple[int, int]) -> str:
-    return f"worker ({worker[0]}, {worker[1]})"

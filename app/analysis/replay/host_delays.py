@@ -1,7 +1,7 @@
-"""Delays of hosts: late launches of operations, and gaps between steps.
+"""Launch delays of operations, and gaps between steps.
 
-Times are nanoseconds. A launch delay is the time since the last operation that the launched one
-depends on. A gap counts only between consecutive recorded steps.
+A launch delay is the time from the last end of an operation's dependencies to its start. A gap
+counts only between consecutive recorded steps, since the time between recorded windows is unknown.
 """
 
 from __future__ import annotations
@@ -21,26 +21,23 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed, ShapeGroup, begins_of, ends_of, follows_of
 from app.analysis.trace.model import BACKWARD_COMPUTE, BACKWARD_SEND, FORWARD_COMPUTE, FORWARD_SEND
 
-# ---- How late hosts launch operations, and steps with other durations where they do so again ----
-
-
 NS: Final = 1e-9
-# What a host launches as soon as it can.
+# Types that hosts launch as soon as possible.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 ALL_STEPS: Final = slice(None)
-# Elements that one call of NumPy works on.
+# Number of elements that one NumPy call works on.
 _AT_A_TIME: Final = 1 << 16
 
 
 def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
-    """Return how late each operation was launched after all that it depends on.
+    """Return the launch delay of each operation.
 
     Returns
     -------
     delays : float64 array, shape (nodes, steps, dp)
         Nanoseconds. Slightly negative values are clock noise and kept.
     clamped : int
-        Delays at fault (-10 ms or less) that count as 0.
+        Number of faulty delays (-10 ms or less), which count as 0.
     """
     layout = group.layout
     delays = _since_ready(layout, group.graph, steps)
@@ -49,8 +46,8 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     if clamped:
         delays[faulty] = 0.0
     if clamped and layout.padding is not None:
-        # Ranks that run fewer microbatches than fill the pipeline launch their first backward
-        # before what others do first: nothing is at fault.
+        # Ranks with fewer microbatches than fill the pipeline launch their first backward earlier
+        # than the others: that is no fault.
         counts = layout.padding.counts[steps]
         clamped = int(np.count_nonzero(faulty[:, counts == counts.max()]))
     chain = group.simulator.executor.program.chain
@@ -66,10 +63,10 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
 
 
 def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
-    """Return how long after the last end that it follows each operation starts, ns."""
+    """Return the time from the last end of its dependencies to each operation's start, ns."""
     start, duration = layout.start_ns[:, steps], layout.duration_ns[:, steps]
     delays = start.copy(order="C")
-    # Those that follow equally many go together: in short steps calling costs most.
+    # Nodes with equally many dependencies share NumPy calls, which cost most in short steps.
     alike: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
@@ -90,20 +87,20 @@ def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
 
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
-    """Return what `launch_delays` does, computed once; it is not to be written to."""
-    return group.once(launch_delays)
+    """Return `launch_delays` of all steps, memoized; callers must not write to it."""
+    return group.memoize(launch_delays)
 
 
 def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
-    """Return the same of some nodes, shape (nodes, steps, dp)."""
+    """Return the launch delays of some nodes, shape (nodes, steps, dp), ns."""
     return np.asarray(kept_delays(group)[0][nodes])
 
 
 def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
-    """Replay steps as they were and with each replacement, hosts launching as late as they did.
+    """Return step times as recorded and with each replacement, with recorded launch delays.
 
-    A slow worker hides late launches of the others; without it they count. Those of receives and
-    collectives do not: in recorded jobs they are seconds late, behind what was not recorded.
+    A slow worker hides late launches of the others; without it they count. Delays of receives and
+    collectives are left out: in recorded jobs they are seconds late for unrecorded reasons.
 
     Returns
     -------
@@ -127,29 +124,23 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
     return times_ns.T * NS
 
 
-# ---- What passes between a step and the next: of the job, and of each worker -------------------
-# Only where both steps are recorded and follow one another: what passes between recorded windows is
-# unknown, and no time is lost in it.
-
-
-# Of fewer turns no median tells what usually passes.
+# Fewest gaps for a median.
 FEWEST_TURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """What passes before each step, ns; NaN where the step before is not recorded."""
+    """Gaps before each step, ns; NaN where the step before is not recorded."""
 
     steps: IntArray  # (steps,): ascending
     # (steps,): from the last end of any worker in the step before to the first start of any;
-    # negative where steps overlap. Where ranks go on by themselves, what regularly passes at most:
-    # a launch after that is late.
+    # negative where steps overlap. Of chained steps at most the regular gap: a later launch is a
+    # launch delay.
     gap_ns: FloatArray
     # (steps, pp, dp): from a worker's last end in the step before to its own first start
     by_worker_ns: FloatArray
-    # begins_ns, ends_ns: (steps, pp, dp): a worker's first start and last end, ns of the epoch
-    begins_ns: FloatArray
-    ends_ns: FloatArray
+    begins_ns: FloatArray  # (steps, pp, dp): a worker's first start, ns of the epoch
+    ends_ns: FloatArray  # (steps, pp, dp): a worker's last end, ns of the epoch
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -158,26 +149,29 @@ class Turns:
 
     @property
     def usual_ns(self) -> float:
-        """Return what passes between steps in the median; 0 where that is not known."""
+        """Return the median gap between steps, at least 0; 0 without any."""
         known = self.gap_ns[self.known]
         return max(float(median(known)), 0.0) if len(known) else 0.0
 
 
 def turns_of(replayed: Replayed) -> Turns:
-    """Return what passes between the steps of a session, those of all shapes.
+    """Return the gaps between the steps of a session, of all shapes.
 
-    Nothing is known where starts are no readings of clocks, and where stages go on to the next step
-    by themselves at once: there a step takes from the end of the one before to its own.
+    All unknown if starts are no readings of clocks, and for chained steps without a regular gap,
+    whose times count from the end of the step before.
     """
     groups = replayed.groups
     order = np.argsort(np.concatenate([group.layout.steps for group in groups]))
     steps = replayed.steps
     begins, ends = (
-        np.concatenate([bounds(group) for group in groups], axis=1)[:, order].transpose(1, 0, 2)
-        for bounds in (_begins, _finishes)
+        np.concatenate(bounds, axis=1)[:, order].transpose(1, 0, 2)
+        for bounds in (
+            [_begins(group) for group in groups],
+            [ends_of(group) + group.layout.begin_ns[:, None] for group in groups],
+        )
     )
     following = np.diff(steps, prepend=steps[0] - 2) == 1
-    chained, regularly_ns = replayed.graph.chained, replayed.graph.turn_ns
+    chained, regularly_ns = replayed.graph.chained, replayed.graph.step_gap_ns
     if not replayed.absolute or (chained and not regularly_ns):
         following[:] = False
     gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
@@ -190,10 +184,10 @@ def turns_of(replayed: Replayed) -> Turns:
 
 
 def between_steps_ns(replayed: Replayed) -> float:
-    """Return what usually passes between the end of a step and the begin of the next, ns.
+    """Return the usual gap between two steps of a job with data parallelism only, ns.
 
-    0 where steps overlap, where it is part of each step, where the recording does not tell, for a
-    single worker, and in pipelines, whose stages fill and drain in each step.
+    0 where steps overlap or are chained, where gaps are unknown, for a single worker, and in
+    pipelines, whose stages fill and drain in each step.
     """
     layout = replayed.layout
     if layout.pp > 1 or layout.dp == 1 or replayed.graph.chained:
@@ -202,20 +196,15 @@ def between_steps_ns(replayed: Replayed) -> float:
 
 
 def _begins(group: ShapeGroup) -> FloatArray:
-    """Return when each stage begins a step, shape (pp, steps, dp), ns of the epoch."""
+    """Return each worker's first start in each step, shape (pp, steps, dp), ns of the epoch."""
     layout = group.layout
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
-    # What follows nothing comes first; and what is launched first, where the dependency model has
-    # another order than the job.
-    roots = np.array([node for node, after in group.once(follows_of).items() if not after])
+    # Operations without dependencies come first, and the first launch, where the dependency model
+    # has another order than the job.
+    roots = np.array([node for node, after in group.memoize(follows_of).items() if not after])
     for stage, own in enumerate(begins):
         mine = layout.nodes.on(stage)
         first = mine[layout.launch[mine].argmin()]
         nodes = np.append(roots[layout.nodes.pp[roots] == stage], first)
         own[:] = layout.start_ns[nodes].min(axis=0)
     return begins + layout.begin_ns[:, None]
-
-
-def _finishes(group: ShapeGroup) -> FloatArray:
-    """Return when each stage ends a step, shape (pp, steps, dp), ns of the epoch."""
-    return ends_of(group) + group.layout.begin_ns[:, None]

@@ -1,9 +1,12 @@
-"""Recorded times that cannot be: durations are corrected, steps with other ones left out.
+"""Impossible recorded times: durations are replaced, steps with other impossible times left out.
 
 Device profilers record some kernels with durations of hours or years (CUPTI, see
-facebookresearch/HolisticTraceAnalysis#325), recorders write 0 for an unknown time
-(pytorch/kineto#109). A duration is impossible where it is far above that of its peers and its
-rank starts an operation that depends on it in its first half.
+facebookresearch/HolisticTraceAnalysis#325), and one of them decides every mean. A duration is
+impossible if it is far above that of the same operation in other steps and on other DP ranks, and
+its rank starts a dependent operation in the first half of it. Independent operations, as
+communication next to computation, prove nothing. The replacement ends a communication with the
+others of its group; a computation takes what it usually takes on its rank, and at most until the
+dependent operation.
 """
 
 from __future__ import annotations
@@ -22,33 +25,21 @@ from app.analysis.replay.robust_statistics import median, median_of_rows, peers_
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 
-# ---- Durations that cannot be: what follows on the same rank starts long before they could have en
-#
-# Profilers of devices record some kernels with durations of hours or years (CUPTI does, see
-# facebookresearch/HolisticTraceAnalysis#325). One of them decides every mean. It shows: the
-# duration is far above that of the same operation in other steps and on other DP ranks, and the
-# rank goes on in the first half of it, with an operation that waits for this one. Operations that
-# only may run at once, as communication and computation do, are no sign.
-#
-# Such an operation ends when the others of its group do; a computation takes what it usually takes
-# on its rank, and no longer than until the rank goes on.
-
-
 IntArray = NDArray[np.intp]
 
-# A duration below this many times the usual one of its operation is believed.
+# A suspect duration is more than this many times the median of its operation…
 FAR_ABOVE: Final = 4.0
-# The rank goes on before this share of the duration has passed.
-GOES_ON: Final = 0.5
-# Shorter ones, as shares of a step, change nothing that is told.
+# …and more than this share of a step: shorter ones do not change a report.
 WORTH_A_LOOK: Final = 0.02
-# Without anything that follows, a duration is impossible from this many times the session on.
+# It is impossible if a dependent operation starts before this share of it has passed…
+GOES_ON: Final = 0.5
+# …or, without a dependent operation, if it is this many times as long as the session.
 BEYOND_SESSION: Final = 100.0
-# A row whose longest value is below this many times its mean has none that is far above.
+# Precheck: the longest duration of an operation with a suspect one is this many times the mean.
 _ABOVE_MEAN: Final = 2.0
 NS_A_SECOND: Final = 1e9
 
-# What ends a step waits for all computations of it.
+# Operations at the end of a step depend on all its computations.
 _AFTER_COMPUTING: Final = (
     ops.LAYERNORM_ALL_REDUCE,
     ops.EMBEDDING_ALL_REDUCE,
@@ -60,7 +51,7 @@ _RECEIVES: Final = (ops.FORWARD_RECV, ops.BACKWARD_RECV)
 
 @dataclass(frozen=True, slots=True)
 class ImpossibleDuration:
-    """An operation whose recorded duration is not believed."""
+    """An operation whose impossible recorded duration was replaced."""
 
     step: int
     """Its training step."""
@@ -69,23 +60,23 @@ class ImpossibleDuration:
     op_type: str
     """Its type."""
     recorded_s: float
-    """The duration that was recorded, seconds."""
+    """The recorded duration, seconds."""
     taken_s: float
-    """The one that it counts with."""
+    """The duration that replaces it, seconds."""
 
 
 def without_impossible(
     layouts: Sequence[Layout], graphs: Sequence[Graph]
 ) -> tuple[list[Layout], tuple[ImpossibleDuration, ...]]:
-    """Repair durations that cannot be; layouts without any stay the same objects."""
-    mended = [_mended(*pair) for pair in zip(layouts, graphs, strict=True)]
-    found = sorted(
-        (one for _, some in mended for one in some), key=lambda one: (one.step, one.rank)
+    """Replace impossible durations; layouts without any stay the same objects."""
+    repaired = [_repaired(*pair) for pair in zip(layouts, graphs, strict=True)]
+    replaced = sorted(
+        (item for _, items in repaired for item in items), key=lambda item: (item.step, item.rank)
     )
-    return [layout for layout, _ in mended], tuple(found)
+    return [layout for layout, _ in repaired], tuple(replaced)
 
 
-def _mended(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDuration]]:
+def _repaired(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDuration]]:
     step_ns = _step_ns(layout)
     long = _far_above(layout, step_ns)
     if not len(long.node):
@@ -97,16 +88,28 @@ def _mended(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDurati
     if len(unfollowed):
         chosen = long.of(unfollowed)
         impossible[unfollowed] = _ends_alone(layout, graph, chosen)
-        # looked at last: it takes as long as all the rest
+        # last, because the exact length of a session costs as much as all the rest
         beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * step_ns]
         if len(beyond):
-            impossible[beyond] |= own[beyond] > BEYOND_SESSION * _session_ns(layout)
+            step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
+            session_ns = max(step_ns * len(layout.steps), float(np.ptp(layout.begin_ns)))
+            impossible[beyond] |= own[beyond] > BEYOND_SESSION * session_ns
     if not impossible.any():
         return layout, []
     bad, goes_on = long.of(np.flatnonzero(impossible)), goes_on[impossible]
     duration = layout.duration_ns.copy()
-    duration[bad.at] = _taken(layout, graph, bad, goes_on)
-    return replace(layout, duration_ns=duration), _named(layout, duration, bad)
+    duration[bad.at] = _replacements(layout, graph, bad, goes_on)
+    nodes = layout.nodes
+    return replace(layout, duration_ns=duration), [
+        ImpossibleDuration(
+            step=int(layout.steps[step]),
+            rank=int(layout.ranks[dp, nodes.pp[node]]),
+            op_type=layout.op_names[nodes.op[node]],
+            recorded_s=float(layout.duration_ns[node, step, dp]) / NS_A_SECOND,
+            taken_s=float(duration[node, step, dp]) / NS_A_SECOND,
+        )
+        for node, step, dp in zip(*(axis.tolist() for axis in bad.at), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +122,18 @@ class _Operations:
 
     @property
     def at(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the index of these in arrays of shape (nodes, steps, dp)."""
+        """Return their index into arrays of shape (nodes, steps, dp)."""
         return self.node, self.step, self.dp
 
     def of(self, chosen: IntArray) -> _Operations:
-        """Return some of them."""
+        """Return the operations at the given indices."""
         return _Operations(self.node[chosen], self.step[chosen], self.dp[chosen])
 
 
 def _far_above(layout: Layout, step_ns: float) -> _Operations:
-    """Return the operations that take far longer than the same one elsewhere and at other times.
+    """Return the operations far longer than the same one in other steps and on other DP ranks.
 
-    `step_ns` is about how long a step is.
+    `step_ns` is the approximate length of a step.
     """
     by_node = layout.duration_ns.reshape(len(layout.nodes), -1)
     mean = by_node.sum(axis=1) / by_node.shape[1]
@@ -146,7 +149,7 @@ def _far_above(layout: Layout, step_ns: float) -> _Operations:
 
 
 def _step_ns(layout: Layout) -> float:
-    """Return about how long a step is: from the first start on a stage to the last one."""
+    """Return the approximate length of a step: from the first start on a stage to the last."""
     ends = []
     for stage in range(layout.pp):
         mine = layout.nodes.on(stage)
@@ -160,9 +163,9 @@ def _step_ns(layout: Layout) -> float:
 
 
 def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
-    """Return how long after each one's start its rank goes on with what waits for it.
+    """Return the time from each operation's start to the next dependent one on its rank, ns.
 
-    Infinite where nothing tells. What started before the operation did not wait for it.
+    Infinite where none is recorded after it.
     """
     stage = layout.nodes.pp[long.node].astype(np.intp)
     began = layout.start_ns[long.at]
@@ -177,11 +180,11 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
     return after
 
 
-def _followers(layout: Layout, graph: Graph, asked: IntArray) -> IntArray:
-    """Return the node on the same stage that waits for each, -1 where none surely does.
+def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
+    """Return the next node on the stage that depends on each node, -1 where none surely does.
 
-    Computations run one after another, and one waits for what it receives; of receives only those
-    are looked at that are asked for.
+    A computation depends on the one before it and on its receive. Of receives only those among
+    `chosen` are resolved.
     """
     follower = np.full(len(layout.nodes), -1)
     computes = layout.of_types(*COMPUTE)
@@ -190,9 +193,9 @@ def _followers(layout: Layout, graph: Graph, asked: IntArray) -> IntArray:
         mine = mine[np.argsort(layout.launch[mine], kind="stable")]
         follower[mine[:-1]] = mine[1:]
     receives = layout.of_types(*_RECEIVES)
-    wanted, computing = set(asked[receives[asked]].tolist()), computes.tolist()
+    wanted, computing = set(chosen[receives[chosen]].tolist()), computes.tolist()
     for unit in graph.units if wanted else ():
-        # a computation is a unit of its own
+        # units of computations have one member
         if computing[unit.members[0]]:
             for other in wanted.intersection(unit.after[0]):
                 follower[other] = unit.members[0]
@@ -200,13 +203,16 @@ def _followers(layout: Layout, graph: Graph, asked: IntArray) -> IntArray:
 
 
 def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray:
-    """Return when the ends of their steps begin, of computations; infinite where nothing tells."""
+    """Return the first start of an operation that ends the step, for computations, ns.
+
+    Infinite for other operations, and where no such operation is recorded.
+    """
     begins = np.full(len(stage), np.inf)
     ending = layout.of_types(*_AFTER_COMPUTING)
     computing = layout.of_types(*COMPUTE)[long.node]
-    for one in np.unique(stage[computing]).tolist():
-        nodes = np.flatnonzero(ending & (layout.nodes.pp == one))
-        mine = np.flatnonzero(computing & (stage == one))
+    for own_stage in np.unique(stage[computing]).tolist():
+        nodes = np.flatnonzero(ending & (layout.nodes.pp == own_stage))
+        mine = np.flatnonzero(computing & (stage == own_stage))
         if len(nodes):
             starts = layout.start_ns[nodes[:, None], long.step[mine], long.dp[mine]]
             begins[mine] = starts.min(axis=0)
@@ -214,9 +220,9 @@ def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray
 
 
 def _next_begins(layout: Layout) -> FloatArray:
-    """Return when each worker's first computation of the next step begins, (pp, steps, dp).
+    """Return the start of each worker's first computation in the next step, (pp, steps, dp), ns.
 
-    On the clock of the step; infinite where there is none, or times count from each step's begin.
+    Relative to the step's begin; infinite in the last step, and where steps have no common clock.
     """
     begins = np.full((layout.pp, len(layout.steps), layout.dp), np.inf)
     since = np.diff(layout.begin_ns)
@@ -232,25 +238,25 @@ def _next_begins(layout: Layout) -> FloatArray:
 
 
 def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.bool_]:
-    """Return which communications end long after all else of their rank, and their own group.
+    """Return which operations end long after all others of their rank and of their group.
 
-    What ends together shows the clocks of several ranks: their usual difference is taken off.
+    Ends of a group are compared without the usual difference between its members' clocks.
     """
     alone = np.zeros(len(long.node), dtype=bool)
     ends = layout.start_ns + layout.duration_ns
     own_stage = layout.nodes.pp[long.node]
     for stage in np.unique(own_stage).tolist():
         mine = layout.nodes.on(stage)
-        here = np.flatnonzero(own_stage == stage)
-        # few end last of their rank
+        on_stage = np.flatnonzero(own_stage == stage)
+        # few end last of their rank: the others need no comparison with all operations
         last = ends[mine].max(axis=0)
-        some = long.of(here)
-        here = here[ends[some.at] >= last[some.step, some.dp]]
-        some = long.of(here)
+        some = long.of(on_stage)
+        on_stage = on_stage[ends[some.at] >= last[some.step, some.dp]]
+        some = long.of(on_stage)
         others = ends[mine[:, None], some.step, some.dp]
         others[mine[:, None] == some.node] = -np.inf
         own = layout.duration_ns[some.at]
-        alone[here] = ends[some.at] - others.max(axis=0, initial=-np.inf) > GOES_ON * own
+        alone[on_stage] = ends[some.at] - others.max(axis=0, initial=-np.inf) > GOES_ON * own
     left = np.flatnonzero(alone)
     late = ends[long.of(left).at] - _ends_of_group(layout, graph, long.of(left))
     alone[left] = late > GOES_ON * layout.duration_ns[long.of(left).at]
@@ -258,9 +264,9 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
 
 
 def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArray:
-    """Return when the others of each one's group say that it ended, on its own clock.
+    """Return each operation's end as estimated from the ends of its group, on its own clock, ns.
 
-    NaN of what has no group.
+    NaN without a group.
     """
     ends = np.full(len(some.node), np.nan)
     wanted = set(some.node.tolist())
@@ -280,14 +286,10 @@ def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArra
     return ends
 
 
-def _session_ns(layout: Layout) -> float:
-    """Return about how long the steps of a layout take, all of them."""
-    step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
-    return max(step_ns * len(layout.steps), float(np.ptp(layout.begin_ns)))
-
-
-def _taken(layout: Layout, graph: Graph, bad: _Operations, goes_on: FloatArray) -> FloatArray:
-    """Return the durations that operations count with instead of their own."""
+def _replacements(
+    layout: Layout, graph: Graph, bad: _Operations, goes_on: FloatArray
+) -> FloatArray:
+    """Return the durations that replace impossible ones, shape (operations,), ns."""
     began = layout.start_ns[bad.at]
     by_group = _ends_of_group(layout, graph, bad) - began
     taken = np.empty(len(began))
@@ -303,28 +305,7 @@ def _taken(layout: Layout, graph: Graph, bad: _Operations, goes_on: FloatArray) 
     return np.maximum(np.minimum(taken, goes_on), 0.0)
 
 
-def _named(layout: Layout, taken_ns: FloatArray, bad: _Operations) -> list[ImpossibleDuration]:
-    nodes = layout.nodes
-    return [
-        ImpossibleDuration(
-            step=int(layout.steps[step]),
-            rank=int(layout.ranks[dp, nodes.pp[node]]),
-            op_type=layout.op_names[nodes.op[node]],
-            recorded_s=float(layout.duration_ns[node, step, dp]) / NS_A_SECOND,
-            taken_s=float(taken_ns[node, step, dp]) / NS_A_SECOND,
-        )
-        for node, step, dp in zip(*(axis.tolist() for axis in bad.at), strict=True)
-    ]
-
-
-# ---- Steps of which an operation was recorded with times that cannot be; they are left out by name
-#
-# Recorders write a time of 0 where they know none (pytorch/kineto#109), and clocks that are set
-# back make an operation end before it starts. What else such a step holds may be right, but no
-# replay of it has all operations.
-
-
-# A step lasts at most this many times as long as the others before its first start.
+# A start at or before 0 is stray if it is this many steps before the median start of its step.
 _STRAY: Final = 20
 _COLUMNS: Final = (
     "rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns",
@@ -332,17 +313,26 @@ _COLUMNS: Final = (
 
 
 def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
-    """Return the trace without the steps whose times cannot be, and which these are and why.
+    """Return the trace without steps that hold a negative duration or a stray start at 0.
 
-    The same object where all can be.
+    Recorders write 0 for an unknown time (pytorch/kineto#109), and an operation during which its
+    clock is set back ends before it starts. The same object where there are no such steps.
+
+    Returns
+    -------
+    trace : Trace
+    dropped : tuple of DroppedStep
 
     Raises
     ------
     UnanalyzableError
-        ``trace.no_complete_step`` where that is all of them.
+        ``trace.no_complete_step`` where no step is left.
     """
     reasons = dict[int, str]()
-    for row in (*_negative(trace), *_stray(trace)):
+    negative: list[int] = []
+    if len(trace) and trace.duration_ns.min() < 0:
+        negative = np.flatnonzero(trace.duration_ns < 0).tolist()
+    for row in (*negative, *_stray(trace)):
         reasons.setdefault(int(trace.step[row]), _reason(trace, row))
     if not reasons:
         return trace, ()
@@ -354,39 +344,29 @@ def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
     return rest, dropped
 
 
-def _negative(trace: Trace) -> list[int]:
-    if len(trace) == 0 or trace.duration_ns.min() >= 0:
-        return []
-    return np.flatnonzero(trace.duration_ns < 0).tolist()
-
-
 def _stray(trace: Trace) -> list[int]:
-    """Return operations at or before 0 in a session that runs much later.
+    """Return the rows of operations at or before 0 whose step runs much later.
 
-    A clock that begins with the session may show 0, but then the rest of the step follows soon.
+    A clock that begins with the session may show 0; then the rest of the step follows soon.
     """
     stretches = trace.stretches()
     if trace.step_relative or stretches.earliest_ns.min() > 0:
         return []
     suspected = np.flatnonzero(stretches.earliest_ns <= 0)
-    usual_ns = _usual_step_ns(trace, stretches.earliest_ns)
+    # the median time from one step of a rank to its next
+    first = stretches.first
+    order = np.lexsort((trace.step[first], trace.rank[first]))
+    rank = trace.rank[first][order]
+    apart = np.diff(stretches.earliest_ns[order])[rank[1:] == rank[:-1]]
+    usual_ns = float(np.median(np.abs(apart))) if len(apart) else 0.0
     rows: list[int] = []
-    end = np.append(stretches.first[1:], len(trace))
-    for one in suspected.tolist():
-        inside = np.arange(stretches.first[one], end[one])
+    end = np.append(first[1:], len(trace))
+    for stretch in suspected.tolist():
+        inside = np.arange(first[stretch], end[stretch])
         starts = trace.start_ns[inside]
         gap = np.median(starts) - starts
         rows += inside[(starts <= 0) & (gap > _STRAY * usual_ns)].tolist()
     return rows
-
-
-def _usual_step_ns(trace: Trace, earliest_ns: NDArray[np.int64]) -> float:
-    """Return about how far apart the steps of a rank begin."""
-    first = trace.stretches().first
-    order = np.lexsort((trace.step[first], trace.rank[first]))
-    rank = trace.rank[first][order]
-    apart = np.diff(earliest_ns[order])[rank[1:] == rank[:-1]]
-    return float(np.median(np.abs(apart))) if len(apart) else 0.0
 
 
 def _reason(trace: Trace, row: int) -> str:

@@ -1,7 +1,7 @@
-"""Straggler metrics of a session: slowdown, waste, and shares by operation type and worker.
+"""Straggler metrics of a session: S, S_t, S_w, M_W, M_S, and launch delays by op type.
 
 Source: sections 3.3 to 6 of "Understanding Stragglers in Large Model Training Using What-if
-Analysis"; the correlation of forward and backward times of microbatches is its section 5.3.
+Analysis" ("the paper" here); its section 5.3 correlates forward and backward times.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns, recorde
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 
-# ---- Straggler metrics of a session (sections 3.3 to 6 of the paper) ---------------------------
-
-
 NS: Final = 1e-9
 
 # From this slowdown on a job counts as straggling (paper, section 4).
@@ -33,10 +30,9 @@ STRAGGLING: Final = 1.1
 WORST_SHARE: Final = 0.03
 # Below this share of T there is too little lost time to attribute.
 ATTRIBUTABLE: Final = 0.01
-# Half of the lost time, for k50.
+# Share of the lost time that the k50 workers recover.
 HALF: Final = 0.5
-# Counts of workers that the search for k50 tries at a time, once those that stand apart are no
-# answer.
+# Numbers of workers that one replay of the search for k50 tries, after its first guesses.
 COUNTS_A_REPLAY: Final = 4
 
 # Sends and receives of one direction carry the same bytes at the same time: one type.
@@ -58,11 +54,11 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics:
-    """Everything that replay says about a session; times in seconds.
+    """Straggler metrics of a session from replays; times in seconds.
 
     Shapes: `*_s` of steps (steps,); `by_optype` maps a name to (steps,); `by_dp` (steps, dp);
     `by_pp` (steps, pp); `by_worker` (steps, dp, pp). The ``by_`` arrays are simulated step times
-    with all but the named operations ideal.
+    with all but the named operations ideal (T^-t, T^-w of the paper).
     """
 
     recorded_s: FloatArray
@@ -79,7 +75,7 @@ class Metrics:
     k50: int | None
     launch_by_optype: dict[str, float]
     clamped_delays: int
-    # Of a mean step; kept because nearly every figure is counted against them.
+    # Means over steps, stored because nearly every figure is relative to them.
     recorded_step_s: float = field(init=False)
     simulated_step_s: float = field(init=False)
     ideal_step_s: float = field(init=False)
@@ -99,56 +95,77 @@ class Metrics:
 
     @property
     def blamed(self) -> tuple[tuple[int, int], ...]:
-        """Return the fewest of the worst workers that recover half of the lost time.
+        """Return the k50 worst workers, which recover half of the lost time if made ideal.
 
-        All of the worst 3 % where even they do not.
+        The worst 3 % of the workers where these do not recover half of it.
         """
         return self.worst[: self.k50] if self.k50 is not None else self.worst
 
     @property
     def discrepancy(self) -> float:
-        """Return how far the replay is from the recording, relative to the replay (section 6)."""
+        """Return the difference of recorded and replayed time over replayed time (section 6)."""
         return abs(self.recorded_step_s / self.simulated_step_s - 1)
 
     @property
     def lost_s(self) -> float:
-        """Return the time that a mean step loses."""
+        """Return simulated minus ideal time of the mean step, seconds."""
         return self.simulated_step_s - self.ideal_step_s
 
     @property
     def attributable(self) -> bool:
-        """Return whether enough time is lost to say what loses it."""
+        """Return whether enough time is lost to attribute it to operations."""
         return self.lost_s >= ATTRIBUTABLE * self.simulated_step_s
 
     @property
     def m_w(self) -> float | None:
-        """Return M_W, the share of the slowest workers (equation 5); None if not attributable."""
+        """Return M_W, the share of lost time of the slowest 3 % of the workers (equation 5).
+
+        None if not attributable.
+        """
         return self.removal(self.worst_workers)
 
     @property
     def m_s(self) -> float | None:
-        """Return M_S, the share of the last stage (section 5.2); 0 with one stage."""
+        """Return M_S, the share of lost time of the last stage (section 5.2); 0 with one stage.
+
+        None if not attributable.
+        """
         return self.removal(self.last_stage) if self.by_pp.shape[1] > 1 else 0.0
 
     def removal(self, contribution: Contribution) -> float | None:
-        """Return the share of the lost time that idealizing the set recovers."""
+        """Return the share of the lost time that is recovered if the operations become ideal."""
         if not self.attributable:
             return None
         return (self.simulated_step_s - float(mean(contribution.removed_s))) / self.lost_s
 
     def addition(self, contribution: Contribution) -> float | None:
-        """Return the share of the lost time that the set alone brings about."""
+        """Return the share of the lost time that remains if all other operations become ideal."""
         if not self.attributable:
             return None
         return (float(mean(contribution.kept_s)) - self.ideal_step_s) / self.lost_s
 
+    @property
+    def worker_slowdowns(self) -> FloatArray:
+        """Return S_w, the job's slowdown by each worker alone, shape (dp, pp) (equation 4)."""
+        return self.relative(self.by_worker)
+
     def relative(self, simulated_s: FloatArray) -> FloatArray:
-        """Return the slowdown of the mean step; steps are the first axis."""
+        """Return simulated over ideal time of the mean step; the first axis of the input is steps.
+
+        S_t of the step times with op type t alone as recorded (equation 3), S_w of those with
+        worker w alone (equation 4).
+        """
         return np.asarray(mean(simulated_s) / self.ideal_step_s)
 
 
 def measure(replayed: Replayed) -> Metrics:
-    """Replay a session in every variant that the metrics need."""
+    """Replay a session in all variants that its metrics need, and return the metrics.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.no_time`` where steps take no time, so that nothing can be compared with them.
+    """
     dp, pp = replayed.layout.dp, replayed.layout.pp
     merged = merge_types(present_types(replayed))
     stages = [_cells(dp, pp, [(d, stage) for d in range(dp)]) for stage in range(pp)]
@@ -169,14 +186,20 @@ def measure(replayed: Replayed) -> Metrics:
     simulated, without_last = times[:, 0], times[:, 1]
     by_optype = dict(zip(merged, times[:, 2 : 2 + len(merged)].T, strict=True))
     by_pp = times[:, 2 + len(merged) :]
-    lanes = replayed.over_steps(_lone_lanes)
+
+    def worker_step_times(group: ShapeGroup) -> FloatArray:
+        workers, whole_ranks = group.simulator.worker_step_times()
+        return np.concatenate([workers, whole_ranks[:, :, None]], axis=2) * NS
+
+    lanes = replayed.over_steps(worker_step_times)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
     of_mean_step = mean(by_worker)
     order = rank_workers(of_mean_step)
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
-    # What the search for k50 begins with is replayed along with the worst workers.
-    apart = _standing_apart(of_mean_step - float(mean(ideal)))
+    # First guesses of k50: one worker, and those at least half as slow as the slowest one.
+    excess_s = of_mean_step - float(mean(ideal))
+    apart = int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
@@ -202,13 +225,7 @@ def measure(replayed: Replayed) -> Metrics:
 
 
 def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None:
-    """Refuse steps that take no time: nothing can be compared with them.
-
-    Raises
-    ------
-    UnanalyzableError
-        ``trace.no_time``.
-    """
+    """Raise ``trace.no_time`` where a step takes no time."""
     faults = [
         Fault("no_time", f"Step {step}: {time_s * 1e9:.0f} ns {kind}")
         for kind, values in times_s.items()
@@ -243,24 +260,16 @@ def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
 
 
-def _standing_apart(excess_s: FloatArray) -> int:
-    """Return how many workers are slow by at least half of what the slowest is."""
-    return int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
-
-
-def _lone_lanes(group: ShapeGroup) -> FloatArray:
-    """Return step times with one worker kept, and with the whole DP rank kept, as the last."""
-    by_worker, by_dp = group.simulator.lone_lanes()
-    return np.concatenate([by_worker, by_dp[:, :, None]], axis=2) * NS
-
-
 def _launch_shares(
     replayed: Replayed,
     merged: Mapping[str, Sequence[str]],
     simulated_s: FloatArray,
     recorded_s: FloatArray,
 ) -> tuple[dict[str, float], int]:
-    """Return what late launches of each op type add to a step, as a share of the recorded time."""
+    """Return the share of recorded time that late launches of each op type add to a mean step.
+
+    And the number of delays at fault that count as 0; see `launch_delays`.
+    """
     clamped = 0
 
     def delayed(group: ShapeGroup) -> FloatArray:
@@ -276,16 +285,16 @@ def _launch_shares(
 
 @dataclass(slots=True)
 class _Removals:
-    """Step times with the worst workers idealized, by how many of them; each replayed once."""
+    """Step times with the n worst workers ideal, by n; each n is replayed once."""
 
     replayed: Replayed
     order: Sequence[tuple[int, int]]
     times_s: dict[int, FloatArray] = field(default_factory=dict)
-    # with all but the workers of `replay` idealized
+    # with all but the `keep` workers of `replay` ideal
     kept_s: FloatArray = field(default_factory=lambda: np.empty(0))
 
     def replay(self, counts: Sequence[int], keep: Sequence[tuple[int, int]] = ()) -> None:
-        """Replay what is not known yet, in one go."""
+        """Replay with each number of worst workers ideal that was not replayed yet, in one call."""
         dp, pp = self.replayed.layout.dp, self.replayed.layout.pp
         wanted = sorted({min(n, len(self.order)) for n in counts} - set(self.times_s))
         cells = [~_cells(dp, pp, self.order[:count]) for count in wanted]
@@ -304,10 +313,10 @@ class _Removals:
 
 
 def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float) -> int | None:
-    """Return how few of the worst workers, idealized, recover half of the lost time.
+    """Return k50: how few of the worst workers, made ideal, recover half of the lost time.
 
-    More workers idealized recover more but for noise, so the count is searched between one that
-    does not suffice and one that does, several counts a replay.
+    More ideal workers recover more but for noise, so this is a search between a number that does
+    not suffice and one that does, with several numbers a replay. None where all do not suffice.
     """
 
     def recovers_half(count: int) -> bool:
@@ -315,9 +324,9 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
 
     low, high = 0, len(removals.order)
     while True:
-        known = sorted(count for count in removals.times_s if low < count < high)
-        high = min((count for count in known if recovers_half(count)), default=high)
-        low = max((count for count in known if count < high), default=low)
+        replayed = sorted(count for count in removals.times_s if low < count < high)
+        high = min((count for count in replayed if recovers_half(count)), default=high)
+        low = max((count for count in replayed if count < high), default=low)
         if high - low <= 1:
             break
         counts = np.linspace(low, high, COUNTS_A_REPLAY + 2).astype(int).tolist()
@@ -331,9 +340,6 @@ def _cells(dp: int, pp: int, workers: Sequence[tuple[int, int]]) -> NDArray[np.b
     for dp_rank, stage in workers:
         cells[dp_rank, stage] = True
     return cells
-
-
-# ---- What single microbatches show: forward against backward, a worker against its peers -------
 
 
 MIN_POINTS: Final = 3
@@ -369,7 +375,7 @@ def forward_backward(replayed: Replayed) -> ForwardBackward:
 
 
 def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatArray]:
-    """Return forward and backward seconds of each microbatch on a stage."""
+    """Return forward and backward times of each microbatch on a stage, shape (points,), seconds."""
     layout, nodes = group.layout, group.layout.nodes
     forward_code, backward_code = layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE)
     on_stage = nodes.pp == stage
@@ -377,15 +383,15 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
     if stage == 0 and len(np.unique(chunks)) > 1:
         on_stage &= nodes.mc != chunks.min()
     pairs: list[tuple[int, int]] = []
-    found = {}
+    forwards = {}
     for code in (forward_code, backward_code):
         for position, node in enumerate(np.flatnonzero(on_stage & (nodes.op == code)).tolist()):
             mb = int(nodes.mb[node])
             key = (int(nodes.mc[node]), mb if mb != ops.ABSENT else position)
             if code == forward_code:
-                found[key] = node
-            elif key in found:
-                pairs.append((found[key], node))
+                forwards[key] = node
+            elif key in forwards:
+                pairs.append((forwards[key], node))
     recorded = group.durations.recorded_ns
     forward, backward = recorded[[f for f, _ in pairs]], recorded[[b for _, b in pairs]]
     if layout.padding is not None:
@@ -416,7 +422,7 @@ def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
     for group in replayed.groups:
         chosen = group.layout.nodes.of(code, stage)
         if len(chosen):
-            # neighbors: nodes are sorted by type and stage
+            # a slice: nodes are sorted by type and stage
             own = filled_ns(group)[chosen[0] : chosen[-1] + 1]
             total += own.sum(axis=(0, 1))
             count += len(chosen) * len(group.layout.steps)

@@ -1,9 +1,14 @@
 """Operations and workers missing from the recording, re-created for the replay.
 
-A computation gets the median duration of its type on its rank, a communication the median
-*transfer* duration, because recorded durations contain waiting. A missing DP rank gets the times
-of a typical one and is no slower by construction; only steps in which the others wait for it in a
-collective for far longer than usual make it compute longer.
+A lost operation is launched when its dependencies have ended. A computation gets the median
+duration of its type on its rank, a communication the median *transfer* duration, because recorded
+durations contain waiting. Where only receives are recorded, their ends give those of the sends.
+
+A missing worker (lost file, full disk, killed process) is replaced so that the job is replayed with
+all of its workers: a whole DP rank takes the times of a typical one of the same stages, single
+stages are re-created between the recorded ones. So a missing worker is no slower than others by
+construction; only steps in which the others wait in a collective for far longer than usual show
+that it came last, and make its stand-in compute longer.
 """
 
 from __future__ import annotations
@@ -23,30 +28,27 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import GC, REPLAYED_OP_TYPES, Sizes, Trace
 from app.errors import Fault, UnanalyzableError
 
-# ---- Operations that the recorder lost, made anew so that a replay can run ---------------------
-# A computation gets the median duration of its type on its rank, a communication the median
-# *transfer* duration: recorded durations of communication contain waiting. An operation is launched
-# when what it follows has ended. Where sends are not recorded at all, but their receives are, a
-# transfer ends when the receive says so.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecreatedOperations:
-    """Operations that were made anew."""
+    """Numbers of operations that the recorder lost and that were re-created."""
 
     by_optype: dict[str, int]
     by_worker: NDArray[np.int64]  # (dp, pp)
 
     @property
     def total(self) -> int:
-        """Return how many there are."""
+        """Return the number of all of them."""
         return int(self.by_worker.sum())
 
 
 def recreate(
     layouts: Sequence[Layout], graphs: Sequence[Graph]
 ) -> tuple[list[Layout], RecreatedOperations]:
-    """Fill in what is missing from a session's layouts; the others stay the same objects."""
+    """Return layouts with lost operations re-created, and their numbers.
+
+    Complete layouts stay the same objects.
+    """
     typical = _typical_durations(layouts, graphs)
     repaired = [
         layout
@@ -77,9 +79,9 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
 
 
 def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:
-    """Return each op type's median duration without waiting on each worker, shape (dp, pp).
+    """Return each op type's median duration without waiting on each worker, shape (dp, pp), ns.
 
-    Of a worker that has none: the median of its stage, and else of all.
+    For a worker without any the median of its stage, else of all workers.
     """
     if all(layout.missing is None for layout in layouts):
         return {}
@@ -102,7 +104,7 @@ def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> di
 
 
 def _medians(values: FloatArray) -> FloatArray:
-    """Return the median of each column without NaN; of empty ones that of all."""
+    """Return the median of each column ignoring NaN; for empty columns that of all values."""
     known = ~np.isnan(values)
     if not known.any():
         return np.full(values.shape[1], np.nan)
@@ -113,7 +115,7 @@ def _medians(values: FloatArray) -> FloatArray:
 
 
 def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
-    """Return durations without waiting, NaN where a member of the group is missing."""
+    """Return durations without waiting, NaN where a member of the communication is missing, ns."""
     own = layout.duration_ns.copy()
     missing = layout.missing
     for unit in graph.units:
@@ -126,7 +128,7 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
         if missing is not None:
             lost = missing[members].any(axis=0)
             if unit.across_dp:
-                # Those that are there meet all the same where a worker is absent.
+                # the present members of a collective meet without an absent worker
                 absent = _absent(layout, unit)
                 lost = (lost & ~absent).any(axis=-1, keepdims=True) | absent
             for node in members:
@@ -135,14 +137,14 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
 
 
 def _absent(layout: Layout, unit: Unit) -> NDArray[np.bool_]:
-    """Return the DP ranks of which a unit's worker is absent, shape (dp,)."""
+    """Return which DP ranks have an absent worker on a stage of the unit, shape (dp,)."""
     if layout.absent is None:
         return np.zeros(layout.dp, dtype=bool)
     return np.asarray(layout.absent[:, layout.nodes.pp[list(unit.members)]].any(axis=1))
 
 
 class _Repair:
-    """Walks the graph of one layout and fills in times, what comes before first."""
+    """Fills in lost times of one layout, in the order of its dependency graph."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class _Repair:
         )
 
     def _launch(self, node: int, after: tuple[int, ...]) -> None:
-        """Launch what is missing when all that it follows has ended."""
+        """Launch a node, where it is lost, at the last end of its dependencies."""
         lost = self.missing[node]
         ready = np.zeros(lost.shape)
         for other in after:
@@ -191,19 +193,19 @@ class _Repair:
                 self.duration[node][self.padded[node]] = 0.0
 
     def _transfer(self, unit: Unit) -> None:
-        """End what is missing a transfer after the last launch of its group."""
+        """End lost members of a communication one transfer after its last launch."""
         members = list(unit.members)
         lost = self.missing[members]
         if self.padded is not None:
-            # nothing is transferred there: each is over as soon as it is launched
+            # padded places transfer nothing and take no time
             lost = lost & ~self.padded[members]
         starts = self.start[members]
         ends = np.where(lost, np.inf, starts + self.duration[members])
         axes = (0, 2) if unit.across_dp else 0
-        # who is there cannot have ended before a launch that is only guessed
+        # a guessed launch is no later than the first recorded end of the group
         bound = ends.min(axis=axes, keepdims=True)
         if unit.across_dp:
-            # …nor is an absent worker the one that they waited for
+            # …nor, of an absent worker, later than the last recorded launch
             known = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
             absent = _absent(self.layout, unit) & np.isfinite(known)
             starts = np.where(absent, np.minimum(starts, known), starts)
@@ -222,68 +224,58 @@ class _Repair:
             self.duration[node][hole] = (end - starts[i])[hole]
 
 
-# ---- Workers of which nothing was recorded: another DP rank of their stage stands in for them ----
-# A file is lost, a host's disk is full, a process is killed before it writes. What the other ranks
-# recorded is as true as ever, so the job is replayed with all of its workers: a DP rank that is
-# missing as a whole takes the times of a typical one, and is no slower than that by construction.
-# Where only some of its stages are missing, theirs are made anew between those that are there (see
-# `app.analysis.replay.missing_operations`), and transfers with them take what such transfers
-# typically take.
-#
-# How slow a missing worker is nothing says, but for the steps in which the others are in a
-# collective with it for far longer than in most: it came last there, and what stands in for it
-# computes longer.
-
-
-# Code of the refusal where nothing tells what a missing worker does.
+# Error code if no recorded worker can stand in for a missing one.
 RANK_MISSING: Final = "trace.rank_missing"
 
 _NO_RANK: Final = -1
-# A collective shows that a missing worker came last when it takes this many times as long as it
-# does in most steps, and this share of a step longer.
+# A missing worker came last to a collective that takes this many times its median over steps, and
+# this share of a step longer than that.
 _FAR_LONGER: Final = 1.8
 _OF_A_STEP: Final = 0.02
-# Of fewer steps nothing is usual.
+# Fewest steps for that median.
 _FEWEST_STEPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Absent:
-    """Workers of which nothing was recorded."""
+    """Workers without any recorded operation."""
 
     cells: NDArray[np.bool_]  # (dp, pp)
 
     @property
     def workers(self) -> tuple[tuple[int, int], ...]:
-        """Return them: (DP rank, stage)."""
+        """Return them as (DP rank, stage)."""
         return tuple((int(dp), int(pp)) for dp, pp in np.argwhere(self.cells))
 
     @property
     def within(self) -> NDArray[np.bool_]:
-        """Return those of DP ranks of which other stages are there, shape (dp, pp)."""
+        """Return the absent workers of DP ranks with a recorded stage, shape (dp, pp)."""
         whole = self.cells.all(axis=1, keepdims=True)
         return np.asarray(self.cells & ~whole)
 
 
 def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Absent]:
-    """Return a trace in which every worker has operations, and which had none.
+    """Return a trace in which every worker has operations, and the workers that had none.
 
-    The same object where all are there.
+    The same trace where all have some.
 
     Parameters
     ----------
     of_anyone : bool
-        Any worker may stand in for one of which nothing typical is known: of steps of which
-        nothing is told.
+        Whether a worker of another stage may stand in if none of the same stage is recorded.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing``: nothing tells what a missing worker typically does, since no DP rank
-        of its stage is there; or the only rank that is there has none to be compared with.
+        ``trace.rank_missing``: no DP rank of a missing worker's stage is recorded; or a single
+        worker is recorded, which has none to be compared with.
     """
     sizes = trace.meta.sizes
-    ranks = _lowest_ranks(trace)
+    # the lowest recorded rank of each worker
+    first, most = trace.stretches().first, np.iinfo(np.int64).max
+    ranks = np.full((sizes.dp, sizes.pp), most)
+    np.minimum.at(ranks, (trace.dp[first], trace.pp[first]), trace.rank[first].astype(np.int64))
+    ranks[ranks == most] = _NO_RANK
     absent = Absent(ranks == _NO_RANK)
     if not absent.cells.any():
         return trace, absent
@@ -292,28 +284,29 @@ def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Abs
     numbered = _numbers(ranks, sizes)
     parts = [trace]
     computing = _computing_ns(trace, ranks)
+    codes = [trace.op_names.index(name) for name in REPLAYED_OP_TYPES]
+    replayed = np.isin(trace.op, codes)
     for dp, pp in absent.workers:
         donor = _typical(computing, absent.cells, dp, pp)
         donor_rank = int(ranks[ranks != _NO_RANK][0]) if donor is None else int(ranks[donor, pp])
-        parts.append(_copied(trace, donor_rank, int(numbered[dp, pp]), (dp, pp)))
-    return _together(parts), absent
-
-
-def _lowest_ranks(trace: Trace) -> NDArray[np.int64]:
-    """Return the lowest rank that recorded anything of each worker, shape (dp, pp)."""
-    sizes, first = trace.meta.sizes, trace.stretches().first
-    most = np.iinfo(np.int64).max
-    lowest = np.full((sizes.dp, sizes.pp), most)
-    np.minimum.at(lowest, (trace.dp[first], trace.pp[first]), trace.rank[first].astype(np.int64))
-    lowest[lowest == most] = _NO_RANK
-    return lowest
+        rows = trace.of_rows(np.flatnonzero((trace.rank == donor_rank) & replayed))
+        rank_column, dp_column, pp_column = (
+            np.full(len(rows), number, np.int32) for number in (numbered[dp, pp], dp, pp)
+        )
+        parts.append(replace(rows, rank=rank_column, dp=dp_column, pp=pp_column))
+    columns = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in columns
+    }
+    return replace(trace, **joined), absent
 
 
 def _require_comparable(absent: Absent, sizes: Sizes) -> None:
+    """Raise ``trace.rank_missing`` where no worker can stand in for a missing one."""
     missing = absent.workers
     listed = ", ".join(f"({dp}, {pp})" for dp, pp in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""  # noqa: PLR2004 - named
-    said = (
+    summary = (
         f"{len(missing)} of {sizes.workers} workers sent nothing: (DP rank, stage) {listed}{more}"
     )
     stages = np.flatnonzero(absent.cells.all(axis=0)).tolist()
@@ -328,7 +321,7 @@ def _require_comparable(absent: Absent, sizes: Sizes) -> None:
         why = "A straggler is a comparison, and the only worker that is there has no other"
     if why:
         raise UnanalyzableError(
-            f"{said}. {why}",
+            f"{summary}. {why}",
             code=RANK_MISSING,
             faults=tuple(
                 Fault("rank_missing", f"DP rank {d}, stage {p} sent nothing")
@@ -338,9 +331,10 @@ def _require_comparable(absent: Absent, sizes: Sizes) -> None:
 
 
 def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
-    """Return the rank of each worker: of a missing one what its place says, else any free one.
+    """Return the global rank of each worker, shape (dp, pp), for missing ones by their place.
 
-    Frameworks number stage after stage, or DP rank after DP rank.
+    Frameworks number stage by stage, or DP rank by DP rank. Where neither fits the recorded ranks,
+    missing workers get unused numbers.
     """
     inner = sizes.tp * sizes.cp
     dp, pp = np.arange(sizes.dp, dtype=np.int64)[:, None], np.arange(sizes.pp, dtype=np.int64)
@@ -355,7 +349,7 @@ def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
 
 
 def _computing_ns(trace: Trace, ranks: NDArray[np.int64]) -> FloatArray:
-    """Return what each worker computes in all, shape (dp, pp)."""
+    """Return the total computing time of each worker, shape (dp, pp), ns."""
     codes = [trace.op_names.index(name) for name in COMPUTE if name in trace.op_names]
     rows = np.flatnonzero(np.isin(trace.op, codes) & (trace.rank == ranks[trace.dp, trace.pp]))
     total = np.zeros(ranks.shape)
@@ -364,10 +358,10 @@ def _computing_ns(trace: Trace, ranks: NDArray[np.int64]) -> FloatArray:
 
 
 def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int) -> int | None:
-    """Return the DP rank that stands in for a worker: the median one of those that are there.
+    """Return the DP rank that stands in for a worker: the median of the recorded ones.
 
-    For a DP rank that is missing as a whole one that has all stages, so that its times agree. None
-    where no DP rank of the stage is there.
+    For a whole missing DP rank one with all stages, so that its times fit together. None where no
+    DP rank of the stage is recorded.
     """
     there = np.flatnonzero(~absent[:, pp])
     if not len(there):
@@ -381,37 +375,10 @@ def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int)
     return int(there[np.argsort(taken, kind="stable")[(len(there) - 1) // 2]])
 
 
-def _copied(trace: Trace, donor: int, rank: int, cell: tuple[int, int]) -> Trace:
-    """Return the operations of a rank that are replayed as those of another worker."""
-    codes = [trace.op_names.index(name) for name in REPLAYED_OP_TYPES]
-    rows = trace.of_rows(np.flatnonzero((trace.rank == donor) & np.isin(trace.op, codes)))
-    rank_of, dp, pp = (np.full(len(rows), number, np.int32) for number in (rank, *cell))
-    return replace(rows, rank=rank_of, dp=dp, pp=pp)
-
-
-def _together(parts: Sequence[Trace]) -> Trace:
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return replace(
-        parts[0],
-        rank=joined("rank"),
-        dp=joined("dp"),
-        pp=joined("pp"),
-        step=joined("step"),
-        op=joined("op"),
-        mb=joined("mb"),
-        mc=joined("mc"),
-        order=joined("order"),
-        start_ns=joined("start_ns"),
-        duration_ns=joined("duration_ns"),
-    )
-
-
 def marked(layout: Layout, absent: Absent) -> Layout:
-    """Return a layout that knows which workers are absent; the same object where none is.
+    """Return a layout with the absent workers marked; the same object where there are none.
 
-    What stands in for some stages of a DP rank has a place, and times that are to be made anew.
+    Operations of single absent stages of a DP rank are marked as missing, to be re-created.
     """
     if not absent.cells.any():
         return layout
@@ -435,10 +402,10 @@ def marked(layout: Layout, absent: Absent) -> Layout:
 
 
 def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> FloatArray:
-    """Let transfers with absent workers take what those of their type typically take.
+    """Return durations in which transfers with absent workers take the median of their type.
 
-    When these launched theirs is only guessed, and a transfer is short against that. Where all
-    transfers of a type are with one, the shortest tells most: the others contain more waiting.
+    The launches of absent workers are guesses with errors longer than a transfer. Where all
+    transfers of a type are with absent workers, all take the shortest: it contains least waiting.
 
     Parameters
     ----------
@@ -465,26 +432,26 @@ def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together:
-    """What the workers of a stage that are there spend in collectives with one that is not."""
+class CollectivesWithAbsent:
+    """Times of the present workers of a stage in collectives with an absent one."""
 
     nodes: NDArray[np.intp]  # (collectives,)
-    taken_ns: FloatArray  # (collectives, steps): from the last of their launches on
-    typical_ns: FloatArray  # (collectives,): in most steps
-    longer: NDArray[np.bool_]  # (collectives, steps): where that is far longer than in most
+    taken_ns: FloatArray  # (collectives, steps): from their last launch to their first end
+    typical_ns: FloatArray  # (collectives,): median over steps
+    longer: NDArray[np.bool_]  # (collectives, steps): where `taken_ns` is far above the median
 
 
-def together(layout: Layout, stage: int) -> Together:
-    """Return what the others spend in the collectives of a stage, some of whose workers are absent.
+def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent:
+    """Return the times of present workers in the collectives of a stage with absent workers.
 
-    Without any recorded collective there are no rows.
+    No rows without an absent worker or a recorded collective.
     """
     types = layout.of_types(*(name for name in DP_COLLECTIVES if name in layout.op_names))
     nodes = np.flatnonzero(types & (layout.nodes.pp == stage))
     count = len(layout.steps)
     if layout.absent is None or not len(nodes):
         nothing = np.zeros((0, count))
-        return Together(nodes[:0], nothing, np.zeros(0), nothing > 0)
+        return CollectivesWithAbsent(nodes[:0], nothing, np.zeros(0), nothing > 0)
     there = np.flatnonzero(~layout.absent[:, stage])
     start_ns = layout.start_ns[nodes][:, :, there]
     end_ns = start_ns + layout.duration_ns[nodes][:, :, there]
@@ -494,28 +461,30 @@ def together(layout: Layout, stage: int) -> Together:
     longer = taken_ns > np.maximum(
         _FAR_LONGER * typical_ns[:, None], typical_ns[:, None] + _OF_A_STEP * step_ns
     )
-    return Together(nodes, taken_ns, typical_ns, longer & (count >= _FEWEST_STEPS))
+    return CollectivesWithAbsent(nodes, taken_ns, typical_ns, longer & (count >= _FEWEST_STEPS))
 
 
 def arriving_last(layout: Layout) -> Layout:
     """Return a layout whose stand-in comes as late to collectives as the others waited for it.
 
-    It computes longer before, by what brings it there when only the transfer is left. That is done
-    where the missing worker is the only one and there is no pipeline; else nothing tells whom they
-    waited for. The same object where it never came last.
+    Its computations before a collective are stretched so that only a typical transfer remains when
+    it arrives. Only with a single missing worker and without a pipeline, since otherwise the
+    others may have waited for someone else. The same object where it never came last.
     """
     if layout.absent is None or layout.pp > 1 or layout.absent.sum() != 1:
         return layout
-    dp, found = int(layout.absent.argmax()), together(layout, 0)
-    if not found.longer.any():
+    dp, meetings = int(layout.absent.argmax()), collectives_with_absent(layout, 0)
+    if not meetings.longer.any():
         return layout
     start_ns, duration_ns = layout.start_ns.copy(), layout.duration_ns.copy()
-    others = np.setdiff1d(np.arange(len(layout.nodes)), found.nodes)
-    for step in np.flatnonzero(found.longer.any(axis=0)).tolist():
-        launch = start_ns[found.nodes, step, dp]
-        end = launch + duration_ns[found.nodes, step, dp]
-        late = np.where(found.longer[:, step], np.maximum(end - found.typical_ns, launch), launch)
-        # its time runs slower until it gets there, and as it did from the end of the transfer on
+    others = np.setdiff1d(np.arange(len(layout.nodes)), meetings.nodes)
+    for step in np.flatnonzero(meetings.longer.any(axis=0)).tolist():
+        launch = start_ns[meetings.nodes, step, dp]
+        end = launch + duration_ns[meetings.nodes, step, dp]
+        late = np.where(
+            meetings.longer[:, step], np.maximum(end - meetings.typical_ns, launch), launch
+        )
+        # a piecewise linear map of times: stretched up to the launch, unchanged from the end on
         order = np.argsort(np.concatenate([launch, end]), kind="stable")
         known = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
         moved = np.maximum.accumulate(np.concatenate([[0.0], np.concatenate([late, end])[order]]))
@@ -528,6 +497,6 @@ def arriving_last(layout: Layout) -> Layout:
         ]
         start_ns[others, step, dp] = mapped[0]
         duration_ns[others, step, dp] = mapped[1] - mapped[0]
-        start_ns[found.nodes, step, dp] = late
-        duration_ns[found.nodes, step, dp] = end - late
+        start_ns[meetings.nodes, step, dp] = late
+        duration_ns[meetings.nodes, step, dp] = end - late
     return replace(layout, start_ns=start_ns, duration_ns=duration_ns)

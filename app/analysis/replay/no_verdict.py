@@ -1,8 +1,7 @@
-"""Reasons against a verdict that a small discrepancy of the replay does not show.
+"""Reasons to withhold a verdict although the replay is near the recording.
 
-Waiting that the recording does not separate from computing (computations of DP peers that begin
-apart and regularly end together), files of different attempts of a job, and a job that would take
-longer without stragglers.
+Waiting that the recording does not separate from computing, files of different attempts of a job,
+and a job that would take longer without stragglers.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.wording import name_list
 
-# ---- Collectives inside of computations that are not recorded ----------------------------------
-# Where computations of DP peers regularly end together although they began apart, something in them
-# waits for the others. Then the time of a computation is not its rank's own, and no replay can say
-# whose it is, however near it is to the recording.
-
-
-# Computations begin apart from this share of their time on…
+# Computations of DP peers begin apart by at least this share of their duration…
 _APART: Final = 0.1
-# …and end together when they are by this share of that apart at their end.
+# …and end together if their ends are apart by at most this share of that.
 _TOGETHER: Final = 0.2
-# This share of those that begin apart does so, and there are at least that many.
+# Share of the computations that begin apart that must end together, and fewest that begin apart.
 _REGULARLY: Final = 0.8
 _LEAST_CASES: Final = 10
 
 
 def find_hidden_collectives(layout: Layout) -> Sign | None:
-    """Return where computations wait inside for something that is not recorded; None elsewhere."""
+    """Return where computations wait for unrecorded collectives inside; None where none do.
+
+    The sign: computations of DP peers regularly end together although they began apart. Their
+    durations then contain waiting, and no replay can separate it.
+    """
     if layout.dp == 1:
         return None
     if layout.missing is not None:
@@ -54,36 +51,31 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     kind = nodes.pp[computes].astype(np.int64) * len(layout.op_names) + nodes.op[computes]
     cases = np.bincount(kind, apart.sum(axis=1))
     hidden = np.bincount(kind, together.sum(axis=1))
-    found = (cases >= _LEAST_CASES) & (hidden >= _REGULARLY * cases)
-    if not found.any():
+    waiting = (cases >= _LEAST_CASES) & (hidden >= _REGULARLY * cases)
+    if not waiting.any():
         return None
     where = []
-    for number in np.flatnonzero(found).tolist():
+    for number in np.flatnonzero(waiting).tolist():
         stage, code = divmod(number, len(layout.op_names))
         where.append(f"{layout.op_names[code]} on stage {stage}")
-    return Sign(tuple(where), float((hidden[found] / cases[found]).mean()))
+    return Sign(tuple(where), float((hidden[waiting] / cases[waiting]).mean()))
 
 
-# ---- Recordings of different attempts of a job, as files that are named by rank overwrite each oth
-#
-# Clocks may be apart by any time, and then their ends agree once they are aligned. Two attempts are
-# apart by more than a session lasts, and each has steps of its own length: aligned like clocks, one
-# runs faster than the other than clocks do, or ends stay apart.
-
-
-# A time service slews a clock by no more than this (ntpd's limit).
+# Largest difference between rates of clocks: ntpd slews by at most this.
 FASTEST_PPM: Final = 500.0
-# What clocks run apart in a session is believed where it is that many times what ends are apart by.
+# A difference in rates is significant if it moves clocks apart by this many residuals in a session.
 ABOVE_RESIDUAL: Final = 5.0
-# Ends of one session are less apart than this share of a step, once clocks are aligned.
+# Largest residual of aligned clocks of one session, as a share of a step.
 RESIDUAL_OF_STEP: Final = 0.005
 NS_A_SECOND: Final = 1e9
 
 
 def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float] | None:
-    """Return the ranks that were recorded after the others, and by how many seconds.
+    """Return the ranks of a later attempt of the job, and by how many seconds they are later.
 
-    None where the clocks can be those of one session.
+    Files named by rank may come from several attempts. Attempts are apart by more than a session
+    lasts, and their steps differ in length: aligned like clocks, one runs faster than clocks do, or
+    residuals stay large. None where the clocks can be those of one session.
     """
     if clocks.drift_ppm is None or len(layout.steps) < 2:  # noqa: PLR2004 - nothing runs apart
         return None
@@ -107,23 +99,18 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
     return ranks, float(gaps.max()) / NS_A_SECOND
 
 
-# ---- What keeps a recording from having a verdict, however near its replay is to it ------------
-# Waiting that it does not tell from computing, so that no worker can be blamed; recordings that are
-# not of one session; a job that would take longer without stragglers.
-
-
-# A job that is slower without stragglers by more than this is told wrong; by less, its ideal, which
-# is a mean and a median, is off a little.
+# Smallest plausible slowdown S. Values just below 1 come from ideal durations, which are means and
+# medians; a smaller one is a fault of recording or replay.
 LEAST_SLOWDOWN: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Why there is no verdict, however near the replay is to the recording."""
+    """Reason to withhold a verdict."""
 
-    verdict: str  # in a sentence, after "No verdict: "
-    reason: str  # with what would help
-    timed: bool = True  # whether its times tell all the same what passes between steps
+    verdict: str  # clause after "No verdict: "
+    reason: str  # sentences, with what would help
+    timed: bool = True  # whether the gaps between steps are reliable all the same
 
 
 NO_COLLECTIVES: Final = Unseen(
@@ -138,11 +125,10 @@ NO_COLLECTIVES: Final = Unseen(
 
 def unseen_of(replayed: Replayed) -> Unseen | None:
     """Return why no worker can be blamed; None where a verdict is possible."""
-    apart = attempts_apart(replayed.layout, replayed.clocks)
-    return unseen_waiting(replayed.layout) if apart is None else _two_attempts(*apart)
-
-
-def _two_attempts(ranks: list[int], by_s: float) -> Unseen:
+    attempts = attempts_apart(replayed.layout, replayed.clocks)
+    if attempts is None:
+        return unseen_waiting(replayed.layout)
+    ranks, by_s = attempts
     who = name_list("rank", [str(rank) for rank in ranks])
     were = "was" if len(ranks) == 1 else "were"
     return Unseen(
@@ -160,9 +146,9 @@ def _two_attempts(ranks: list[int], by_s: float) -> Unseen:
 
 
 def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None:
-    """Return why a slowdown is no verdict: no job is faster with stragglers. None where it is.
+    """Return the reason against a slowdown below 1; None if it is plausible.
 
-    Says whether the recording is at fault, or else the replay.
+    Names faults of the recording; without any, the sizes or the replay must be wrong.
     """
     if slowdown >= LEAST_SLOWDOWN:
         return None
@@ -170,7 +156,7 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
     signs = []
     if replayed.clamped:
         signs.append(f"{replayed.clamped:,} transfers end before they begin")
-    if replayed.clocks.settings:
+    if replayed.clocks.clock_steps:
         signs.append("clocks were set")
     if replayed.impossible:
         signs.append(f"{len(replayed.impossible):,} durations are impossible")
@@ -191,10 +177,10 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
 
 
 def unseen_waiting(layout: Layout) -> Unseen | None:
-    """Return why it is not known who waits; None where it is.
+    """Return why waiting cannot be separated from computing; None where it can.
 
-    Without a pipeline, data-parallel ranks meet in collectives alone. In one, transfers show who
-    waits within each of its replicas.
+    Without a pipeline, DP ranks wait in collectives only, so these must be recorded. In a pipeline,
+    transfers show the waiting within each replica.
     """
     exchanged = layout.of_types(*(name for name in DP_COLLECTIVES if name in layout.op_names))
     if layout.pp == 1 and layout.dp > 1 and not exchanged.any():

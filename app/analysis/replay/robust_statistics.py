@@ -13,21 +13,17 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- Means, medians and quantiles of arrays without NaN, of what is known, and of peers --------
-
-
 FloatArray = NDArray[np.float64]
 Real = TypeVar("Real", np.float32, np.float64)
 
-# Up to this many values NumPy sorts all of them in less time than it finds one place.
+# Up to this many values `np.sort` is faster than `np.partition`.
 _SORTED: Final = 1 << 10
 
 
 def mean(values: NDArray[Real]) -> NDArray[Real]:
     """Return the mean over the first axis.
 
-    With `np.mean` in its place a whole report takes 1.04 times (ST) as long, nearly all of it to
-    find out how it is called.
+    With `np.mean` a report takes 1.04 times (ST) as long, for its overhead per call.
     """
     return np.asarray(np.add.reduce(values, axis=0) / len(values))
 
@@ -35,12 +31,12 @@ def mean(values: NDArray[Real]) -> NDArray[Real]:
 def median(values: NDArray[Real]) -> NDArray[Real]:
     """Return the median over the first axis, without NaN.
 
-    With `np.median` in its place a whole report takes 1.16 times (ST), 1.29 times (AR) and 1.23
-    times (AR tiled 16 times) as long, most of it to find out how it is called.
+    With `np.median` a report takes 1.16 times (ST), 1.29 times (AR) and 1.23 times (AR tiled 16
+    times) as long, mostly for its overhead per call.
     """
     half, odd = divmod(len(values), 2)
     if len(values) <= _SORTED:
-        # Of neighbors in memory NumPy sorts many at a time.
+        # NumPy sorts contiguous rows fastest.
         return np.asarray(median_of_rows(values.T).T, order="C")
     parted = np.partition(values, half, axis=0)
     at = parted[half]
@@ -68,14 +64,13 @@ def quantile(values: NDArray[Real], share: float) -> NDArray[Real]:
 
 
 def quantiles(values: NDArray[Real], shares: Sequence[float]) -> tuple[FloatArray, ...]:
-    """Return several of them.
+    """Return several quantiles over the first axis, as `quantile` returns one.
 
-    With `np.quantile` in place of both a whole report takes 1.05 times (ST) as long, nearly all of
-    it to find out how it is called.
+    With `np.quantile` in place of both a report takes 1.05 times (ST) as long, for its overhead.
 
     Examples
     --------
-    >>> [float(one) for one in quantiles(np.array([1.0, 9.0, 2.0]), (0.25, 0.75))]
+    >>> [float(value) for value in quantiles(np.array([1.0, 9.0, 2.0]), (0.25, 0.75))]
     [1.5, 5.5]
     """
     placed = _placed(values, shares)
@@ -83,7 +78,7 @@ def quantiles(values: NDArray[Real], shares: Sequence[float]) -> tuple[FloatArra
 
 
 def _placed(values: NDArray[Real], shares: Sequence[float]) -> NDArray[Real]:
-    """Return values, first axis, with those in their places that quantiles lie between."""
+    """Return values partitioned on the first axis at the indices that the quantiles need."""
     last = len(values) - 1
     if last < _SORTED:
         return np.sort(values, axis=0)
@@ -92,6 +87,7 @@ def _placed(values: NDArray[Real], shares: Sequence[float]) -> NDArray[Real]:
 
 
 def _between(placed: NDArray[Real], share: float | np.float64) -> NDArray[Real]:
+    """Interpolate linearly between the two values that a quantile lies between."""
     last = len(placed) - 1
     at = last * share
     low = int(at)
@@ -99,12 +95,12 @@ def _between(placed: NDArray[Real], share: float | np.float64) -> NDArray[Real]:
     apart = above - below
     if part < 1 / 2:
         return np.asarray(below + apart * part)
-    # exact where it ends
+    # as `np.quantile`: exact at the upper value
     return np.asarray(above - apart * (1 - part))
 
 
 def median_of_known(values: FloatArray) -> FloatArray:
-    """Return the median over the first axis without NaN; NaN where there is nothing."""
+    """Return the median over the first axis, ignoring NaN; NaN where all values are."""
     if values.shape[0] == 0:
         return np.full(values.shape[1:], np.nan)
     if not np.isnan(values).any():
@@ -118,7 +114,7 @@ def median_of_known(values: FloatArray) -> FloatArray:
 
 
 def peers_median(values: FloatArray) -> FloatArray:
-    """Return for each DP rank (last axis) the median of the others; itself where there are none.
+    """Return for each DP rank (last axis) the median of the others; its own value if it is alone.
 
     Examples
     --------
@@ -136,39 +132,37 @@ def peers_median(values: FloatArray) -> FloatArray:
     in_order = flat[row, order]
     place = np.empty_like(order)
     place[row, order] = np.arange(ranks)
-    # Without the value at a place everything from there on is one place nearer to the front.
+    # Removing a value moves all that follow in sorted order one place forward.
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
     both = in_order[row, low + (low >= place)] + in_order[row, high + (high >= place)]
     return np.asarray(both / 2).reshape(values.shape)
 
 
-# ---- Robust fits: lines through time, and potentials of nodes from differences along edges -----
-
-
 IntArray = NDArray[np.int64]
 
-# From a median absolute deviation to a standard deviation.
+# Ratio of standard deviation to median absolute deviation of normal values.
 MAD_TO_SD: Final = 1.4826
-# Residuals above this many standard deviations count less (Huber).
+# Residuals above this many standard deviations get smaller weights (Huber).
 HUBER: Final = 1.345
+# Rounds of reweighting for lines, and at most for potentials.
 ROUNDS: Final = 6
 MOST_ROUNDS: Final = 40
-# Rounds end when nothing moves by more than this share of the typical difference.
+# Rounds end when no potential changes by more than this share of the typical difference.
 SETTLED: Final = 0.05
 TOLERANCE: Final = 1e-7
 LEAST_WEIGHT: Final = 1e-9
-# Up to here a dense matrix is the quickest.
+# Up to this many nodes a dense matrix is fastest.
 DIRECT_NODES: Final = 200
-# Differences are never trusted further than this share of their typical size.
+# The standard error of a difference is at least this share of the typical difference.
 FLOOR: Final = 0.1
 TINY: Final = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedLines:
-    """Lines of several series, arrays of shape (series,); NaN where a series is empty.
+    """Fitted lines, arrays of shape (series,): value at time 0, slope, and their standard errors.
 
-    `value` is at time 0; errors are standard errors.
+    NaN where a series is empty.
     """
 
     value: FloatArray
@@ -178,12 +172,12 @@ class FittedLines:
 
 
 def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
-    """Fit a line to each series.
+    """Fit a line to each series, robustly: least squares with Huber weights.
 
     Parameters
     ----------
     time : float64 array, shape (times,)
-        All 0 for a constant.
+        All 0 to fit a constant.
     values : float64 array, shape (times, series)
         NaN where unknown.
     """
@@ -232,7 +226,7 @@ def _first_slopes(time: FloatArray, values: FloatArray) -> FloatArray:
 def _weighted_lines(
     time: FloatArray, values: FloatArray, weight: FloatArray, slope: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return value at 0 and slope by weighted least squares; the slope stays where it is free."""
+    """Return value at 0 and slope by weighted least squares; `slope` where data leave it free."""
     total = weight.sum(axis=0)
     safe = np.where(total > 0, total, 1.0)
     mean_time = (weight * time[:, None]).sum(axis=0) / safe
@@ -245,7 +239,7 @@ def _weighted_lines(
 
 
 def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
-    """Return for each node the lowest node that edges connect it with."""
+    """Return each node's connected component, named by its lowest node, shape (count,)."""
     label = np.arange(count)
     while True:
         lowest = label.copy()
@@ -271,12 +265,13 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     Parameters
     ----------
     one, other : int64 arrays, shape (edges,)
+        The nodes of each edge.
     difference, error : float64 arrays, shape (edges,)
-        NaN differences count nothing; the standard error of each.
+        Differences, ignored where NaN, and their standard errors.
     count : int
         Number of nodes.
     enough : float
-        Rounds also end when nothing moves by more than this.
+        Rounds also end when no potential changes by more than this.
 
     Returns
     -------
@@ -300,7 +295,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     for _ in range(MOST_ROUNDS):
         before = potential
         potential = _solve(edges, weight, before)
-        # differences leave one node of each part free: it is put at 0
+        # differences determine potentials up to a constant for each part
         potential -= potential[edges.part]
         if np.abs(potential - before).max() <= settled:
             break
@@ -315,17 +310,17 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
 
 
 def _bounded(weight: FloatArray) -> FloatArray:
-    """Keep weights so close together that equations stay solvable."""
+    """Return weights of at least `LEAST_WEIGHT` of the largest, so that equations are solvable."""
     return np.asarray(np.maximum(weight, LEAST_WEIGHT * weight.max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Known differences.
+    """Edges with known differences, and indices into the matrix of the normal equations.
 
-    `part` is for each node the lowest that it is connected with; `held` are the places of these
-    lowest nodes on the diagonal of the normal equations' matrix, and `cells` the places there that
-    an edge's weight is added to, twice, and subtracted from, twice.
+    `part` is what `connected_parts` returns. `held` are the flat indices of the diagonal elements
+    of each part's lowest node; `cells` are those of the four elements to which each edge adds its
+    weight (two) or subtracts it (two).
     """
 
     one: IntArray
@@ -337,7 +332,7 @@ class _Edges:
 
     @classmethod
     def of(cls, one: IntArray, other: IntArray, difference: FloatArray, part: IntArray) -> _Edges:
-        """Return edges of the nodes that `part` has."""
+        """Compute the indices from edges and connected parts."""
         count = len(part)
         return cls(
             one,
@@ -351,14 +346,21 @@ class _Edges:
 
 
 def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
-    """Solve the weighted normal equations: directly, or by conjugate gradients where large.
+    """Solve the weighted normal equations, up to `DIRECT_NODES` as one dense matrix.
 
-    Conjugate gradients with a diagonal preconditioner, in the names of Saad, "Iterative Methods for
-    Sparse Linear Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r, direction p.
+    Beyond that by conjugate gradients with a diagonal preconditioner, in the names of Saad,
+    "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r,
+    direction p.
     """
     one, other, count = edges.one, edges.other, len(edges.part)
     if count <= DIRECT_NODES:
-        return _solve_directly(edges, weight)
+        negative = -weight
+        values = np.concatenate((weight, weight, negative, negative))
+        matrix = np.bincount(edges.cells, values, minlength=count * count)
+        matrix[edges.held] += weight.max()
+        flow = weight * edges.difference
+        inflow = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
+        return np.asarray(np.linalg.solve(matrix.reshape(count, count), inflow))
     ends = np.concatenate([one, other])
 
     def gathered(flow: FloatArray) -> FloatArray:
@@ -394,17 +396,5 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
 
 
 def _inner(one: FloatArray, other: FloatArray) -> float:
-    """Return the inner product; not by BLAS, whose threads wait for one another here."""
+    """Return the inner product, without BLAS: its threads cost more than they save here."""
     return float((one * other).sum())
-
-
-def _solve_directly(edges: _Edges, weight: FloatArray) -> FloatArray:
-    """Solve the weighted normal equations as one matrix."""
-    one, other, count = edges.one, edges.other, len(edges.part)
-    negative = -weight
-    values = np.concatenate((weight, weight, negative, negative))
-    matrix = np.bincount(edges.cells, values, minlength=count * count)
-    matrix[edges.held] += weight.max()
-    flow = weight * edges.difference
-    target = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
-    return np.asarray(np.linalg.solve(matrix.reshape(count, count), target))

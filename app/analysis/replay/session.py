@@ -1,4 +1,4 @@
-"""A session prepared for replay: its steps by shape, their dependencies and durations."""
+"""Preparation of a session for replay: steps grouped by shape, dependencies and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.analysis.memoize import LooksOnce
+from app.analysis.memoize import Memoized
 from app.analysis.replay.adaptations.candidate import (
     Draft,
     Recording,
@@ -25,7 +25,7 @@ from app.analysis.replay.adaptations.registry import (
     adapt_rows,
 )
 from app.analysis.replay.clock_alignment import RankClocks
-from app.analysis.replay.clock_steps import set_by_ns
+from app.analysis.replay.clock_steps import clock_steps_ns
 from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.simulator import Durations, Simulator, ideal_durations
@@ -53,14 +53,14 @@ from app.errors import UnanalyzableError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeGroup(LooksOnce):
-    """Steps of one shape."""
+class ShapeGroup(Memoized):
+    """Steps of one shape: equal operations on each worker."""
 
     layout: Layout
     graph: Graph
     durations: Durations
     simulator: Simulator
-    _seen: dict[Callable[[ShapeGroup], Any], Any] = field(init=False, default_factory=dict)
+    _memo: dict[Callable[[ShapeGroup], Any], Any] = field(init=False, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,25 +68,25 @@ class Replayed:
     """A session prepared for replay."""
 
     groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
-    dropped: tuple[DroppedStep, ...]  # steps that are left out
-    odd: tuple[DroppedStep, ...]  # complete steps that are unlike the others on all ranks
-    # Of these: from the first start of any worker to the last end, ns of the epoch.
+    dropped: tuple[DroppedStep, ...]  # steps that cannot be replayed, and why
+    odd: tuple[DroppedStep, ...]  # complete steps excluded as unlike the others on all ranks
+    # (first start, last end) of any worker in each odd step, ns of the epoch
     odd_spans_ns: Mapping[int, tuple[float, float]]
-    clamped: int  # transfer durations at fault that count as 0
-    recreated: RecreatedOperations  # operations that the recorder lost and that were made anew
+    clamped: int  # number of faulty transfer durations that count as 0
+    recreated: RecreatedOperations  # operations that the recorder lost
     clocks: RankClocks
     # Types of sends that are left out because their receives were not recorded.
     unanswered: tuple[str, ...]
-    # How the job runs otherwise than the dependency model has it.
+    # Differences of the job from the paper's dependency model.
     adaptations: tuple[Adaptation, ...] = ()
     # Whether all starts are readings of the clock of one host.
     one_clock: bool = False
     # Whether starts are readings of clocks, so that steps can be compared with one another.
     absolute: bool = True
-    host_operations: HostOperations = NONE  # what ranks are recorded to do between steps
-    # Operations whose recorded durations cannot be, and that count with others.
+    host_operations: HostOperations = NONE  # recorded operations between steps
+    # Operations with impossible recorded durations, which were replaced.
     impossible: tuple[ImpossibleDuration, ...] = ()
-    # Workers of which nothing was recorded, (DP rank, stage): others stand in for them.
+    # Workers without any recorded operation, (DP rank, stage); others stand in for them.
     absent: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -122,7 +122,7 @@ class Replayed:
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
     def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
-        """Measure each group and put the results, whose first axis is steps, in order of steps."""
+        """Return the results of `measure`, shape (steps of the group, …), in order of all steps."""
         results = [measure(group) for group in self.groups]
         if len(results) == 1:
             return results[0]
@@ -133,19 +133,19 @@ class Replayed:
 def prepare_replay(
     trace: Trace, without: Collection[Name] = (), *, whole_steps: bool = False
 ) -> Replayed:
-    """Lay a trace out, derive its dependencies and its ideal durations.
+    """Return a trace laid out, with dependencies, adaptations and ideal durations.
 
     Parameters
     ----------
     without : collection of Name
         Adaptations of the dependency model that are switched off.
     whole_steps : bool
-        Operations are whole steps, of which nothing is told: they need no others to compare.
+        Each operation is a whole step, so that missing workers need no comparable ones.
 
     Raises
     ------
     UnanalyzableError
-        Where no replay can come from the trace; see `with_stand_ins`, `lay_out` and `graph_of`.
+        Where the trace cannot be replayed; see `with_stand_ins`, `lay_out` and `graph_of`.
     """
     trace, unusable = without_unusable(trace)
     trace, absent = with_stand_ins(trace, of_anyone=whole_steps)
@@ -162,7 +162,17 @@ def prepare_replay(
         arranged, graphs, dropped = _with_graphs(laid_out)
     arranged, impossible = without_impossible(arranged, graphs)
     arranged = [with_opened(marked(layout, absent), trace, between) for layout in arranged]
-    draft, torn = _without_torn_steps(Draft.of(arranged, graphs, _recording(trace)))
+    recording = Recording(
+        absolute=not trace.step_relative,
+        one_clock=not trace.step_relative and trace.meta.on_one_host,
+        only_waits=recorder_of(trace.meta.extra).only_waits,
+    )
+    draft = Draft.of(arranged, graphs, recording)
+    torn: tuple[DroppedStep, ...] = ()
+    torn_steps = draft.clocks.torn
+    if torn_steps and len(torn_steps) < sum(len(layout.steps) for layout in draft.arranged):
+        draft = _without_steps(draft, torn_steps)
+        torn = tuple(DroppedStep(step, "a clock was set within it") for step in torn_steps)
     draft, odd, odd_spans_ns = _without_odd_steps(draft, trace.meta.odd_steps)
     draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
@@ -174,6 +184,11 @@ def prepare_replay(
         executor = None if ideals[number].min() < 0 else draft.executors[number]
         groups.append(_group(layout, graph, durations, executor))
     ahead_ns = draft.clocks.offsets_ns if draft.clocks.aligned else None
+    host_operations = host_operations_of(trace, between, ahead_ns)
+    clock_steps = draft.clocks.clock_steps
+    if clock_steps and len(host_operations):
+        on = host_operations
+        host_operations = on.earlier(clock_steps_ns(clock_steps, on.step, on.dp, on.pp))
     return Replayed(
         groups=tuple(groups),
         dropped=tuple(sorted((*dropped, *unusable, *repeated, *torn), key=attrgetter("step"))),
@@ -186,31 +201,26 @@ def prepare_replay(
         adaptations=(*rows.made, *adapt_laid_out(laid_out), *made),
         one_clock=draft.recording.one_clock,
         absolute=draft.absolute,
-        host_operations=_on_one_clock(host_operations_of(trace, between, ahead_ns), draft.clocks),
+        host_operations=host_operations,
         impossible=impossible,
         absent=absent.workers,
     )
 
 
-def _on_one_clock(operations: HostOperations, clocks: RankClocks) -> HostOperations:
-    """Return what ranks do between steps as if no clock had been set."""
-    if not clocks.settings or not len(operations):
-        return operations
-    by_ns = set_by_ns(clocks.settings, operations.step, operations.dp, operations.pp)
-    return operations.earlier(by_ns)
-
-
 def _without_odd_steps(
     draft: Draft, named: Mapping[int, str]
 ) -> tuple[Draft, tuple[DroppedStep, ...], dict[int, tuple[float, float]]]:
-    """Return a draft of the ordinary steps, the others, and their first starts and last ends.
+    """Return a draft without odd steps, the odd steps, and (first start, last end) of each.
 
     Parameters
     ----------
     named : mapping
-        Steps that the recorder says are odd, and why; of them alone a session is analyzed.
+        Steps that the recorder names as odd, and why; ignored where it names all.
     """
-    odd = _named_odd_steps(draft, named)
+    steps = sorted(step for layout in draft.arranged for step in layout.steps.tolist())
+    odd = tuple(DroppedStep(step, named[step]) for step in steps if step in named)
+    if len(odd) == len(steps):
+        odd = ()
     odd += find_odd_steps(_without_steps(draft, [item.step for item in odd]) if odd else draft)
     odd = tuple(sorted(odd, key=attrgetter("step")))
     if not odd:
@@ -229,23 +239,6 @@ def _without_odd_steps(
     return _without_steps(draft, steps), odd, spans_ns
 
 
-def _named_odd_steps(draft: Draft, named: Mapping[int, str]) -> tuple[DroppedStep, ...]:
-    if not named:
-        return ()
-    steps = sorted(step for layout in draft.arranged for step in layout.steps.tolist())
-    odd = tuple(DroppedStep(step, named[step]) for step in steps if step in named)
-    return odd if len(odd) < len(steps) else ()
-
-
-def _without_torn_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
-    """Return a draft without the steps within which a clock was set, and these."""
-    torn = draft.clocks.torn
-    if not torn or len(torn) == sum(len(layout.steps) for layout in draft.arranged):
-        return draft, ()
-    reason = "a clock was set within it"
-    return _without_steps(draft, torn), tuple(DroppedStep(step, reason) for step in torn)
-
-
 def _without_steps(draft: Draft, left_out: Sequence[int]) -> Draft:
     ordinary = [
         (layout if len(kept) == len(layout.steps) else layout.of_steps(kept), graph)
@@ -258,19 +251,10 @@ def _without_steps(draft: Draft, left_out: Sequence[int]) -> Draft:
     return Draft.of(arranged, graphs, draft.recording)
 
 
-def _recording(trace: Trace) -> Recording:
-    absolute = not trace.step_relative
-    return Recording(
-        absolute=absolute,
-        one_clock=absolute and trace.meta.on_one_host,
-        only_waits=recorder_of(trace.meta.extra).only_waits,
-    )
-
-
 def _group(
     layout: Layout, graph: Graph, durations: Durations, executor: Executor | None = None
 ) -> ShapeGroup:
-    """Return steps of one shape, ready to be replayed; by an executor that may be there already."""
+    """Return steps of one shape with a simulator; `executor` is built where it is not given."""
     if executor is None:
         values = durations.recorded_ns
         shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
@@ -279,7 +263,7 @@ def _group(
 
 
 def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
-    """Return a group in which nothing passes regularly before some nodes are launched."""
+    """Return a group without the regular launch delays of some nodes."""
     if not nodes:
         return group
     lags = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in nodes}
@@ -287,64 +271,60 @@ def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
 
 
 def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> ShapeGroup:
-    """Return a group in which these pass regularly before launches, and nothing else does."""
+    """Return a group with these regular launch delays, by (node, dependency), and no others."""
     return with_graph(group, replace(group.graph, lags_ns=lags_ns))
 
 
-def with_shorter_turn(group: ShapeGroup, by_ns: float) -> ShapeGroup:
-    """Return a group in which less passes regularly between two steps of a rank."""
+def with_shorter_step_gap(group: ShapeGroup, by_ns: float) -> ShapeGroup:
+    """Return a group with a regular gap between the steps of a rank that is `by_ns` shorter."""
     if not by_ns:
         return group
-    return with_graph(group, replace(group.graph, turn_ns=group.graph.turn_ns - by_ns))
+    return with_graph(group, replace(group.graph, step_gap_ns=group.graph.step_gap_ns - by_ns))
 
 
 def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
-    """Return a group whose operations follow what they do in another graph of the same nodes."""
+    """Return a group with other dependencies between its operations."""
     return _group(group.layout, graph, group.durations)
 
 
 def _with_graphs(
     laid_out: LaidOut,
 ) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
-    """Derive the dependencies of each group of steps; drop groups that cannot have run so."""
+    """Return layouts with their dependency graphs, and the steps that are dropped.
+
+    A group of steps is dropped if its operations cannot have run by the dependency model; if none
+    remains, the first refusal is raised.
+    """
     layouts: list[Layout] = []
     graphs: list[Graph] = []
     dropped = list(laid_out.dropped)
     refused: list[UnanalyzableError] = []
     for layout in laid_out.groups:
-        graph = _graph_or_refusal(layout)
-        if isinstance(graph, Graph):
+        try:
+            graphs.append(graph_of(layout))
             layouts.append(layout)
-            graphs.append(graph)
-        else:
-            refused.append(graph)
-            dropped += [DroppedStep(int(step), graph.message) for step in layout.steps]
+        except UnanalyzableError as error:
+            refused.append(error)
+            dropped += [DroppedStep(int(step), error.message) for step in layout.steps]
     if not layouts:
         raise refused[0]
     return layouts, graphs, tuple(sorted(dropped, key=lambda item: item.step))
 
 
-def _graph_or_refusal(layout: Layout) -> Graph | UnanalyzableError:
-    try:
-        return graph_of(layout)
-    except UnanalyzableError as error:
-        return error
-
-
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
     """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`.
 
-    Computed once; not to be written to.
+    Memoized and shared: callers must not write to it.
     """
-    return np.asarray(group.once(_begins)[stage])
+    return np.asarray(group.memoize(_begins)[stage])
 
 
 def _begins(group: ShapeGroup) -> FloatArray:
-    return stage_begins(group.layout, ends_of(group), group.graph.turn_ns)
+    return stage_begins(group.layout, ends_of(group), group.graph.step_gap_ns)
 
 
 def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:
-    """Return what each node waits for."""
+    """Return the nodes that each node directly depends on."""
     return {
         node: after
         for unit in group.graph.units
@@ -353,16 +333,16 @@ def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:
 
 
 def recorded_step_times(group: ShapeGroup) -> FloatArray:
-    """Return how long each step took as recorded, ns; see `recorded_times`."""
+    """Return the recorded duration of each step, shape (steps,), ns; see `recorded_times`."""
     return recorded_times(group.layout, group.graph, ends_of(group))
 
 
 def filled_ns(group: ShapeGroup) -> FloatArray:
-    """Return durations without waiting as if all DP ranks ran as many microbatches; see `filled`.
+    """Return durations without waiting, with padded microbatches filled in; see `filled`.
 
-    Computed once; not to be written to.
+    Shape (nodes, steps, dp), ns. Memoized and shared: callers must not write to it.
     """
-    return group.once(_filled)
+    return group.memoize(_filled)
 
 
 def _filled(group: ShapeGroup) -> FloatArray:
@@ -370,8 +350,8 @@ def _filled(group: ShapeGroup) -> FloatArray:
 
 
 def ends_of(group: ShapeGroup) -> FloatArray:
-    """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
-    return group.once(_ends)
+    """Return the end of each stage's last operation of a step, shape (pp, steps, dp), ns."""
+    return group.memoize(_ends)
 
 
 def _ends(group: ShapeGroup) -> FloatArray:

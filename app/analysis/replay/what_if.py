@@ -21,12 +21,12 @@ from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
 NS: Final = 1e-9
-# Which nodes a selection may hold, and where: shape (steps, dp, pp).
+# Selected nodes, (nodes,), and selected places of these, shape (steps, dp, pp).
 _Mask: TypeAlias = tuple[Sequence[bool], NDArray[np.bool_]]
-# What takes a thousand times as long hangs; far beyond that a step's time is no finite number.
+# Largest scale of durations: beyond it operations hang, and sums may overflow.
 MOST_SCALE: Final = 1000.0
 
-# The paper's names, and those that reports merge types under.
+# Op types by name: recorded types, the paper's names, and merged types of reports.
 TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **{name: (name,) for name in ops.REPLAYED_OP_TYPES},
     "params-sync": (ops.PARAMS_ALL_GATHER,),
@@ -39,10 +39,10 @@ TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class BaseDurations(StrEnum):
-    """What operations take.
+    """Base of the durations in a what-if question.
 
-    ``peers``, of changes only: the median of the DP ranks of the same stage that no such change
-    selects, as when a worker is replaced. An ideal duration is a mean that holds the worker itself.
+    ``peers``, in changes only: the median of the DP ranks of the same stage that no such change
+    selects, as if a worker were replaced. (An ideal duration is a mean that includes the worker.)
     """
 
     RECORDED = "recorded"
@@ -52,7 +52,7 @@ class BaseDurations(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Operations that meet every condition given; an empty tuple is no condition.
+    """Operations that meet all conditions; an empty tuple is no condition.
 
     `op_types` are keys of `TYPE_NAMES`.
     """
@@ -75,9 +75,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Changes to a session; of several that select an operation the last one holds.
+    """Changes to a session; where several select an operation, the last one applies.
 
-    `without` are adaptations that its replay is made without; see `prepare_replay`.
+    `without` are adaptations that are switched off; see `prepare_replay`.
     """
 
     base: BaseDurations = BaseDurations.RECORDED
@@ -87,17 +87,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What answers are counted against: the reference of the session's headline."""
+    """Reference that gains are relative to: that of the session's headline."""
 
     kind: str  # ``causes``, ``launches``: the job without its causes; ``published``: ideal of S
-    slowdown: float  # of the session as it is
+    slowdown: float  # of the session as recorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionAnswer:
-    """Step times in seconds, shape (steps,): as simulated today, ideal, and in question.
+    """Step times in seconds, shape (steps,): as recorded, ideal, and with the changes.
 
-    `restores` is whether it asks for nothing but durations as they are, ideal or of peers.
+    `restores` is whether all changes keep scale 1: recorded, ideal or peers' durations only.
     """
 
     steps: NDArray[np.int64]
@@ -108,17 +108,17 @@ class QuestionAnswer:
 
     @property
     def published(self) -> Against:
-        """Return the ideal of S as what answers are counted against."""
+        """Return the ideal of S as the reference."""
         return Against("published", float(self.simulated_s.sum() / self.ideal_s.sum()))
 
     def as_document(self, against: Against) -> dict[str, Any]:
-        """Return JSON types; `gain` is the share of today's step time that is saved.
+        """Return the answer as JSON types.
 
-        It is counted as that of a fix: against the reference of the headline, so that what
-        restores durations gains no more than the job loses. What the replay itself says is
-        `replayed_step_time_s`. `slowdown` is S with the changes. `reference` has the slowdown with
-        them as people are shown it, and the step time that this is counted against: today's ÷ the
-        headline, so that the session as it is has its headline here too.
+        `gain` is the saved share of the recorded step time, relative to the headline's reference
+        as for a fix: changes that only restore durations gain no more than the job loses.
+        `replayed_step_time_s` is the replay's own result. `slowdown` is S with the changes.
+        `reference` has the shown slowdown with the changes, and the step time that it is relative
+        to: the recorded one ÷ the headline, so that the unchanged session has its headline here.
         """
         now, replayed = float(np.mean(self.simulated_s)), float(np.mean(self.answer_s))
         reference_s = now / against.slowdown
@@ -142,7 +142,7 @@ class QuestionAnswer:
 
 
 def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
-    """Replay a session as a question changes it.
+    """Return the step times of a session with the changes of a question.
 
     Parameters
     ----------
@@ -155,14 +155,17 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
         A change selects a type, step, stage, DP rank or worker that the session does not have,
         or nothing at all.
     """
-    _check(replayed, question)
+    faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
+    if faults:
+        raise InvalidQuestionError(faults[0].message, faults=faults)
     simulated = replayed.over_steps(
         lambda group: group.simulator.step_times([group.simulator.keep()])[0]
     )
     ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
     _check_peers(replayed, question)
     if any(change.base is BaseDurations.PEERS for change in question.changes):
-        # As fixes are replayed: others' late launches show once the slow worker hides them no more.
+        # As fixes are replayed: late launches of others count once the slow worker does not hide
+        # them.
         as_it_is, otherwise = replayed.over_steps(
             lambda group: launched_step_times(group, _in_question(group, question))
         ).T
@@ -175,18 +178,19 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     return QuestionAnswer(replayed.steps, simulated * NS, ideal * NS, changed * NS, restores)
 
 
-def _check(replayed: Replayed, question: Question) -> None:
-    """Refuse what the session does not have."""
-    faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
-    if faults:
-        raise InvalidQuestionError(faults[0].message, faults=faults)
-
-
 def _check_peers(replayed: Replayed, question: Question) -> None:
-    """Refuse to replace every DP rank of a stage: none remains to take durations from."""
+    """Raise `InvalidQuestionError` if every DP rank of a stage is replaced: no peer remains."""
     by_peers = [change for change in question.changes if change.base is BaseDurations.PEERS]
     for group in replayed.groups if by_peers else ():
-        replaced = np.any([_cells(group, change.select) for change in by_peers], axis=0)
+        masks = [_mask(group, change.select) for change in by_peers]
+        stages = np.arange(group.layout.pp)
+        replaced = np.any(
+            [
+                places & np.isin(stages, group.layout.nodes.pp[np.array(nodes)])
+                for nodes, places in masks
+            ],
+            axis=0,
+        )
         alone = np.flatnonzero(replaced.all(axis=1).any(axis=0))
         if alone.size:
             message = f"All DP ranks of stage {alone[0]} are replaced: none is left as a peer"
@@ -195,14 +199,8 @@ def _check_peers(replayed: Replayed, question: Question) -> None:
             raise InvalidQuestionError(message, faults=(fault,))
 
 
-def _cells(group: ShapeGroup, select: Selection) -> NDArray[np.bool_]:
-    """Return where a selection holds of any operation, shape (steps, dp, pp)."""
-    nodes, lanes = _mask(group, select)
-    held = np.unique(group.layout.nodes.pp[np.array(nodes)])
-    return lanes & np.isin(np.arange(group.layout.pp), held)
-
-
 def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
+    """Yield a fault for each empty selection and each selected value that the session lacks."""
     for i, change in enumerate(question.changes):
         path = f"changes[{i}].select"
         if change.select == Selection():
@@ -212,7 +210,7 @@ def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
 
 
 def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
-    """Yield the key of each value that the session does not have, and a sentence."""
+    """Yield the key of each selected value that the session does not have, and a sentence."""
     dp, pp = replayed.layout.dp, replayed.layout.pp
     steps, types = set(replayed.steps.tolist()), set(present_types(replayed))
 
@@ -233,7 +231,7 @@ def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
 
 
 def _in_question(group: ShapeGroup, question: Question) -> Replacement:
-    """Return every node's durations in question."""
+    """Return the durations of all nodes with the changes of a question."""
     masks = [_mask(group, change.select) for change in question.changes]
     replaced = [
         mask
@@ -245,11 +243,11 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
         result = _durations(group, question.base, node, steps, ())
         stage = int(group.layout.nodes.pp[node])
         for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
-            here = lanes[steps, :, stage]
-            # Most questions are about few places: medians of all others would be for nothing.
-            if nodes[node] and here.any():
+            selected = lanes[steps, :, stage]
+            # Most questions select few places: medians are computed for these only.
+            if nodes[node] and selected.any():
                 changed = _durations(group, change.base, node, steps, replaced) * change.scale
-                result = np.where(here, changed, result)
+                result = np.where(selected, changed, result)
         return result
 
     nodes = np.arange(len(group.layout.nodes))
@@ -264,7 +262,7 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
 def _durations(
     group: ShapeGroup, base: BaseDurations, node: int, steps: slice, replaced: Sequence[_Mask]
 ) -> FloatArray:
-    """Return the durations of a node, ns, of a shape that is broadcast to (steps, dp)."""
+    """Return the durations of a node on a base, shape broadcastable to (steps, dp), ns."""
     if base is BaseDurations.IDEAL:
         return np.asarray(group.durations.ideal_ns[node])
     recorded = group.durations.recorded_ns[node, steps]
@@ -278,12 +276,12 @@ def _durations(
     typical = np.asarray(np.nanmedian(peers, axis=1))[:, None]
     if padding is None:
         return typical
-    # each goes on running as many microbatches as it does
+    # each rank keeps its number of microbatches
     return np.where(padding.of(np.array([node]), steps)[0], 0.0, typical)
 
 
 def _mask(group: ShapeGroup, select: Selection) -> _Mask:
-    """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
+    """Return the selected nodes, and the selected places of these, shape (steps, dp, pp)."""
     layout = group.layout
     nodes = np.ones(len(layout.nodes), dtype=bool)
     if select.op_types:

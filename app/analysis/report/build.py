@@ -307,21 +307,21 @@ def _report(
         tensor=tensor,
         verdict=sentence,
         budget=budget,
-        computing=computing_of(observation, observation.once(slow_together).factor),
+        computing=computing_of(observation, observation.memoize(slow_together).factor),
     )
 
 
 def _budget(observation: Observation, replayed: Replayed, metrics: Metrics) -> Budget:
     # Steps of several shapes have no common slowdown of all workers.
     one_shape = len(observation.layout.steps) == len(replayed.steps)
-    together = observation.once(slow_together).factor if one_shape else None
+    together = observation.memoize(slow_together).factor if one_shape else None
     return budget_of(split(replayed, metrics, together))
 
 
 def _by_worker(
     replayed: Replayed, metrics: Metrics, worst: Sequence[Worker], intervals: Intervals
 ) -> ByWorker:
-    exact = metrics.relative(metrics.by_worker)
+    exact = metrics.worker_slowdowns
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     forward_ratio, backward_ratio = compute_ratios(replayed)
     return ByWorker(

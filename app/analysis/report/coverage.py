@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from app.analysis.diagnosis.locations import Worker
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.clock_steps import ClockSetting
+from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.impossible_times import ImpossibleDuration
 from app.analysis.trace.metadata import Unmapped
 
@@ -176,7 +176,7 @@ class Clocks:
     rank, stage)."""
     warnings: tuple[str, ...]
     """Sentences."""
-    settings: tuple[ClockSetting, ...] = field(default=(), metadata=OMITTED)
+    settings: tuple[ClockStep, ...] = field(default=(), metadata=OMITTED)
     """Clocks that were set between two steps; starts count as if they had not been. No key where
     there are none."""
 

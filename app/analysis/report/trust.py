@@ -12,11 +12,10 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.replay.adaptations.kind import SENTENCES
 from app.analysis.replay.clock_alignment import clocks_apart_ns
-from app.analysis.replay.clock_steps import ClockSetting
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.missing_operations import together
+from app.analysis.replay.missing_operations import collectives_with_absent
 from app.analysis.replay.no_verdict import Unseen
 from app.analysis.replay.session import Replayed
 from app.analysis.report.coverage import (
@@ -29,7 +28,7 @@ from app.analysis.report.coverage import (
     MissingWorker,
     Recreated,
 )
-from app.analysis.trace.metadata import said
+from app.analysis.trace.metadata import unmapped_of
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.wording import NBSP, name_list, percent
 
@@ -90,7 +89,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
     step_s = metrics.recorded_step_s
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
-    warnings = [_set_clock(trace, replayed, one) for one in clocks.settings]
+    warnings = [_set_clock(trace, replayed, one) for one in clocks.clock_steps]
     if largest_s > CLOCK_WARNING * step_s and (
         clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
     ):
@@ -118,11 +117,11 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
         drift_ppm=None if clocks.drift_ppm is None else by_cell(clocks.drift_ppm),
         unconnected=unconnected if len(unconnected) > 1 else (),
         warnings=tuple(warnings) if timed else (),
-        settings=clocks.settings,
+        settings=clocks.clock_steps,
     )
 
 
-def _set_clock(trace: Trace, replayed: Replayed, setting: ClockSetting) -> str:
+def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
     """Return the warning that a clock was set: whose, by how much and when."""
     ranks = [int(replayed.layout.ranks[worker]) for worker in setting.workers]
     hosts = sorted({trace.meta.hosts[rank] for rank in ranks if rank in trace.meta.hosts})
@@ -176,7 +175,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         copies=trace.copies,
         impossible_durations=replayed.impossible,
         missing=missing_of(replayed),
-        unmapped=said(trace.meta.extra),
+        unmapped=unmapped_of(trace.meta.extra),
     )
 
 
@@ -197,7 +196,7 @@ def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
     """Return the missing workers, sorted by DP rank."""
     missing = []
     for dp, pp in replayed.absent:
-        layout, others = replayed.layout, together(replayed.layout, pp)
+        layout, others = replayed.layout, collectives_with_absent(replayed.layout, pp)
         known = len(others.nodes) > 0
         missing.append(
             MissingWorker(

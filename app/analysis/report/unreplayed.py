@@ -40,7 +40,7 @@ from app.analysis.replay.missing_operations import RANK_MISSING
 from app.analysis.replay.no_verdict import Unseen
 from app.analysis.replay.session import Replayed, prepare_replay
 from app.analysis.report.document import Correlation, CorrelationSample, DiagnosisSummary, Report
-from app.analysis.trace.metadata import reason_of
+from app.analysis.trace.metadata import not_replayed_reason
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
 from app.analysis.wording import name_list, percent
 from app.errors import UnanalyzableError
@@ -201,7 +201,7 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
     UnanalyzableError
         Neither is possible; see `prepare_replay`.
     """
-    reason, refusal = reason_of(trace.meta), None
+    reason, refusal = not_replayed_reason(trace.meta), None
     if reason is None:
         try:
             return Prepared(trace, prepare_replay(trace, without), None, None)

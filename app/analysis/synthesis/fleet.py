@@ -120,7 +120,7 @@ def _draw(gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool) 
     )
 
 
-# ---- The slowdown S as the paper defines it, of a job that is executed instead of replayed -----
+# Published slowdown.
 # An analysis of the job's trace finds about the same; it differs from the true slowdown because its
 # ideal durations contain the straggler, and late launches do not count.
 
@@ -149,7 +149,7 @@ def _ideal(work: StepWork) -> StepWork:
     return replace(work, duration_ns=duration, delay_ns=nothing)
 
 
-# ---- A fleet of jobs whose statistics are those of the paper's sections 4 and 5 ----------------
+# Fleet.
 # 42.5 % of the jobs straggle (S of 1.1 or more). Of those, workers are to blame in 1.7 %, the last
 # stage in 39.3 %, sequence lengths in 21.4 %; the paper gives no shares for the rest. Stragglers
 # slow their job 1.28 times on average, workers 3.04 and sequence lengths 1.34 times. The other jobs

@@ -135,8 +135,8 @@ class PlannedSession:
 
 def _in_one_window(job: JobModel) -> JobModel:
     """Return a job whose recorded steps follow one another, with what little passes between."""
-    usual_ns = job.costs.turn_ns or _TURN * job.costs.forward_ns
-    return replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
+    usual_ns = job.costs.step_gap_ns or _TURN * job.costs.forward_ns
+    return replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=usual_ns))
 
 
 def host_name(number: int) -> str:
@@ -167,8 +167,6 @@ def _scenario(name: str, team: str, site: str, first_host: int, **when: float) -
         phases = (Phase(from_h, scenario.job), Phase(when["fault_h"], scenario.job, faults))
     return Run(team, site, first_host, phases)
 
-
-# -- what happened ----------------------------------------------------------------------------
 
 # A host that computes slowly in whatever job it serves, until it is repaired.
 BAD_HOST: Final = 17

@@ -13,9 +13,6 @@ from app.analysis.synthesis.job import stream
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Sizes
 
-# ---- A job as its hosts run it, and what is wrong with it --------------------------------------
-
-
 Worker = tuple[int, int]
 _MS: Final = 1e6
 V_CHUNKS: Final = 2
@@ -94,9 +91,7 @@ class HostJob:
         return replace(self, factors={}, links={}, pauses=0.0)
 
 
-# ---- The calls that a host makes in a step, one after the other --------------------------------
-
-
+# Calls of a step.
 @dataclass(frozen=True, slots=True)
 class Part:
     """One side of a transfer: its op type, the other stage, (microbatch, chunk) of what goes."""
@@ -235,9 +230,7 @@ def _v_shaped(job: HostJob, stage: int) -> Iterator[Call]:
                     yield Call("", parts=(Part(send, target, (mb, chunk)),))
 
 
-# ---- Hosts that make their calls, each as soon as it can; what is recorded is what hooks see ----
-
-
+# Execution.
 RECORDED_NS: Final = 30_000
 # FSDP2 gathers parameters within the first forwards of a step.
 _GATHERING_FORWARDS: Final = 2

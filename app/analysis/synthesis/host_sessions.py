@@ -18,9 +18,7 @@ from app.analysis.synthesis.synthesize import Truth
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 
-# ---- From what hosts did to the trace that their hooks write -----------------------------------
-
-
+# Recording.
 # Starts of recordings: a clock's reading.
 _BEGIN_NS: Final = 1_760_000_000_000_000_000
 _LATE_NS: Final = 1000.0
@@ -71,7 +69,6 @@ def _take_late(rows: list[Row]) -> None:
             row.end = max(row.end, done[row.worker, row.step] + _LATE_NS)
 
 
-# ---- Jobs as their hosts run them: calls that block, steps that overlap, collectives inside ----
 # The other jobs of the synthesizer follow the paper's dependency model. Here each rank is a host
 # that makes one call after the other: a computation, an exchange with its neighbors that returns
 # when all of it has been transferred, a collective. What is recorded is what hooks around those
@@ -152,9 +149,7 @@ def _dials(job: HostJob) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-# ---- Named jobs as their hosts run them, each in one way that the paper's model has not --------
-
-
+# Named scenarios.
 _MS: Final = 1e6
 _FACTOR: Final = 1.8
 

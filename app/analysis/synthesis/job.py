@@ -24,9 +24,6 @@ from app.analysis.trace.model import (
     Sizes,
 )
 
-# ---- What a synthetic training job is made of: its shape, its schedule, what its operations cost -
-
-
 # What a job may leave out altogether; forwards, backwards and pipeline transfers are always there.
 OPTIONAL_OP_TYPES: Final[frozenset[str]] = frozenset(
     {
@@ -99,7 +96,7 @@ class CostModel:
     # unrecorded work on the CPU, and its mean time
     host_stall_probability: float = 0.002
     host_stall_ns: float = 3e6
-    turn_ns: float = 0.0  # mean time between two steps in which nothing is recorded
+    step_gap_ns: float = 0.0  # mean time between two steps in which nothing is recorded
     # Share by which a computation takes longer while its worker also transfers.
     contention: float = 0.03
     # Share of a computation that is its collectives over the tensor-parallel ranks.
@@ -187,9 +184,7 @@ class JobModel:
         return ((pp * self.sizes.dp + dp) * self.sizes.cp + cp) * self.sizes.tp + tp
 
 
-# ---- Random realistic jobs, healthy ones -------------------------------------------------------
-
-
+# Random jobs.
 _MS: Final = 1e6
 
 
@@ -320,9 +315,7 @@ def draw_costs(rng: np.random.Generator) -> CostModel:
     )
 
 
-# ---- Random numbers: an independent stream for each purpose, so that one dial moves nothing else -
-
-
+# Random numbers.
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     """Return the generator that belongs to `purpose` under `seed`."""
     words = [zlib.crc32(str(word).encode()) for word in purpose]

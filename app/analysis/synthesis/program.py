@@ -28,8 +28,6 @@ from app.analysis.trace.model import (
     SEPARATE_ALL_REDUCE,
 )
 
-# ---- The order of computations on one pipeline stage -------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Computation:
@@ -84,9 +82,8 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
     )
 
 
-# ---- A job's step as a program: its operations, what each waits for, who moves data together ----
+# The program of a step.
 # Semantics
-# ---------
 # Every DP rank runs the same program. A worker (DP rank d, stage p) has six streams: computation,
 # DP collectives, forward-send, forward-recv, backward-send, backward-recv. An operation is launched
 # when everything below has ended, plus its launch delay; without anything to wait for, at the

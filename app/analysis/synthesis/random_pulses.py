@@ -13,9 +13,7 @@ from app.analysis.pulse.notices import NoticeKind
 from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
 
-# ---- Beats of a synthetic job, one that hangs, and one whose process is gone -------------------
-
-
+# Heartbeats.
 BEAT_NS: Final = 5_000_000_000
 PHASES: Final = (
     *("forward-compute", "dp-all-reduce", "data"),
@@ -115,9 +113,7 @@ def hanging(
     return by_time(joined(parts)), PulseTruth(kind, (culprit,), step, None, 1.0)
 
 
-# ---- What happens to healthy jobs, and must not be noticed -------------------------------------
-
-
+# Harmless events.
 Event = Callable[[PulseJob, np.random.Generator], None]
 
 
@@ -202,9 +198,7 @@ EVENTS: Final[Mapping[str, Event]] = {
 }
 
 
-# ---- What makes a synthetic job slow -----------------------------------------------------------
-
-
+# Faults.
 Fault = Callable[[PulseJob, np.random.Generator, int, float], PulseTruth]
 
 
@@ -283,9 +277,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
 }
 
 
-# ---- Jobs of a seed: faults of known kinds, and all that is left out ---------------------------
-
-
+# Random draws.
 _SHAPES: Final = ((8, 1), (16, 1), (4, 2), (8, 4), (32, 1), (2, 4), (64, 1), (16, 2))
 # A fault begins here at the earliest, and leaves as many steps at least.
 _BEGINS: Final = 120

@@ -58,9 +58,6 @@ from app.analysis.synthesis.synthesize import (
     true_turn_slowdown,
 )
 
-# ---- What gives a job a cause of straggling, the stronger the further it is turned -------------
-
-
 Sick = tuple[JobModel, tuple["Injection", ...]]
 # Given a job, the strength of the fault and draws that do not depend on it.
 Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
@@ -171,7 +168,7 @@ def _standing_still(
     offset = 10 + int(rng.integers(1, min(every + 1, job.steps - 1)))
     own = float(rng.choice([0.0, 0.1]))
     usual_ns = job.costs.forward_ns * float(rng.uniform(0, 0.6))
-    job = replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
+    job = replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=usual_ns))
     return job, (kind(every, 0.3 * every * strength * step_ns, offset, own=own),)
 
 

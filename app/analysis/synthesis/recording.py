@@ -27,8 +27,6 @@ from app.analysis.trace.model import (
     Trace,
 )
 
-# ---- Steps of one kind that a synthetic job has executed ---------------------------------------
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
@@ -40,7 +38,7 @@ class Phase:
     ids: NDArray[np.int64]
 
 
-# ---- What ranks that share experts record of the all-to-alls of their layers with experts ------
+# All-to-alls of experts.
 # Every computation holds two of them: one before the experts compute, one after. All ranks of a
 # group end each of them together; who waits for the experts of others begins the second one
 # earlier.
@@ -88,9 +86,7 @@ def expert_rows(
             yield {key: np.broadcast_to(column, start.shape) for key, column in columns.items()}
 
 
-# ---- What ranks record to do between steps: batches, checkpoints, evaluations ------------------
-
-
+# Operations between steps.
 def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
     """Yield what the ranks of a phase record between its steps, each as long as it takes."""
     job, ids = phase.job, phase.ids
@@ -117,9 +113,7 @@ def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[R
         }
 
 
-# ---- What a profiler writes of DP ranks that run different numbers of microbatches -------------
-
-
+# Unequal numbers of microbatches.
 def cut_anew(phase: Phase, rows: Rows) -> Rows:
     """Return rows in which each step's computations are as many microbatches as its rank runs.
 
@@ -164,7 +158,7 @@ def cut_anew(phase: Phase, rows: Rows) -> Rows:
     }
 
 
-# ---- What the tensor-parallel or the context-parallel ranks of each cell record of their collectiv
+# Collectives of tensor- or context-parallel ranks.
 #
 # Every computation holds an all-gather and a reduce-scatter over these ranks of the cell. Each rank
 # computes its own part up to the collective, waits for the last one, and all end together.
@@ -229,9 +223,7 @@ def tensor_rows(
             yield {key: np.broadcast_to(column, shape) for key, column in columns.items()}
 
 
-# ---- What a profiler would have recorded of an execution: a trace ------------------------------
-
-
+# The trace.
 # Synthetic clocks start on 2026-01-05 00:00 UTC: a pure function has no clock of its own.
 EPOCH_NS: Final = 1_767_571_200 * 1_000_000_000
 _CLUSTER_HOSTS: Final = 400
@@ -320,7 +312,9 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
     """Return when each recorded step begins; steps between them take the mean training time."""
     ids = np.concatenate([phase.ids for phase in phases])
     # Launch overhead comes before the first launch, so this is a bit more than the step time.
-    ends_ns = [phase.execution.turn_times_ns() + int(phase.job.costs.turn_ns) for phase in phases]
+    ends_ns = [
+        phase.execution.turn_times_ns() + int(phase.job.costs.step_gap_ns) for phase in phases
+    ]
     in_order = np.argsort(ids)
     lasting = np.concatenate(ends_ns)[in_order]
     between = (np.diff(ids[in_order]) - 1) * int(ends_ns[0].mean())

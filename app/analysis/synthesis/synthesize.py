@@ -145,7 +145,7 @@ def synthesize(
 
 
 def _turns_s(job: JobModel, execution: Execution) -> tuple[float, ...]:
-    return tuple(((execution.turn_times_ns() + job.costs.turn_ns) / 1e9).tolist())
+    return tuple(((execution.turn_times_ns() + job.costs.step_gap_ns) / 1e9).tolist())
 
 
 def inject(

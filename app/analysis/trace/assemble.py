@@ -1,9 +1,9 @@
 """Assembly of a `Trace` from batches of columns, with the checks of their values.
 
 Rows keep the body's order. Where the operations of each (rank, step, type) are contiguous and in
-order, one comparison of neighbors checks everything; other bodies are sorted for the check.
-Values are checked by one minimum and maximum a column. `take_one_behind` overlaps decoding of the
-next batch with the checks of the last one, on a second core.
+order, as recorders write them, one comparison of neighboring rows checks everything; other bodies
+are sorted for the check. Values are checked by one minimum and one maximum a column.
+`consume_on_second_core` overlaps decoding of the next batch with the checks of the last one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ from app.analysis.trace.operation_names import forget_unused, name_operations
 from app.analysis.trace.operation_order import check_pipeline
 from app.errors import BodyTooLargeError, Fault
 
-# ---- Checks of values: one minimum and one maximum a column, details only where they fail ------
-
-
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 
@@ -58,7 +55,7 @@ def check_values(
     first_row: int,
     places: Places,
 ) -> None:
-    """Refuse values that cannot be, with the places of the first ones.
+    """Refuse values out of bounds, with the places of the first ones.
 
     Parameters
     ----------
@@ -67,36 +64,28 @@ def check_values(
     seconds : bool
         Times are floating-point seconds.
     first_row : int
-        Row of the body that the batch starts with.
+        Row of the body at which the batch starts.
 
     Raises
     ------
     InvalidTraceError
         With the code of the first fault.
     """
+    bounds = _bounds(sizes, seconds=seconds)
     # A signaling NaN makes even a comparison warn.
     with np.errstate(invalid="ignore"):
-        _check(columns, _bounds(sizes, seconds=seconds), first_row, places)
-
-
-def _check(
-    columns: Mapping[str, NDArray[Any]],
-    bounds: Mapping[str, _Bound],
-    first_row: int,
-    places: Places,
-) -> None:
-    broken = [
-        name
-        for name, values in columns.items()
-        # Written so that a NaN fails.
-        if not (values.min() >= bounds[name].low and values.max() <= bounds[name].high)
-    ]
-    if broken:
-        refuse(
-            fault
-            for name in broken
-            for fault in _faults(name, columns[name], bounds[name], first_row, places)
-        )
+        broken = [
+            name
+            for name, values in columns.items()
+            # Written so that a NaN fails.
+            if not (values.min() >= bounds[name].low and values.max() <= bounds[name].high)
+        ]
+        if broken:
+            refuse(
+                fault
+                for name in broken
+                for fault in _faults(name, columns[name], bounds[name], first_row, places)
+            )
 
 
 def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
@@ -111,7 +100,7 @@ def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
         "order": _Bound(0, MAX_ORDER, "order_out_of_range", "order"),
     }
     if seconds:
-        # Its lower end is checked against the step's earliest start, when all of it was read.
+        # `_step_relative` checks the lower end, when the whole step was read.
         bounds["start"] = _Bound(
             -MAX_RELATIVE_START_S,
             np.nextafter(MAX_RELATIVE_START_S, 0),
@@ -120,8 +109,8 @@ def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
         )
     else:
         bounds["start"] = _Bound(-MAX_TIME_NS, MAX_TIME_NS, "time_overflow", "start")
-    # Recorders write durations that cannot be. They cost their step and not the session, so any
-    # number is taken here: see `app.analysis.replay.repairs`.
+    # Recorders write impossible durations. They cost their step and not the session, so any number
+    # is accepted here: see `app.analysis.replay.impossible_times`.
     bounds["duration"] = _Bound(-_LARGEST, _LARGEST, "not_finite", "duration")
     return bounds
 
@@ -146,12 +135,6 @@ def _faults(
         yield places.fault(code, message, first_row + row, name)
 
 
-# ---- From checked batches of columns to a `Trace` ----------------------------------------------
-# Rows keep the body's order. Where the operations of each (rank, step, type) stand together and in
-# order, as recorders write them, one comparison of neighbors checks everything; other bodies are
-# sorted to be checked.
-
-
 _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "rank": np.int32,
     "dp": np.int32,
@@ -165,29 +148,29 @@ _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "duration": np.int64,
 }
 _NS: Final = 1e9
-# Neighbors that are the same, as after a flush that was sent twice; of more than that many they may
-# be up to half of the rows.
+# Rows equal to the row before them, as after a flush that was sent twice: this many are accepted in
+# any body, and up to half of the rows in a larger one.
 _MOST_REPEATED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Columns whose values were checked one by one, and what is known of neighboring rows."""
+    """Columns with valid values, and the results of comparing neighboring rows."""
 
     meta: SessionMeta
     # Under our names, `op` as indices into `names`; `order` where it was recorded.
     columns: dict[str, NDArray[Any]]
-    # heads, stretches: rows where runs start (`groups`), and those where rank or step change
+    # heads, stretches: rows where runs start (`operation_order`), and where rank or step change
     heads: NDArray[np.intp]
     stretches: NDArray[np.intp]
     names: Sequence[str]  # as recorded, `KNOWN_OP_TYPES` first
     seconds: bool  # times were floating-point seconds from the earliest start of their step
     in_order: bool  # within each run the order, or else the start, rises
-    microbatches_rise: bool  # so does the microbatch
+    microbatches_rise: bool  # within each run the microbatch rises
 
 
 class Assembler:
-    """Collects the batches of one body.
+    """Builder of the trace of one body from its batches.
 
     Parameters
     ----------
@@ -203,7 +186,7 @@ class Assembler:
         The body is a part of a session.
     """
 
-    def __init__(  # noqa: PLR0913 - all that is known before the first row
+    def __init__(  # noqa: PLR0913 - facts of the body before its first row
         self,
         meta: SessionMeta,
         layout: ColumnSet,
@@ -234,16 +217,16 @@ class Assembler:
 
     @property
     def rows(self) -> int:
-        """Return how many rows were added."""
+        """Return the number of rows added so far."""
         return self._rows
 
     def add(self, columns: Mapping[str, NDArray[Any]], op: NDArray[np.int16]) -> None:
-        """Check and take a batch: columns of at least one row, without nulls, and codes of names.
+        """Check and append a batch: columns of at least one row, without nulls, and name codes.
 
         Raises
         ------
         InvalidTraceError
-            See `validate`; also `trace.rank_moved` and `trace.duplicate_operation` of neighbors.
+            See `check_values`; of neighbors `trace.rank_moved` and `trace.duplicate_operation`.
         BodyTooLargeError
             `body.too_many_rows`.
         """
@@ -268,7 +251,7 @@ class Assembler:
             elif columns[name].dtype.kind == "f":
                 self._store_seconds(columns[name], target)
             elif name == "duration":
-                # what computing in int64 has room for
+                # sums of durations must fit int64
                 np.clip(columns[name], -MAX_TIME_NS, MAX_TIME_NS, out=target)
             else:
                 target[:] = columns[name]
@@ -278,9 +261,8 @@ class Assembler:
     def finish(self, names: Sequence[str]) -> Trace:
         """Return the trace; `names` are those of the codes given to `add`.
 
-        A part of a session passes the same checks but stays as it was recorded, without an order
-        that was not recorded: what an operation is, and which one in its step, may depend on
-        operations of other parts.
+        A part of a session passes the same checks but keeps the recorded names and order: type and
+        position of an operation may depend on operations of other parts.
 
         Raises
         ------
@@ -326,7 +308,7 @@ class Assembler:
             self._columns[name] = grown
 
     def _compare_neighbors(self, first: int, last: int) -> None:
-        """Find where runs start in new rows, and what neighbors already tell."""
+        """Compare each new row with the row before it, and note where runs start."""
         if first == 0:
             self._heads.append(np.zeros(1, np.intp))
             self._stretches.append(np.zeros(1, np.intp))
@@ -337,7 +319,7 @@ class Assembler:
                 groups.moved_rank(int(row), self._columns, self._places)
                 for row in seen.moved[:MAX_FAULTS]
             )
-        # One row over and over is not read to its end.
+        # A body that repeats one row is refused before its end.
         if len(seen.falls):
             self._in_order = False
             self._refuse_repeated(seen.falls)
@@ -346,7 +328,7 @@ class Assembler:
         self._stretches.append(seen.stretches)
 
     def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
-        """Refuse those of `rows` that are the row before them again, where most rows are."""
+        """Refuse `rows` equal to the row before them where most rows of the body are."""
         repeated = np.ones(len(rows), np.bool_)
         for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
             values = self._columns[name]
@@ -358,7 +340,7 @@ class Assembler:
 
 
 def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
-    """Check columns against each other and return the trace that they are.
+    """Check columns against each other and return their trace.
 
     Parameters
     ----------
@@ -372,45 +354,39 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
     InvalidTraceError
         See `decode`.
     """
-    copied, repeated, among = 0, dict[int, str](), given
+    copied, repeated_steps, remaining = 0, dict[int, str](), given
     while True:
         try:
-            trace = _built(among, places, part=part)
-        except groups.RepeatedError as found:
-            kept = ~groups.copies(among.columns)
+            trace = _build_once(remaining, places, part=part)
+        except groups.RepeatedError as error:
+            columns = remaining.columns
+            kept = ~groups.copies(columns)
             copied += int(np.count_nonzero(~kept))
+            rows = np.sort(error.rows).tolist()
             if kept.all():
-                kept = _without_steps(found.rows, among, repeated)
+                # The same operation at different times: leave out its whole step.
+                for row in rows:
+                    rank, name = columns["rank"][row], remaining.names[columns["op"][row]]
+                    reason = f"rank {rank} has a {name} twice, at different times"
+                    repeated_steps.setdefault(int(columns["step"][row]), reason)
+                kept = ~np.isin(columns["step"], list(repeated_steps))
             if not kept.any():
-                rows = np.sort(found.rows)[:MAX_FAULTS].tolist()
-                refuse(groups.duplicate(row, among.columns, places) for row in rows)
+                refuse(groups.duplicate(row, columns, places) for row in rows[:MAX_FAULTS])
             chosen = np.flatnonzero(kept)
             places = replace(places, source=_through(places.source, chosen))
-            among = _chosen(among, chosen)
+            remaining = _select_rows(remaining, chosen)
             continue
-        if among is given:
+        if remaining is given:
             return trace
-        return replace(trace, copies=copied, repeated_steps=tuple(sorted(repeated.items())))
+        return replace(trace, copies=copied, repeated_steps=tuple(sorted(repeated_steps.items())))
 
 
-def _without_steps(
-    rows: NDArray[np.intp], among: Collected, repeated: dict[int, str]
-) -> NDArray[np.bool_]:
-    """Name the steps of repeated operations, and return which rows are of others."""
-    columns = among.columns
-    for row in np.sort(rows).tolist():
-        rank, name = columns["rank"][row], among.names[columns["op"][row]]
-        reason = f"rank {rank} has a {name} twice, at different times"
-        repeated.setdefault(int(columns["step"][row]), reason)
-    return ~np.isin(columns["step"], list(repeated))
-
-
-def _chosen(among: Collected, rows: NDArray[np.intp]) -> Collected:
-    """Return some of the rows, as if nothing were known of neighbors."""
-    columns = {name: values[rows] for name, values in among.columns.items()}
+def _select_rows(collected: Collected, rows: NDArray[np.intp]) -> Collected:
+    """Return some of the rows, whose new neighbors were not compared."""
+    columns = {name: values[rows] for name, values in collected.columns.items()}
     heads = groups.find_heads(columns)
     return replace(
-        among,
+        collected,
         columns=columns,
         heads=heads,
         stretches=groups.find_stretches(columns, heads),
@@ -419,20 +395,20 @@ def _chosen(among: Collected, rows: NDArray[np.intp]) -> Collected:
     )
 
 
-def _built(given: Collected, places: Places, *, part: bool) -> Trace:
-    """Return the trace that columns are; see `build_trace`.
+def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:
+    """Return the trace of columns without repeated operations; see `build_trace`.
 
     Raises
     ------
     groups.RepeatedError
-        With rows of what was given.
+        With rows of `given`.
     """
     columns = {**given.columns, "op": given.columns["op"].copy()}
     heads, sizes = given.heads, given.meta.sizes
     stretches = given.stretches
     groups.check_cells(columns, stretches, sizes, places)
-    found = stretches_of(stretches, columns["start"])
-    step_relative = _step_relative(given, found, places, part=part)
+    rank_steps = stretches_of(stretches, columns["start"])
+    step_relative = _step_relative(given, rank_steps, places, part=part)
     runs = groups.find_runs(columns, heads, stretches, sizes)
     ordered = "order" in columns
     if ordered:
@@ -443,7 +419,7 @@ def _built(given: Collected, places: Places, *, part: bool) -> Trace:
         places = replace(places, source=_through(places.source, named.source))
         heads = groups.find_heads(columns)
         stretches = groups.find_stretches(columns, heads)
-        found = stretches_of(stretches, columns["start"])
+        rank_steps = stretches_of(stretches, columns["start"])
         runs = groups.find_runs(columns, heads, stretches, sizes)
     try:
         if named.changed or not ordered:
@@ -455,14 +431,14 @@ def _built(given: Collected, places: Places, *, part: bool) -> Trace:
             raise
         raise groups.RepeatedError(np.unique(named.source[error.rows])) from error
     trace = _trace(given.meta, columns, named.op_names, step_relative=step_relative)
-    trace.known_stretches.append(found)
+    trace.known_stretches.append(rank_steps)
     return trace
 
 
 def _through(
     outer: NDArray[np.intp] | None, inner: NDArray[np.intp] | None
 ) -> NDArray[np.intp] | None:
-    """Return the row of the body of each row, where rows were chosen once or twice."""
+    """Return the body's row of each row after two selections, of which each may be None (all)."""
     if outer is None or inner is None:
         return inner if outer is None else outer
     return outer[inner]
@@ -508,7 +484,8 @@ def _trace(
 def _step_relative(given: Collected, stretches: Stretches, places: Places, *, part: bool) -> bool:
     """Return whether every step's earliest start is 0.
 
-    Floating-point times must be so, where the session is whole: they do not resolve a clock.
+    Floating-point times of a whole session must start at 0 in each step: they do not resolve a
+    clock reading.
     """
     columns = given.columns
     start = columns["start"]
@@ -535,29 +512,26 @@ def _step_relative(given: Collected, stretches: Stretches, places: Places, *, pa
 
 
 def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:
-    """Allocate from Arrow's pool: its pages are warm, and it keeps what batches gave back.
+    """Allocate from Arrow's pool, which keeps the pages of freed batches.
 
-    (Numpy's allocator returns large arrays to the system: touching new ones takes longer than
-    decoding them.)
+    (NumPy's allocator returns large arrays to the system: touching new pages takes longer than
+    decoding into them.)
     """
     size = rows * np.dtype(dtype).itemsize
     buffer = memoryview(pa.allocate_buffer(size))
     return np.ndarray(rows, dtype, buffer)
 
 
-# ---- Work on a second core behind that of the first --------------------------------------------
-
-
 T = TypeVar("T")
 
 
-def take_one_behind(items: Iterator[T], take: Callable[[T], None]) -> None:
-    """Have each item taken on a second core while the next one is made.
+def consume_on_second_core(items: Iterator[T], take: Callable[[T], None]) -> None:
+    """Call `take` with each item on a second core while this one produces the next item.
 
-    They are made here: a new thread's memory is new to Arrow, and touching it takes as long as
-    decoding a fifth of what goes there.
+    Items are produced on the calling thread: a new thread's memory is new to Arrow, and touching it
+    costs a fifth of the time to decode.
     """
-    # Small bodies need none, and it loads logging with it.
+    # Small bodies need no second core, and this import loads logging.
     from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415
 
     with ThreadPoolExecutor(1) as pool:
@@ -567,7 +541,7 @@ def take_one_behind(items: Iterator[T], take: Callable[[T], None]) -> None:
             try:
                 item = next(items, None)
             finally:
-                # Its refusal comes before that of what follows it.
+                # A refusal of the last item comes before that of the next one.
                 if taken is not None:
                     taken.result()
             if item is None:

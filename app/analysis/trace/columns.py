@@ -18,8 +18,6 @@ from app.analysis.trace.limits import MAX_FAULTS, Places, refuse
 from app.analysis.trace.model import ABSENT
 from app.errors import Fault
 
-# ---- The two sets of columns that a body may have ----------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnSet:
@@ -53,8 +51,8 @@ PUBLISHED: Final = ColumnSet(
     seconds=True,
 )
 
-# Operations without a microbatch or chunk say null or -1; a job without virtual stages may leave
-# the columns out altogether.
+# Operations without a microbatch or chunk have null or -1; a job without virtual stages may leave
+# the columns out.
 NATIVE: Final = ColumnSet(
     trace_format="parquet",
     columns={
@@ -73,14 +71,14 @@ NATIVE: Final = ColumnSet(
     seconds=False,
 )
 
-# What either calls the names of operations.
+# Column of the operation names in either set.
 OP_COLUMNS: Final = (PUBLISHED.columns["op"], NATIVE.columns["op"])
 
 NULLABLE: Final = frozenset({"mb", "mc"})
 
 
 def choose_layout(names: Collection[str]) -> ColumnSet:
-    """Return the layout that columns called `names` are meant to be.
+    """Return the set of columns of which `names` have most.
 
     Raises
     ------
@@ -108,13 +106,10 @@ def choose_layout(names: Collection[str]) -> ColumnSet:
     return layout
 
 
-# ---- What Arrow's arrays hold, as NumPy's ------------------------------------------------------
-
-
 def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
-    """Return an array's values, where they are if that is possible.
+    """Return an array's values, without a copy where possible.
 
-    Arrow's own way imports pandas where that is installed, which takes longer than reading and
+    `to_numpy` of Arrow imports pandas where that is installed, which takes longer than reading and
     replaying a small trace.
     """
     plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
@@ -124,26 +119,23 @@ def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
     return values
 
 
-# ---- Integers that Arrow's columns of other types hold exactly, as pandas writes them ----------
 # pandas keeps times as ``datetime64`` and ``timedelta64``, and integers of which some are missing
 # as floating-point numbers.
-
-
 _NS_OF_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _MOST: Final = (1 << 63) - 1
 
 
-def can_hold_integers(found: pa.DataType, *, time: bool) -> bool:
+def can_hold_integers(kind: pa.DataType, *, time: bool) -> bool:
     """Return whether a column of this type may hold integers of 64 bits with a sign.
 
     Parameters
     ----------
     time : bool
-        They are nanoseconds.
+        The column holds nanoseconds.
     """
-    if pa.types.is_integer(found) or pa.types.is_floating(found):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return True
-    return time and (pa.types.is_timestamp(found) or pa.types.is_duration(found))
+    return time and (pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
 
 
 def integers_of(
@@ -158,9 +150,9 @@ def integers_of(
     field : str
         Our name of the column.
     first_row : int
-        Row of the body that the array starts with.
+        Row of the body at which the array starts.
     nan_is_null : bool
-        A NaN stands for a value that is missing.
+        A NaN is a missing value.
 
     Raises
     ------
@@ -168,54 +160,38 @@ def integers_of(
         With the first rows: `trace.not_exact`, a fraction or a number that floating point rounds;
         `trace.not_finite`; `trace.time_overflow`, `trace.integer_overflow`.
     """
-    found = array.type
-    if pa.types.is_timestamp(found) or pa.types.is_duration(found):
-        values = array.view(pa.int64())
-        scale = _NS_OF_UNIT[found.unit]
-        return values if scale == 1 else _scaled(values, scale, field, places, first_row)
-    if pa.types.is_uint64(found):
-        return _signed(array, field, places, first_row)
-    if pa.types.is_floating(found):
-        return _whole(array, field, places, first_row, nan_is_null=nan_is_null)
+    kind = array.type
+    where = (field, places, first_row)
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        array, scale = array.view(pa.int64()), _NS_OF_UNIT[kind.unit]
+        if scale == 1:
+            return array
+        values, missing = _values(array, 0)
+        most = _MOST // scale
+        beyond = (values > most) | (values < -most)
+        _refuse(beyond, "time_overflow", "{field} is beyond all times", where)
+        scaled: pa.Array[Any] = pa.array(values * scale, mask=missing)
+        return scaled
+    if pa.types.is_uint64(kind):
+        values, missing = _values(array, 0)
+        message = "{field} does not fit in 64 bits with a sign"
+        _refuse(values > np.uint64(_MOST), "integer_overflow", message, where)
+        return pa.array(values.astype(np.int64), mask=missing)
+    if pa.types.is_floating(kind):
+        return _whole_numbers(array, where, nan_is_null=nan_is_null)
     return array
 
 
-def _scaled(
-    array: pa.Array[Any], scale: int, field: str, places: Places, first_row: int
+def _whole_numbers(
+    array: pa.Array[Any], where: tuple[str, Places, int], *, nan_is_null: bool
 ) -> pa.Array[Any]:
-    values, missing = _values(array, 0)
-    most = _MOST // scale
-    _refuse(
-        (values > most) | (values < -most),
-        "time_overflow",
-        "{field} is beyond all times",
-        (field, places, first_row),
-    )
-    scaled: pa.Array[Any] = pa.array(values * scale, mask=missing)
-    return scaled
-
-
-def _signed(array: pa.Array[Any], field: str, places: Places, first_row: int) -> pa.Array[Any]:
-    values, missing = _values(array, 0)
-    _refuse(
-        values > np.uint64(_MOST),
-        "integer_overflow",
-        "{field} does not fit in 64 bits with a sign",
-        (field, places, first_row),
-    )
-    return pa.array(values.astype(np.int64), mask=missing)
-
-
-def _whole(
-    array: pa.Array[Any], field: str, places: Places, first_row: int, *, nan_is_null: bool
-) -> pa.Array[Any]:
+    """Return floating-point values that are whole numbers as integers; refuse others."""
     values, missing = _values(array, 0.0)
     if nan_is_null:
         missing |= np.isnan(values)
         values = np.where(missing, 0, values)
-    where = (field, places, first_row)
     _refuse(~np.isfinite(values), "not_finite", "{field} is no number", where)
-    # Above it, floating point has no longer every integer.
+    # Floating point has every integer up to here only.
     most = 1 << (np.finfo(values.dtype).nmant + 1)
     with np.errstate(invalid="ignore"):
         exact = (np.abs(values) <= most) & (np.floor(values) == values)
@@ -238,15 +214,12 @@ def _refuse(
     field, places, first_row = where
     rows = np.flatnonzero(wrong)[:MAX_FAULTS].tolist()
     if rows:
-        said = message.format(field=places.columns.get(field, field))
-        refuse(places.fault(code, said, first_row + row, field) for row in rows)
-
-
-# ---- From Arrow's record batches to numpy columns without nulls --------------------------------
+        text = message.format(field=places.columns.get(field, field))
+        refuse(places.fault(code, text, first_row + row, field) for row in rows)
 
 
 def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
-    """Refuse columns of `layout` whose type cannot hold what they should.
+    """Refuse columns of `layout` that have the wrong type.
 
     Raises
     ------
@@ -257,17 +230,17 @@ def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
     for field, name in layout.columns.items():
         if name not in schema.names:
             continue
-        found = schema.field(name).type
-        expected = _problem(field, found, layout)
+        kind = schema.field(name).type
+        expected = _expected_type(field, kind, layout)
         if expected:
-            message = f"the column {name} must hold {expected}, not {found}"
+            message = f"the column {name} must hold {expected}, not {kind}"
             faults.append(Fault("wrong_type", message, column=name))
     if faults:
         refuse(faults)
 
 
-def _problem(field: str, found: pa.DataType, layout: ColumnSet) -> str | None:
-    """Return what the column must hold where it does not."""
+def _expected_type(field: str, found: pa.DataType, layout: ColumnSet) -> str | None:
+    """Return the kind of values that a column must hold; None where its type fits."""
     if field == "op":
         value = found.value_type if pa.types.is_dictionary(found) else found
         text = pa.types.is_string(value) or pa.types.is_large_string(value)
@@ -292,7 +265,7 @@ def batch_columns(
     batch : RecordBatch
         Of types that `check_types` passed.
     first_row : int
-        Row of the body that the batch starts with.
+        Row of the body at which the batch starts.
 
     Raises
     ------
@@ -302,7 +275,9 @@ def batch_columns(
     given: Mapping[str, pa.Array[Any]] = {
         field: batch.column(name)
         for field, name in layout.columns.items()
-        if name in batch.schema.names and not _is_left_out(field, batch.column(name), layout)
+        if name in batch.schema.names
+        # An optional key that no row of a text body has is a column of nulls.
+        and not (field in layout.optional and batch.column(name).null_count == len(batch))
     }
     if not layout.seconds:
         given = {
@@ -311,40 +286,26 @@ def batch_columns(
             else integers_of(array, field, places, first_row, nan_is_null=field in NULLABLE)
             for field, array in given.items()
         }
-    _check_nulls(given, layout, places, first_row)
+    nullable = frozenset[str]() if layout.seconds else NULLABLE
+    with_nulls = [
+        field for field, array in given.items() if array.null_count and field not in nullable
+    ]
+    if with_nulls:
+        refuse(
+            places.fault("null", f"{layout.columns[field]} is null", first_row + row, field)
+            for field in with_nulls
+            for row in np.flatnonzero(given[field].is_null().to_numpy(zero_copy_only=False))[
+                :MAX_FAULTS
+            ].tolist()
+        )
     numbers = {
-        field: _numpy(array, fill=field in NULLABLE)
+        field: as_numpy(
+            array.cast(pa.int64()).fill_null(ABSENT)
+            if field in NULLABLE and array.null_count
+            else array
+        )
         for field, array in given.items()
         if field != "op"
     }
     op = given["op"]
     return numbers, op if isinstance(op, pa.DictionaryArray) else op.dictionary_encode()
-
-
-def _is_left_out(field: str, array: pa.Array[Any], layout: ColumnSet) -> bool:
-    """Return whether no row of a text body has an optional key."""
-    return field in layout.optional and array.null_count == len(array)
-
-
-def _numpy(array: pa.Array[Any], *, fill: bool) -> NDArray[Any]:
-    if fill and array.null_count:
-        array = array.cast(pa.int64()).fill_null(ABSENT)
-    return as_numpy(array)
-
-
-def _check_nulls(
-    given: Mapping[str, pa.Array[Any]], layout: ColumnSet, places: Places, first_row: int
-) -> None:
-    nullable = frozenset[str]() if layout.seconds else NULLABLE
-    with_nulls = [
-        field for field, array in given.items() if array.null_count and field not in nullable
-    ]
-    if not with_nulls:
-        return
-    refuse(
-        places.fault("null", f"{layout.columns[field]} is null", first_row + row, field)
-        for field in with_nulls
-        for row in np.flatnonzero(given[field].is_null().to_numpy(zero_copy_only=False))[
-            :MAX_FAULTS
-        ].tolist()
-    )

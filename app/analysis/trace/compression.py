@@ -24,22 +24,22 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 MAX_WINDOW_BYTES: Final = 8 * MIB
 
-# A program of Windows writes one before text.
+# Byte order mark, which programs of Windows write before text.
 MARK: Final = codecs.BOM_UTF8
 _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-# bgzip writes one member for every 64 kB; an empty one costs the reader as much as a full one.
+# gzip members or zstd frames of one body. bgzip writes a member for every 64 kB; an empty one costs
+# the reader as much as a full one.
 _MAX_MEMBERS: Final = 1 << 18
-# With gzip's own header and check sum.
+# zlib's code of a gzip header and check sum around the data.
 GZIP_WINDOW_BITS: Final = 31
 _PLAIN_SLICE: Final = MIB
-# As much is read of a plain and of a compressed body to tell what it is: groups of 16,384 ranks may
-# come first, and a gzip member without text costs as much time as one that has some.
+# Bytes of a plain and of a compressed body that recognition of its format may read: process groups
+# of 16,384 ranks may come first, and an empty gzip member costs as much time as a full one.
 _MOST_PLAIN_BYTES: Final = 8 * MIB
 _MOST_COMPRESSED_BYTES: Final = MIB
 
-
-# The package's types call its exception an instance of one.
+# The types of isal declare its exception class as an instance.
 _DAMAGED: Final = (cast("type[Exception]", isal_zlib.error), zstandard.ZstdError)
 
 
@@ -63,25 +63,18 @@ class _Codec:
     slice_bytes: int
 
 
-def _gzip() -> _Decompressor:
-    return isal_zlib.decompressobj(GZIP_WINDOW_BITS)
+def _zstd() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
 
 
-def _zstd() -> _Decompressor:
-    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+_CODECS: Final = (
+    _Codec("gzip", GZIP_MAGIC, lambda: isal_zlib.decompressobj(GZIP_WINDOW_BITS), 16 * 1024),
+    _Codec("zstd", ZSTD_MAGIC, lambda: _zstd().decompressobj(), 1024),
+)
 
 
-_CODECS: Final = {
-    codec.magic: codec
-    for codec in (
-        _Codec("gzip", GZIP_MAGIC, _gzip, 16 * 1024),
-        _Codec("zstd", ZSTD_MAGIC, _zstd, 1024),
-    )
-}
-
-
-def opened(body: Path | bytes) -> io.BufferedIOBase:
-    """Return a body as a file, to be closed.
+def open_body(body: Path | bytes) -> io.BufferedIOBase:
+    """Open a body as a binary file; the caller closes it.
 
     Raises
     ------
@@ -98,16 +91,20 @@ def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None
     ------
     InvalidTraceError
         `trace.truncated`, `trace.corrupt`; `trace.utf16`; `trace.decompression_bomb` as soon as the
-        text is longer than `Limits.expanded` says.
+        text is longer than `Limits.expanded` allows.
     BodyTooLargeError
         `body.too_large`, as soon as the text is longer than the limit.
     """
-    with opened(body) as file:
+    with open_body(body) as file:
         head = file.read(len(ZSTD_MAGIC))
         file.seek(0)
-        codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
-        pieces = _slices(file, _PLAIN_SLICE) if codec is None else _decompress(file, codec)
-        most = limits.max_decompressed_bytes if codec is None else limits.expanded(_size(file))
+        codec = next((codec for codec in _CODECS if head.startswith(codec.magic)), None)
+        if codec is None:
+            pieces, most = _slices(file, _PLAIN_SLICE), limits.max_decompressed_bytes
+        else:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            pieces, most = _decompress(file, codec), limits.expanded(size)
         total = 0
         for piece in pieces:
             unmarked = without_mark(piece) if total == 0 else piece
@@ -117,12 +114,12 @@ def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None
 
 
 def without_mark(begin: bytes) -> bytes:
-    """Return the begin of a text without a byte order mark.
+    """Return the beginning of a text without a byte order mark.
 
     Raises
     ------
     InvalidTraceError
-        `trace.utf16`: it is that of another encoding.
+        `trace.utf16`: the mark is that of UTF-16.
     """
     if begin.startswith(_OTHER_MARKS):
         refuse_body(
@@ -133,23 +130,28 @@ def without_mark(begin: bytes) -> bytes:
     return begin.removeprefix(MARK)
 
 
-def begin_of_text(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
-    """Yield the begin of a body's text, decompressed, in pieces of at most `size` bytes.
+def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
+    """Yield the beginning of a body's text, decompressed, in pieces of at most `size` bytes.
 
-    It ends where the compression is damaged or cut off, and where enough of the body was read to
-    tell what it is.
+    It ends where the compression is damaged or cut off, and after the bytes that recognition of a
+    format may read.
 
     Raises
     ------
     OSError
         The file cannot be read.
     """
-    with opened(body) as whole:
+    with open_body(body) as whole:
         start = whole.read(len(ZSTD_MAGIC))
         whole.seek(0)
         compressed = start.startswith((GZIP_MAGIC, ZSTD_MAGIC))
         most = _MOST_COMPRESSED_BYTES if compressed else _MOST_PLAIN_BYTES
-        read = _reading(start, io.BufferedReader(_Begin(whole, most)))
+        file = io.BufferedReader(_Prefix(whole, most))
+        read: Callable[[int], bytes] = file.read
+        if start.startswith(GZIP_MAGIC):
+            read = gzip.GzipFile(fileobj=file).read1
+        elif start.startswith(ZSTD_MAGIC):
+            read = _zstd().stream_reader(file, read_across_frames=True).read
         while True:
             try:
                 piece = read(size)
@@ -160,18 +162,8 @@ def begin_of_text(body: Path | bytes, size: int) -> Generator[bytes, None, None]
             yield piece
 
 
-def _reading(start: bytes, file: io.BufferedReader) -> Callable[[int], bytes]:
-    """Return what reads a number of bytes of the text of a file; members are one text."""
-    if start.startswith(GZIP_MAGIC):
-        return gzip.GzipFile(fileobj=file).read1
-    if start.startswith(ZSTD_MAGIC):
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-        return decompressor.stream_reader(file, read_across_frames=True).read
-    return file.read
-
-
-class _Begin(io.RawIOBase):
-    """The first bytes of a file."""
+class _Prefix(io.RawIOBase):
+    """The first bytes of a file, as a file."""
 
     def __init__(self, file: io.BufferedIOBase, most: int) -> None:
         self._file = file
@@ -185,13 +177,6 @@ class _Begin(io.RawIOBase):
         count = self._file.readinto(view)
         self._left -= count
         return count
-
-
-def _size(file: io.BufferedIOBase) -> int:
-    here = file.tell()
-    size = file.seek(0, io.SEEK_END)
-    file.seek(here)
-    return size
 
 
 def _slices(file: io.BufferedIOBase, size: int) -> Iterator[bytes]:
@@ -228,8 +213,8 @@ def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
 
 
 def _check_member(codec: _Codec, data: bytes, members: int) -> None:
-    """Refuse what is behind a member, `data`, where it is no other one, or one too many."""
-    # ISA-L waits for the whole of a header before it looks at it.
+    """Refuse `data` behind a member if it begins no other member, or one too many."""
+    # ISA-L waits for a whole header before it looks at it.
     if not data.startswith(codec.magic[: len(data)]):
         refuse_body("corrupt", f"what is behind the {codec.name} body is none")
     if members > _MAX_MEMBERS:

@@ -1,4 +1,4 @@
-"""A body of any accepted format → a `Trace`, or a refusal that says where and why.
+"""Decoder of a body of any accepted format to a `Trace`, or a refusal with place and reason.
 
 Formats
 -------
@@ -6,12 +6,12 @@ Formats
   duration seq_id mc mb_id``; float32 seconds from the earliest start of each step).
 - Parquet with our columns (``rank dp pp [tp] step op [mb] [mc] start_ns dur_ns``; integers).
 - Arrow IPC with our columns, as a stream or a file.
-- What other programs record: see `recordings`.
+- Recordings of profilers and other programs: see `recordings`.
 - NDJSON, plain, gzip or zstd: the header line ``{"schema": "paceline.trace/1", "meta": {…}}``,
   then one object a line with our columns as keys.
 
-`formats.registry` has them all. Which one it is, the bytes say themselves. A refused body leaves
-nothing behind: there is no trace until every check has passed.
+`formats.registry` lists them all. The first bytes of a body identify its format. A refused body
+leaves nothing behind: there is no trace until every check has passed.
 
 Codes
 -----
@@ -70,14 +70,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.formats.kind import (
     OWN_MEDIA_TYPE,
     Decoded,
     Head,
-    Told,
+    SenderHints,
     TraceFormat,
     begins_with,
     head_of,
@@ -86,21 +86,21 @@ from app.analysis.trace.formats.registry import (
     FORMATS,
     LINES,
     format_named,
-    stranger_of,
+    unsupported_file_of,
     why_unread,
 )
 from app.analysis.trace.limits import Limits, refuse_body
-from app.analysis.trace.metadata import saying
+from app.analysis.trace.metadata import note_unmapped
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.files import UNNAMED, FileNames, names_of
 from app.analysis.trace.recordings.labels import OwnRanges
 from app.errors import InvalidLabelsError, UnsupportedFormatError
 
-# As lines begin that say themselves what they are.
+# Beginning of a body of ours in NDJSON.
 _OWN_HEADER: Final = re.compile(rb'\{"schema": ?"paceline\.trace/')
 
 
-def decode(  # noqa: PLR0913 - what a sender says of a body
+def decode(  # noqa: PLR0913 - a sender's facts about a body
     body: Path | bytes,
     meta: SessionMeta | None,
     *,
@@ -121,28 +121,28 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
     meta : SessionMeta or None
         The session's metadata; None where the NDJSON header has them.
     limits : Limits
-        What the body may decompress to.
+        Limits on decompressed bytes and rows.
     content_type : str, optional
-        What the sender calls the format; named in the refusal of an unknown one.
+        The sender's media type; named in the refusal of an unknown format.
     format_name : str, optional
-        The name of its format (`FORMATS`), where that is known; else the bytes say it.
+        Name of the format (`FORMATS`), where that is known; else the bytes decide.
     local : bool
-        The file is one of the machine's own, not one that was sent: then formats are read as well
-        that a server accepts from no client.
+        The body is a file of this machine, not an upload: formats that a server refuses from
+        clients are decoded as well.
     part : bool
         The body is a part of a session: its trace keeps the recorded names and order, which
         `merge` needs. Floating-point times need not begin with 0.
     own : OwnRanges, optional
-        What the job calls ranges of its own.
+        The job's labels for ranges of its own.
     names : FileNames, optional
-        What the names of the session's files say; else a file of this machine has its own.
+        Ranks and steps from the names of the session's files; default for a local file: its name.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
         See the table in this module.
     InvalidLabelsError
-        `labels.no_ranges`: the format has none.
+        `labels.no_ranges`: the format has no ranges.
     OSError
         The file cannot be read.
     """
@@ -154,21 +154,22 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
             code="trace.command_line_only",
         )
     if own is not None and not known.own_ranges:
-        titles = ", ".join(one.title for one in FORMATS.values() if one.own_ranges)
+        titles = ", ".join(item.title for item in FORMATS.values() if item.own_ranges)
         message = (
             f"{known.title} has no ranges that labels could name; those that have are {titles}"
         )
         raise InvalidLabelsError(message, code="labels.no_ranges")
-    if known.decode_told is None:
+    if known.decode_with_hints is None:
         decoded = known.decode(body, meta, limits, part=part)
     else:
         if names is None and local and isinstance(body, Path):
             names = names_of(body.name, [body.name])
-        decoded = known.decode_told(body, meta, limits, part=part, told=Told(own, names or UNNAMED))
+        hints = SenderHints(own, names or UNNAMED)
+        decoded = known.decode_with_hints(body, meta, limits, part=part, hints=hints)
     if not known.recorder:
         return decoded
-    said = saying(decoded.trace.meta, decoded.unmapped)
-    return replace(decoded, trace=replace(decoded.trace, meta=said))
+    noted = note_unmapped(decoded.trace.meta, decoded.unmapped)
+    return replace(decoded, trace=replace(decoded.trace, meta=noted))
 
 
 def recognize(
@@ -178,16 +179,16 @@ def recognize(
     content_type: str | None = None,
     format_name: str | None = None,
 ) -> TraceFormat:
-    """Return the format of a body, of which no more than its beginning is read.
+    """Return the format of a body from its beginning.
 
-    Only a body in no known format is read further, where it is compressed, to say what is wrong.
+    A compressed body of no known format is read further, to report damage of its compression.
 
     Raises
     ------
     InvalidTraceError, UnsupportedFormatError
     """
     if format_name is None and isinstance(body, bytes) and begins_with(body, _OWN_HEADER):
-        # Of thousands of chunks at once: in a fortieth of the time of what follows.
+        # Thousands of chunks may come at once; this takes a fortieth of the time of the code below.
         return FORMATS[LINES]
     head = head_of(body)
     if not head.start:
@@ -195,32 +196,28 @@ def recognize(
     known = _format_of(head, content_type, format_name)
     if known is None:
         if head.compressed and head.whole:
-            # That it is cut off or damaged is what is wrong with it.
+            # Damaged or cut-off compression is the fault to report.
             for _ in read_text(body, limits):
                 pass
-        _refuse_format(head, content_type)
+        sent_as = f" (sent as {content_type[:80]!r})" if content_type else ""
+        titles = ", ".join(item.title for item in FORMATS.values())
+        raise UnsupportedFormatError(f"the body is {why_unread(head)}{sent_as}; known are {titles}")
     return known
 
 
 def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat | None:
     named = None if name is None else format_named(name)
-    stranger = stranger_of(head)
-    if stranger is not None:
-        raise UnsupportedFormatError(f"this is {stranger.said}", code="trace.no_operations")
+    unsupported = unsupported_file_of(head)
+    if unsupported is not None:
+        raise UnsupportedFormatError(f"this is {unsupported.advice}", code="trace.no_operations")
     if named is not None:
         return named
     for known in FORMATS.values():
         own = known.media_types[0]
         if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
             return known
-    # Lines of JSON that are sent as ours and do not look like it are read, to say what is wrong.
+    # JSON lines with our media type that do not look like ours are decoded, to name their fault.
     lines = head.outline is not None and not head.outline.array
     if lines and content_type in FORMATS[LINES].media_types:
         return FORMATS[LINES]
     return None
-
-
-def _refuse_format(head: Head, content_type: str | None) -> NoReturn:
-    said = f" (sent as {content_type[:80]!r})" if content_type else ""
-    titles = ", ".join(known.title for known in FORMATS.values())
-    raise UnsupportedFormatError(f"the body is {why_unread(head)}{said}; known are {titles}")

@@ -1,4 +1,4 @@
-"""Bodies of a `Trace`, as a sender would make them."""
+"""Encoders of a `Trace` as a body in each format that the command line writes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _GZIP_LEVEL: Final = 6
 
 
 def to_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet with our int64 columns; its metadata are sent with it."""
+    """Return `trace` as Parquet with our int64 columns, without its metadata."""
     written = io.BytesIO()
     pq.write_table(_native_table(trace), written, compression="zstd")
     return written.getvalue()
 
 
 def to_published_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet like the published traces; its metadata are sent with it.
+    """Return `trace` as Parquet like the published traces, without its metadata.
 
-    Times are float32 there: they resolve about 0.1 µs, and say nothing across steps.
+    Times are float32 seconds from the start of each step: they resolve about 0.1 µs, and are not
+    comparable across steps.
     """
     steps, number = np.unique(trace.step, return_inverse=True)
     earliest = np.full(len(steps), np.iinfo(np.int64).max)

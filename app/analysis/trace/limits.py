@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from app.errors import BodyTooLargeError, Fault, InvalidTraceError
 
-# ---- What a body may cost, and the bounds of values that are believed --------------------------
-
-
 MIB: Final = 1024 * 1024
 
-# Bytes for a byte of a compressed body, above that many bytes.
+# Decompressed bytes for each byte of a compressed body, of bodies that expand to more than
+# `UNJUDGED_BYTES`.
 MAX_RATIO: Final = 250
 UNJUDGED_BYTES: Final = 32 * MIB
 
@@ -34,6 +32,7 @@ MAX_MICROBATCH: Final = 1 << 20
 # Steps travel in JSON to browsers, whose integers are exact to here.
 MAX_STEP: Final = (1 << 53) - 1
 MAX_ORDER: Final = (1 << 31) - 2
+NS_PER_S: Final = 1_000_000_000
 # Any difference and any end of times within these bounds fits int64; 146 years.
 MAX_TIME_NS: Final = 1 << 62
 
@@ -58,25 +57,22 @@ class Limits:
     max_header_bytes: int = 16 * MIB
 
     def expanded(self, size: int) -> int:
-        """Return what a body may decompress to, bytes.
+        """Return the bytes to which a body may decompress.
 
-        Recorded text compresses to a tenth or a fortieth: what gives hundreds of bytes for one was
-        made to. Small bodies are not judged, they cost little in any case.
+        Recorded text compresses to a tenth or a fortieth; hundreds of bytes for one are an attack.
+        Small bodies have no ratio, they cost little in any case.
 
         Parameters
         ----------
         size : int
-            Bytes of the body as it came.
+            Bytes of the body as received.
         """
         return min(self.max_decompressed_bytes, max(UNJUDGED_BYTES, MAX_RATIO * size))
 
 
-# ---- Where a fault is, and the refusal that carries the first ones -----------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Names the place of a row as the sender knows it."""
+    """Places of rows in the sender's terms: row or line, and the column's name in the body."""
 
     columns: Mapping[str, str]  # our name of each column → its name in the body
     # 0-based row → 1-based line, where the body is text
@@ -95,14 +91,19 @@ class Places:
 
 
 def refuse(faults: Iterable[Fault]) -> NoReturn:
-    """Raise the refusal of a trace with its first faults, the code being that of the first.
+    """Raise the refusal of a trace with its first faults, under the code of the first one.
 
     Raises
     ------
     InvalidTraceError
         Always.
     """
-    ordered = sorted(faults, key=_place)[:MAX_FAULTS]
+
+    def place(fault: Fault) -> tuple[int, str]:
+        position = fault.row if fault.row is not None else fault.line
+        return (-1 if position is None else position, fault.column or "")
+
+    ordered = sorted(faults, key=place)[:MAX_FAULTS]
     first = ordered[0]
     where = ""
     if first.row is not None:
@@ -119,13 +120,8 @@ def refuse_body(code: str, message: str) -> NoReturn:
     refuse([Fault(code, message)])
 
 
-def _place(fault: Fault) -> tuple[int, str]:
-    place = fault.row if fault.row is not None else fault.line
-    return (-1 if place is None else place, fault.column or "")
-
-
 def check_expanded(total: int, most: int, limits: Limits) -> None:
-    """Refuse a body that has decompressed to `total` bytes, of which `most` are believed.
+    """Refuse a body that has decompressed to `total` bytes, if over `most` or over the limit.
 
     Raises
     ------

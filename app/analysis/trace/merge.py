@@ -1,8 +1,8 @@
-"""From the chunks of a session to its trace.
+"""Merging of the chunks of a session into its trace.
 
-Chunks are parts as `decode` leaves them: each checked for itself, with names and order as they were
-recorded. Which chunk an operation came in must not matter, so they are put together in an order of
-their own and pass once more every check that a body in one piece does.
+Chunks are parts as `decode` returns them: each checked alone, with recorded names and order. The
+result must not depend on which chunk an operation came in, so operations are sorted and pass every
+check of a whole body again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TraceChunk:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Operations of a chunk that stood in an earlier one already."""
+    """Operations of a chunk that repeat those of an earlier chunk."""
 
     producer: str
     number: int
@@ -57,16 +57,14 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A trace, and what was left out of it."""
+    """A trace, and the repeated operations that were left out of it."""
 
     trace: Trace
     dropped: tuple[Dropped, ...]
 
 
 def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
-    """Put the chunks of a session together.
-
-    Operations that are the same in everything are kept once.
+    """Merge the chunks of a session; operations equal in every column are kept once.
 
     Parameters
     ----------
@@ -82,23 +80,28 @@ def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
         the chunk and row of each fault, where chunks contradict each other.
     """
     ordered = sorted(chunks, key=lambda chunk: (chunk.producer, chunk.number))
-    names = _names(ordered)
-    columns = _joined(ordered, names)
-    again = groups.copies(columns)
-    rows = _in_order(columns, np.flatnonzero(~again))
+    unknown = {name for chunk in ordered for name in chunk.trace.op_names} - set(KNOWN_OP_TYPES)
+    names = (*KNOWN_OP_TYPES, *sorted(unknown))
+    columns = _concatenate(ordered, names)
+    repeated = groups.copies(columns)
+    rows = np.flatnonzero(~repeated)
+    # Rank by rank, in each step type by type, by recorded order or start.
+    keys = ("order" if "order" in columns else "start", "op", "step", "rank")
+    rows = rows[np.lexsort([columns[name][rows] for name in keys])]
     try:
-        trace = _checked(meta, columns, rows, names, seconds=ordered[0].trace.step_relative)
+        trace = _build(meta, columns, rows, names, seconds=ordered[0].trace.step_relative)
     except InvalidTraceError as error:
-        raise _placed(error, ordered) from error
-    return Merged(trace, _dropped(ordered, again))
+        raise _with_chunk_rows(error, ordered) from error
+    counts = np.add.reduceat(repeated, _first_rows(ordered)[:-1], dtype=np.int64).tolist()
+    dropped = tuple(
+        Dropped(chunk.producer, chunk.number, count)
+        for chunk, count in zip(ordered, counts, strict=True)
+        if count
+    )
+    return Merged(trace, dropped)
 
 
-def _names(chunks: Sequence[TraceChunk]) -> tuple[str, ...]:
-    unknown = {name for chunk in chunks for name in chunk.trace.op_names} - set(KNOWN_OP_TYPES)
-    return (*KNOWN_OP_TYPES, *sorted(unknown))
-
-
-def _joined(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _concatenate(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str, NDArray[Any]]:
     columns = {
         name: np.concatenate([getattr(chunk.trace, attribute) for chunk in chunks])
         for name, attribute in _COLUMNS.items()
@@ -111,19 +114,13 @@ def _joined(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str, NDA
             for chunk in chunks
         ]
     )
-    # Only where every chunk has the recorded order does it say more than the starts do.
+    # Positions in recorded order compare across chunks only where every chunk has them.
     if columns["order"].min() == ABSENT:
         del columns["order"]
     return columns
 
 
-def _in_order(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return `rows` rank by rank, in each step type by type, by recorded order or start."""
-    keys = ("order" if "order" in columns else "start", "op", "step", "rank")
-    return rows[np.lexsort([columns[name][rows] for name in keys])]
-
-
-def _checked(
+def _build(
     meta: SessionMeta,
     columns: Columns,
     rows: NDArray[np.intp],
@@ -133,7 +130,7 @@ def _checked(
 ) -> Trace:
     merged = {name: values[rows] for name, values in columns.items()}
     places = Places({name: name for name in columns})
-    # Row by row: a rank may have moved from one chunk to another within a step.
+    # Every row is compared: a rank may have moved between two chunks of one step.
     groups.check_cells(columns, np.arange(len(columns["rank"])), meta.sizes, places)
     heads = groups.find_heads(merged)
     return build_trace(
@@ -157,8 +154,8 @@ def _first_rows(chunks: Sequence[TraceChunk]) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
 
 
-def _placed(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> UnanalyzableError:
-    """Return the refusal with rows of chunks in place of rows of all of them together."""
+def _with_chunk_rows(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> UnanalyzableError:
+    """Return the refusal with rows of chunks in place of rows of their concatenation."""
     first = _first_rows(chunks)
     faults = []
     for fault in error.faults:
@@ -171,12 +168,3 @@ def _placed(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> Unanalyza
         message = f"{fault.message} (chunk {chunk.producer}/{chunk.number}, operation {row})"
         faults.append(Fault(fault.code, message, row=row, column=fault.column))
     return UnanalyzableError(faults[0].message, code=error.stable_code, faults=tuple(faults))
-
-
-def _dropped(chunks: Sequence[TraceChunk], again: NDArray[np.bool_]) -> tuple[Dropped, ...]:
-    counts = np.add.reduceat(again, _first_rows(chunks)[:-1], dtype=np.int64).tolist()
-    return tuple(
-        Dropped(chunk.producer, chunk.number, count)
-        for chunk, count in zip(chunks, counts, strict=True)
-        if count
-    )

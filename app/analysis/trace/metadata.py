@@ -1,4 +1,4 @@
-"""Metadata of a session: reading, checks, joining, and the notes of decoders in it.
+"""Metadata of a session: parsing, checks, joining, and notes of decoders about the recording.
 
 Accepted are our keys (``dp pp tp cp vpp world``) and those of the published ``meta-*.yaml``
 (``dp_size dsp_size pp_size tp_size vpp_size world_size``, where dsp is the context-parallel size).
@@ -61,9 +61,9 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
-# A session has dozens of steps, of which few are odd.
+# A session has dozens of steps, and few of them are excluded from verdicts.
 MAX_ODD_STEPS: Final = 1000
-# Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
+# Nesting of `SessionMeta.extra`; per-microbatch tables need four levels.
 MAX_DEPTH: Final = 16
 
 _KNOWN_KEYS: Final = frozenset(
@@ -95,7 +95,7 @@ def load_metadata(text: str) -> SessionMeta:
 def unreadable_metadata(
     error: UnreadableDocumentError, name: str = "the metadata"
 ) -> InvalidMetadataError:
-    """Return the error of metadata whose text is no document."""
+    """Return the error of metadata whose text is not YAML or JSON."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidMetadataError(message, code=f"metadata.{error.code}", faults=(fault,))
@@ -114,35 +114,36 @@ def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
     InvalidMetadataError
         See the table of codes in this module.
     """
-    sizes = _sizes(document)
+    sizes = _parse_sizes(document)
     hosts, whereabouts = parse_whereabouts(
         document, sizes.world, names_by_rank(document, "hosts", sizes.world)
     )
     return SessionMeta(
         sizes=sizes,
-        trial_name=_name(document, "trial_name"),
-        run_id=_name(document, "run_id"),
+        trial_name=_optional_text(document, "trial_name"),
+        run_id=_optional_text(document, "run_id"),
         hosts=hosts,
         gpus=names_by_rank(document, "gpus", sizes.world),
         whereabouts=whereabouts,
-        labels=_labels(document),
+        labels={
+            text_of(key, "labels"): text_of(value, "labels")
+            for key, value in mapping_of(document, "labels").items()
+        },
         links=parse_links(document),
-        odd_steps=_odd_steps(document),
+        odd_steps=_parse_odd_steps(document),
         extra={
             str(key): _jsonable(value, str(key))
             for key, value in document.items()
-            if key not in _KNOWN_KEYS and not _is_read(key, value)
+            if key not in _KNOWN_KEYS
+            # OpenTelemetry's keys by rank are in `whereabouts`; one text for all ranks of a body is
+            # kept until those ranks are known (`with_names_of_body`).
+            and not (key in OTEL_KEYS and (key == SLURM_JOB or isinstance(value, Mapping)))
         },
     )
 
 
-def _is_read(key: object, value: object) -> bool:
-    """Return whether one of OpenTelemetry's names is read already; others wait for the ranks."""
-    return key in OTEL_KEYS and (key == SLURM_JOB or isinstance(value, Mapping))
-
-
 def metadata_document(meta: SessionMeta) -> dict[str, Any]:
-    """Return the normalized, JSON-able document of which `parse_metadata` makes `meta` again."""
+    """Return `meta` as a normalized JSON-able document, the inverse of `parse_metadata`."""
     sizes = meta.sizes
     document: dict[str, Any] = {
         "dp": sizes.dp,
@@ -160,12 +161,12 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
         "odd_steps": {str(step): reason for step, reason in sorted(meta.odd_steps.items())},
         **meta.whereabouts.document(),
     }
-    said = {key: value for key, value in document.items() if value not in (None, {})}
-    return {**meta.extra, **said}
+    given = {key: value for key, value in document.items() if value not in (None, {})}
+    return {**meta.extra, **given}
 
 
-def _sizes(document: Mapping[Any, Any]) -> Sizes:
-    found: dict[str, int] = {}
+def _parse_sizes(document: Mapping[Any, Any]) -> Sizes:
+    parsed: dict[str, int] = {}
     faults: list[Fault] = []
     for size, keys in SIZE_KEYS.items():
         given = [key for key in keys if document.get(key) is not None]
@@ -179,17 +180,17 @@ def _sizes(document: Mapping[Any, Any]) -> Sizes:
         if len(set(values.values())) > 1:
             text = " and ".join(f"{key} = {value}" for key, value in values.items())
             faults.append(Fault("conflict", f"{text} contradict each other", column=given[0]))
-        found[size] = values[given[0]]
+        parsed[size] = values[given[0]]
     if not faults:
         faults = [
             Fault("missing_size", f"the size {size} is missing", column=size)
             for size in REQUIRED_SIZES
-            if size not in found
+            if size not in parsed
         ]
     if faults:
         refuse_all(faults)
-    world = found.pop("world", None)
-    sizes = Sizes(**found)
+    world = parsed.pop("world", None)
+    sizes = Sizes(**parsed)
     if sizes.world > MAX_WORLD:
         refuse(f"dp * pp * tp * cp = {sizes.world} is over {MAX_WORLD} ranks", "bad_size")
     if world is not None and world != sizes.world:
@@ -210,17 +211,12 @@ def _size_problem(size: str, value: object) -> str | None:
     return f"is over {limit}" if value > limit else None
 
 
-def _name(document: Mapping[Any, Any], key: str) -> str | None:
+def _optional_text(document: Mapping[Any, Any], key: str) -> str | None:
     value = document.get(key)
     return None if value is None else text_of(value, key)
 
 
-def _labels(document: Mapping[Any, Any]) -> dict[str, str]:
-    labels = mapping_of(document, "labels")
-    return {text_of(key, "labels"): text_of(value, "labels") for key, value in labels.items()}
-
-
-def _odd_steps(document: Mapping[Any, Any]) -> dict[int, str]:
+def _parse_odd_steps(document: Mapping[Any, Any]) -> dict[int, str]:
     odd: dict[int, str] = {}
     for key, reason in mapping_of(document, "odd_steps").items():
         text = str(key)
@@ -246,141 +242,130 @@ def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 -
     if isinstance(value, list | tuple):
         return [_jsonable(item, key, depth + 1) for item in value]
     if isinstance(value, dt.date):
-        # YAML reads an unquoted date as one; JSON has none.
+        # YAML reads unquoted dates, which JSON does not have.
         return value.isoformat()
     if isinstance(value, str):
         return _storable(value, key)
-    if value is not None and not _is_json_number(value):
+    is_number = (
+        math.isfinite(value)
+        if isinstance(value, float)
+        else isinstance(value, int) and -(1 << 63) <= value < 1 << 63
+    )
+    if value is not None and not is_number:
         refuse(f"{key} holds {shown(value)}, which JSON cannot say", "bad_value", column=key)
     return value
 
 
-def _is_json_number(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and -(1 << 63) <= value < 1 << 63
-
-
 def _storable(text: str, key: str) -> str:
-    # PostgreSQL's JSON holds neither; a lone surrogate has no UTF-8 form either.
+    """Return a text that JSON of PostgreSQL can hold; refuse NUL and lone surrogates."""
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
     return text
 
 
-# ---- What a recording holds that is no operation of ours ---------------------------------------
-
-
-# In the metadata of a session, among those that say nothing where they are not as here.
-_KEY: Final = "unmapped"
+# Keys of decoders' notes in `SessionMeta.extra`. A sender may write them too: values of another
+# form count as absent.
+_UNMAPPED: Final = "unmapped"
+_NOT_REPLAYED: Final = "not_replayed"
 # Kinds that are kept; the rest is counted together.
 MAX_KINDS: Final = 32
 _MAX_TEXT: Final = 400
-# Far from what JSON's integers hold, however many bodies say it.
+# Sums of any number of bodies stay far below the largest integer of JSON.
 _MOST: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """Things of one kind that a decoder could make nothing of."""
+    """Items of one kind in a recording that a decoder could not map to operations."""
 
     what: str
-    """Their kind, in the plural, for a person."""
+    """Kind of the items, in the plural, for a person."""
     count: int
-    """How many."""
+    """Number of items."""
     remedy: str | None = None
-    """The setting of the recorder that would record what is missing; None where nothing is missing.
-    """
+    """Setting of the recorder that would record the missing data; None where nothing is missing."""
 
 
-def total(found: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
-    """Return the sums over several bodies, the most frequent kind first."""
+def total(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
+    """Return the sums by kind over several bodies, the most frequent kind first."""
     counts: dict[tuple[str, str | None], int] = {}
-    for one in found:
-        key = (one.what, one.remedy)
-        counts[key] = counts.get(key, 0) + one.count
+    for item in unmapped:
+        key = (item.what, item.remedy)
+        counts[key] = counts.get(key, 0) + item.count
     sums = (
         Unmapped(what, min(count, _MOST), remedy)
         for (what, remedy), count in counts.items()
         if count
     )
-    return tuple(sorted(sums, key=lambda one: (-one.count, one.what)))
+    return tuple(sorted(sums, key=lambda item: (-item.count, item.what)))
 
 
-def saying(meta: SessionMeta, unmapped: Iterable[Unmapped]) -> SessionMeta:
-    """Return metadata that say what was left out of their recording, and nothing before it."""
+def note_unmapped(meta: SessionMeta, unmapped: Iterable[Unmapped]) -> SessionMeta:
+    """Return metadata with the unmapped items of the recording in place of earlier ones."""
     return replace(meta, extra=with_unmapped(meta.extra, unmapped))
 
 
 def with_unmapped(document: Mapping[str, Any], unmapped: Iterable[Unmapped]) -> dict[str, Any]:
-    """Return a document of metadata that says what was left out, and nothing before it."""
-    document = {key: value for key, value in document.items() if key != _KEY}
-    found = total(unmapped)
-    if len(found) > MAX_KINDS:
-        rest = sum(one.count for one in found[MAX_KINDS - 1 :])
-        found = (*found[: MAX_KINDS - 1], Unmapped("things of other kinds", rest))
-    if found:
-        document[_KEY] = [asdict(one) for one in found]
+    """Return a metadata document with unmapped items in place of earlier ones."""
+    document = {key: value for key, value in document.items() if key != _UNMAPPED}
+    kinds = total(unmapped)
+    if len(kinds) > MAX_KINDS:
+        rest = sum(item.count for item in kinds[MAX_KINDS - 1 :])
+        kinds = (*kinds[: MAX_KINDS - 1], Unmapped("things of other kinds", rest))
+    if kinds:
+        document[_UNMAPPED] = [asdict(item) for item in kinds]
     return document
 
 
-def said(extra: Mapping[str, Any]) -> tuple[Unmapped, ...]:
-    """Return what a session's metadata say was left out of its recording."""
-    given = extra.get(_KEY)
-    if not isinstance(given, list):
-        return ()
-    return total(one for one in map(_read, given[:MAX_KINDS]) if one is not None)
+def unmapped_of(extra: Mapping[str, Any]) -> tuple[Unmapped, ...]:
+    """Return the unmapped items that a session's further metadata list."""
+    listed = extra.get(_UNMAPPED)
+    items: list[Unmapped] = []
+    for item in listed[:MAX_KINDS] if isinstance(listed, list) else ():
+        if not isinstance(item, Mapping):
+            continue
+        what, count = _short_text(item.get("what")), item.get("count")
+        if what is None or isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            continue
+        items.append(Unmapped(what, count, _short_text(item.get("remedy"))))
+    return total(items)
 
 
-def _read(given: object) -> Unmapped | None:
-    if not isinstance(given, Mapping):
-        return None
-    what, count = _text(given.get("what")), given.get("count")
-    if what is None or isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        return None
-    return Unmapped(what, count, _text(given.get("remedy")))
-
-
-def _text(value: object) -> str | None:
+def _short_text(value: object) -> str | None:
     fits = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
     return str(value) if fits else None
 
 
-# ---- Metadata of a session whose parts each say something about it -----------------------------
-
-
 def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
-    """Return what both say; a host or a table that only one of them has is kept.
-
-    What was left out of their recordings adds up.
+    """Return the union of the metadata of two parts of a session; counts of unmapped items add up.
 
     Raises
     ------
     InvalidMetadataError
-        `metadata.conflict`, with the first key about which they disagree.
+        `metadata.conflict`, with the first key on which the parts disagree.
     """
     return parse_metadata(join_documents(metadata_document(known), added))
 
 
 def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
-    """Return the document of what both say, as `join_metadata` does.
+    """Return the union of two parts' metadata as a document; see `join_metadata`.
 
     Parameters
     ----------
     known : mapping
-        As `metadata_document` returns it. It may be of thousands of ranks, to which each of their
-        shares adds one: so it is not checked again.
+        As `metadata_document` returns it. It is not checked again: it may have thousands of ranks,
+        and each of them may add a part.
     """
     more = metadata_document(added)
-    left_out = (*said(known), *said(more))
+    unmapped = (*unmapped_of(known), *unmapped_of(more))
     first, second = with_unmapped(known, ()), with_unmapped(more, ())
     for rank, host in added.hosts.items():
-        _forget_a_guess(str(rank), host, first, second)
-    return with_unmapped(_joined(first, second, ""), left_out)
+        _drop_guessed_host(str(rank), host, first, second)
+    return with_unmapped(_union(first, second, ""), unmapped)
 
 
 def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
-    """Return metadata with more of OpenTelemetry's names.
+    """Return metadata with more of OpenTelemetry's keys.
 
     Raises
     ------
@@ -392,27 +377,27 @@ def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) 
 
 
 def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMeta:
-    """Return the metadata of a body, with what they say once for all its ranks said of each.
+    """Return the metadata of a body with its names for all ranks (node, pod, GPU) given by rank.
 
-    A GPU is that of one rank: for several its name says nothing.
+    A GPU belongs to one rank: a body of several ranks drops its name.
 
     Raises
     ------
     InvalidMetadataError
         See `with_names`.
     """
-    said = names_of_body(meta.extra)
-    if not said:
+    names = names_of_body(meta.extra)
+    if not names:
         return meta
     ranks = np.unique(rank).tolist()
     if len(ranks) > 1:
-        said.pop(GPU, None)
-    named = {key: dict.fromkeys(map(str, ranks), name) for key, name in said.items()}
+        names.pop(GPU, None)
+    named = {key: dict.fromkeys(map(str, ranks), name) for key, name in names.items()}
     return with_names(meta, named) if named else meta
 
 
-def _forget_a_guess(rank: str, host: str, known: dict[str, Any], added: dict[str, Any]) -> None:
-    """Drop the one of two hosts of a rank that is a guess, where the other is none."""
+def _drop_guessed_host(rank: str, host: str, known: dict[str, Any], added: dict[str, Any]) -> None:
+    """Drop the guessed one of two host names of a rank, where the other is no guess."""
     before = known.get("hosts", {}).get(rank, host)
     was_guessed, is_guessed = (
         name in document.get("guessed_hosts", {})
@@ -424,14 +409,14 @@ def _forget_a_guess(rank: str, host: str, known: dict[str, Any], added: dict[str
     document["hosts"] = {key: name for key, name in document["hosts"].items() if key != rank}
 
 
-def _joined(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
+def _union(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
     both = dict(known)
     for key, value in added.items():
         path = f"{inside}{key}"
         if key not in both:
             both[key] = value
         elif isinstance(both[key], Mapping) and isinstance(value, Mapping):
-            both[key] = _joined(both[key], value, f"{path}.")
+            both[key] = _union(both[key], value, f"{path}.")
         elif both[key] != value:
             message = f"{path} contradicts what was sent before for this session"
             raise InvalidMetadataError(
@@ -442,41 +427,29 @@ def _joined(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> 
     return both
 
 
-# ---- What a decoder says of a recording whose steps cannot be replayed -------------------------
-# A profile without labels whose sends and receives fit no schedule, or a device trace that does not
-# tell a forward from a backward, still tells who comes last at collectives and what steps pass
-# with. Its decoder gives such metadata the reason, and the report does without a slowdown; see
-# `app.analysis.report.unreplayed`.
-
-
-# In the metadata of a session, among those that say nothing where they are not as here.
-_REASON_KEY: Final = "not_replayed"
-
-
 def not_replayed(meta: SessionMeta, reason: str) -> SessionMeta:
-    """Return metadata that say why steps cannot be replayed.
+    """Return metadata with the reason why steps of the recording cannot be replayed.
+
+    A profile without labels whose transfers fit no schedule, or a device trace that does not
+    distinguish forward from backward, still shows which rank comes last at collectives and how
+    step time is spent. Its report has no slowdown; see `app.analysis.report.unreplayed`.
 
     Parameters
     ----------
     reason : str
-        The rest of a sentence, ``its sends and receives fit no pipeline schedule``; at most 400
+        End of a sentence, ``its sends and receives fit no pipeline schedule``; at most 400
         printable characters.
 
     Examples
     --------
     >>> from app.analysis.trace.model import Sizes
-    >>> reason_of(not_replayed(SessionMeta(Sizes(dp=2, pp=1)), "no computation has a name"))
+    >>> meta = not_replayed(SessionMeta(Sizes(dp=2, pp=1)), "no computation has a name")
+    >>> not_replayed_reason(meta)
     'no computation has a name'
     """
-    return replace(meta, extra={**meta.extra, _REASON_KEY: reason})
+    return replace(meta, extra={**meta.extra, _NOT_REPLAYED: reason})
 
 
-def reason_of(meta: SessionMeta) -> str | None:
-    """Return why the steps of a session cannot be replayed; None where nothing says so."""
-    return _reason_text(meta.extra)
-
-
-def _reason_text(extra: Mapping[str, Any]) -> str | None:
-    value = extra.get(_REASON_KEY)
-    fits = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
-    return str(value) if fits else None
+def not_replayed_reason(meta: SessionMeta) -> str | None:
+    """Return why the steps of a session cannot be replayed; None where no decoder noted it."""
+    return _short_text(meta.extra.get(_NOT_REPLAYED))

@@ -1,7 +1,6 @@
-"""The trace of one profiling session, parsed and trusted.
+"""Trace of one profiling session, its metadata, and the names of operation types.
 
-Decoders build a `Trace` at the edge and check everything there is to check; the code behind them
-trusts these types.
+Decoders check every value before they build a `Trace`; the analysis trusts these types.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 
-# What the what-if engine replays. Other types are kept, counted and reported.
+# Types that the what-if engine replays. Other types are kept, counted and reported.
 REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     FORWARD_COMPUTE,
     BACKWARD_COMPUTE,
@@ -53,7 +52,7 @@ REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     GC,
 )
 
-# What ranks do between steps, wherever it stands: no part of a step, and never replayed.
+# Work of ranks between steps, wherever it is recorded: no part of a step, and never replayed.
 BETWEEN_STEPS: Final[tuple[str, ...]] = (DATA_LOADING, CHECKPOINT, EVALUATION)
 # Collectives of tensor-parallel ranks.
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
@@ -108,7 +107,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class SessionMeta:
-    """What the sender says about a session in addition to its operations.
+    """Metadata of a session, from its sender.
 
     `hosts` and `gpus` map a global rank to a host name and to a GPU's name or index.
     """
@@ -120,9 +119,8 @@ class SessionMeta:
     gpus: Mapping[int, str] = field(default_factory=dict)
     whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)  # addresses by what they are called
-    # Steps that are known to be unlike the others, such as a first one, and why: no verdict counts
-    # them.
+    links: Mapping[str, str] = field(default_factory=dict)  # name → web address
+    # Step → reason to exclude it from verdicts, such as the first step of a job.
     odd_steps: Mapping[int, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,14 +142,14 @@ class SessionMeta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Where the rank or the step changes from row to row."""
+    """Stretches of rows of one rank and step."""
 
-    first: NDArray[np.intp]  # (stretches,): the first row of each, from 0 on
-    earliest_ns: NDArray[np.int64]  # (stretches,): the earliest start in each
+    first: NDArray[np.intp]  # (stretches,): first row of each, from 0 on
+    earliest_ns: NDArray[np.int64]  # (stretches,): earliest start in each
 
 
 def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretches:
-    """Return stretches of rows, given by their first ones.
+    """Return the stretches that begin at rows `first`.
 
     Examples
     --------
@@ -186,11 +184,11 @@ class Trace:
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     step_relative: bool
-    # What was left out when it was read: copies of operations, and steps of which an operation
-    # stood there twice at different times, with the reason.
+    # Left out by the decoder: the number of copies of operations, and (step, reason) of each step
+    # in which an operation is there twice at different times.
     copies: int = 0
     repeated_steps: tuple[tuple[int, str], ...] = ()
-    # What `stretches` returned, or whoever checked the columns found on the way.
+    # Cache of `stretches`, at most one; checks of the columns fill it as well.
     known_stretches: list[Stretches] = field(
         init=False, default_factory=list, repr=False, compare=False
     )
@@ -199,7 +197,7 @@ class Trace:
         return len(self.op)
 
     def of_rows(self, rows: NDArray[np.intp]) -> Trace:
-        """Return some of the rows, in the order given."""
+        """Return a trace of some rows, in the order given."""
         return replace(
             self,
             rank=self.rank[rows],
@@ -223,5 +221,5 @@ class Trace:
         return self.known_stretches[0]
 
     def step_count(self) -> int:
-        """Return how many different steps have operations; there is at least one row."""
+        """Return the number of different steps with operations; there is at least one row."""
         return int(np.unique(self.step[self.stretches().first]).size)

@@ -1,8 +1,9 @@
 """Names of operation types: aliases, fused operations, and the codes of one body.
 
 An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
-send and receive is split into two (or four) operations over the same interval, without microbatch
-and model chunk. Unknown names are kept, with codes after those of the known types.
+send and receive is one call for two (or four) transfers: it is split into operations over the same
+interval. Which microbatch each of them moves is not recorded, so microbatch and model chunk are
+absent there. Unknown names are kept, with codes after those of the known types.
 """
 
 from __future__ import annotations
@@ -38,14 +39,11 @@ from app.analysis.trace.model import (
     WGRAD_COMPUTE,
 )
 
-# ---- Codes of the operation names of one body: the known types, then others as they appear -----
-
-
 _INVALID: Final = -1
 
 
 class OpNames:
-    """Names seen so far; a name's position is its code.
+    """Operation names of one body; a name's position is its code.
 
     Parameters
     ----------
@@ -54,7 +52,7 @@ class OpNames:
     """
 
     def __init__(self, places: Places) -> None:
-        # The known types keep their codes, so that columns mostly need no second translation.
+        # Known types keep their codes, so that most columns need no second translation.
         self.names: list[str] = list(KNOWN_OP_TYPES)
         self._places = places
         self._codes: dict[str, int] = {name: code for code, name in enumerate(self.names)}
@@ -73,9 +71,11 @@ class OpNames:
         if self._dictionary is None or not dictionary.equals(self._dictionary):
             self._of_dictionary = self._enter(dictionary)
             self._dictionary = dictionary
-        codes = _look_up(as_numpy(column.indices), self._of_dictionary)
-        if codes is None:
+        indices, table = as_numpy(column.indices), self._of_dictionary
+        if indices.min() < 0 or indices.max() >= len(table):
             refuse_body("corrupt", "an operation name is outside of its dictionary")
+        # "clip" only saves the time of a second check of the indices.
+        codes = table.take(indices, mode="clip")
         if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
             rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
             message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
@@ -87,15 +87,24 @@ class OpNames:
     def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
         if len(dictionary) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
-        # Parquet's reader does not check that strings are UTF-8.
-        raw: list[bytes | None] = _as_bytes(dictionary).to_pylist()
+        # Parquet's reader does not check that strings are UTF-8, so they are read as bytes. A view,
+        # since a cast loads all of Arrow's functions, which takes longer than a small trace.
+        kind = dictionary.type
+        if pa.types.is_string(kind):
+            dictionary = dictionary.view(pa.binary())
+        elif pa.types.is_large_string(kind):
+            dictionary = dictionary.view(pa.large_binary())
+        else:
+            dictionary = dictionary.cast(pa.large_binary())
+        raw: list[bytes | None] = dictionary.to_pylist()
         codes = np.array([self._code(name) for name in raw], np.int16)
         if len(self.names) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         return codes
 
     def _code(self, raw: bytes | None) -> int:
-        # At most four bytes a character.
+        """Return the code of a name, `_INVALID` where it is not acceptable."""
+        # UTF-8 has at most four bytes a character.
         if not raw or len(raw) > 4 * MAX_OP_NAME_CHARS:
             return _INVALID
         try:
@@ -108,35 +117,6 @@ class OpNames:
             self._codes[name] = len(self.names)
             self.names.append(name)
         return self._codes[name]
-
-
-def _look_up(indices: NDArray[Any], table: NDArray[np.int16]) -> NDArray[np.int16] | None:
-    """Return what a table has at each index; None where one is outside of it."""
-    if indices.min() < 0 or indices.max() >= len(table):
-        return None
-    # The indices are in range, so that clipping only saves the time of another check.
-    return table.take(indices, mode="clip")
-
-
-def _as_bytes(strings: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the bytes of strings, unchecked.
-
-    Seen as what they are: a cast would load all of Arrow's functions, which takes longer than to
-    read a small trace.
-    """
-    if pa.types.is_string(strings.type):
-        return strings.view(pa.binary())
-    if pa.types.is_large_string(strings.type):
-        return strings.view(pa.large_binary())
-    return strings.cast(pa.large_binary())
-
-
-# ---- Names of operation types: the one name of each, whatever the recorder calls it ------------
-# An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
-# send and receive is one call that does two (or four) transfers over the same interval: it is split
-# into operations with that interval each. Which microbatch each half moves is not recorded, so
-# their microbatch and model chunk are absent and their order says which they are. Names that are
-# still unknown are kept.
 
 
 NONOVERLAPPING: Final = "-nonoverlapping"
@@ -159,12 +139,9 @@ CROSS_MESH_RECV: Final = "cross-mesh-recv"
 
 
 def normalize(name: str) -> str:
-    """Return the one name of the operation type that a recorder calls `name`."""
+    """Return our name of the operation type that a recorder calls `name`."""
     base = name.removesuffix(NONOVERLAPPING)
     return OP_TYPE_ALIASES.get(base, base)
-
-
-# ---- From the recorder's names of operations to ours, for whole columns ------------------------
 
 
 _CROSS_MESH = (CROSS_MESH_SEND, CROSS_MESH_RECV)
@@ -176,23 +153,23 @@ class Named:
 
     columns: dict[str, NDArray[Any]]  # `op` holds indices into `op_names`
     op_names: tuple[str, ...]  # `KNOWN_OP_TYPES`, then the unknown types that rows have
-    source: NDArray[np.intp] | None  # row of the body of each row, where operations were split
-    # Two recorded names became one type, or operations were split: the recorded order and runs no
-    # longer hold.
+    source: NDArray[np.intp] | None  # the body's row of each row, where operations were split
+    # The recorded order and runs are invalid: two recorded names became one type, or operations
+    # were split.
     changed: bool
 
 
 def name_operations(
     columns: Mapping[str, NDArray[Any]], heads: NDArray[np.intp], names: Sequence[str]
 ) -> Named:
-    """Give every operation our type.
+    """Replace recorded operation names by our types.
 
     Parameters
     ----------
     columns : mapping
         `op` holds indices into `names`.
     heads : int array
-        Rows among which every name that is used appears.
+        Rows in which every used name occurs.
 
     Raises
     ------
@@ -215,8 +192,8 @@ def name_operations(
         named["op"] = table[columns["op"]]
 
     present = set(ours.values())
-    directed = not present.isdisjoint(_CROSS_MESH) and _direct(named, code_of)
-    source = None if present.isdisjoint(FUSED) else _split(named, code_of)
+    directed = not present.isdisjoint(_CROSS_MESH) and _resolve_cross_mesh(named, code_of)
+    source = None if present.isdisjoint(FUSED) else _split_fused(named, code_of)
     changed = directed or source is not None or len(present) < len(used)
     if changed:
         forget_unused(named, types)
@@ -224,7 +201,7 @@ def name_operations(
 
 
 def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
-    """Drop unknown types that no row has any more."""
+    """Remove unknown types without rows from `types`, and renumber the codes in place."""
     known = len(KNOWN_OP_TYPES)
     counts = np.bincount(columns["op"], minlength=len(types))
     keep = [code for code in range(len(types)) if code < known or counts[code]]
@@ -234,8 +211,8 @@ def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
     types[:] = [types[code] for code in keep]
 
 
-def _split(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> NDArray[np.intp]:
-    """Replace fused operations by their parts; return the row that each row comes from."""
+def _split_fused(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> NDArray[np.intp]:
+    """Replace fused operations by their parts in place; return the source row of each row."""
     op = columns["op"]
     fused = {code_of[name]: parts for name, parts in FUSED.items() if name in code_of}
     parts_of_row = np.ones(len(op), np.intp)
@@ -256,11 +233,11 @@ def _split(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> NDAr
     return source
 
 
-def _direct(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> bool:
-    """Make cross-mesh transfers sends and receives of the direction that their place tells.
+def _resolve_cross_mesh(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> bool:
+    """Make cross-mesh transfers forward or backward in place; return whether any was changed.
 
-    A send moves what the rank computed last before it, a receive what the rank computes next.
-    Where the rank computes nothing there, the type stays as recorded.
+    A send moves the result of the rank's last computation before it, a receive the input of its
+    next one. Without such a computation in the step, the type stays as recorded.
     """
     op = columns["op"]
     forward = code_of[FORWARD_COMPUTE]

@@ -1,8 +1,8 @@
-"""Uniqueness and order of the operations of one (rank, step, type).
+"""Uniqueness and order of operations within each group of one (rank, step, type).
 
 A *run* is a stretch of neighboring rows of one group. Where every group is one run, which is how
-recorders write, neighbors are compared; else rows are sorted. Includes the checks that tell
-pipeline operations apart by microbatch and model chunk.
+recorders write, neighbors are compared; else rows are sorted. Includes the checks of pipeline
+operations by microbatch and model chunk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from app.analysis.trace.model import (
 )
 from app.errors import Fault
 
-# A table of this many times the keys is faster than sorting them.
+# A table of up to this many entries a key is faster than sorting the keys.
 _DENSE: Final = 32
 
 Columns = Mapping[str, NDArray[Any]]
 
 
 class RepeatedError(Exception):
-    """Operations are there twice: `rows` are those that were there before, all of them."""
+    """Operations are there twice; `rows` are all repetitions of an earlier row."""
 
     def __init__(self, rows: NDArray[np.intp]) -> None:
         super().__init__(f"{len(rows)} operations are there twice")
@@ -65,7 +65,7 @@ def same_as_before(
     Returns
     -------
     same_rank, same_group : bool arrays, shape (last - first,)
-        Whether it has the rank; whether it has the rank, step and type of the row before.
+        Whether the rank, and whether rank, step and type are those of the row before.
     """
     before, here = slice(first - 1, last - 1), slice(first, last)
     rank, step, op = columns["rank"], columns["step"], columns["op"]
@@ -77,13 +77,13 @@ def same_as_before(
 
 @dataclass(frozen=True, slots=True)
 class Neighbors:
-    """What comparing some rows with the rows before them tells."""
+    """Rows that differ from the row before them, by kind of difference."""
 
-    heads: NDArray[np.intp]  # those where runs start
-    stretches: NDArray[np.intp]  # those where the rank or the step changes
-    moved: NDArray[np.intp]  # those with the rank of the row before, elsewhere in the DP × PP grid
-    falls: NDArray[np.intp]  # those within a run whose order, or without one start, does not rise
-    microbatch_falls: bool  # within a run a microbatch, where it is known, does not rise
+    heads: NDArray[np.intp]  # runs start
+    stretches: NDArray[np.intp]  # the rank or the step changes
+    moved: NDArray[np.intp]  # the same rank is elsewhere in the DP × PP grid
+    falls: NDArray[np.intp]  # within a run the order, or without one the start, does not rise
+    microbatch_falls: bool  # within some run a known microbatch does not rise
 
 
 def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
@@ -137,7 +137,7 @@ def find_runs(
 
 
 def _distinct(key: NDArray[np.int64]) -> bool:
-    """Return whether no value, all from 0, is there twice."""
+    """Return whether no two of some non-negative values are equal."""
     size = int(key.max()) + 1
     if size > _DENSE * len(key):
         in_order = np.sort(key)
@@ -152,12 +152,12 @@ def check_cells(
 ) -> None:
     """Refuse a rank that appears at two places of the DP × PP grid.
 
-    Within a stretch the place is known to be the same.
+    `stretches` are rows to check; the place is known to be constant between them.
     """
     rank = columns["rank"][stretches]
     cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
     first = np.empty(sizes.world, np.int64)
-    # Of repeated indices the last assignment stays: backwards, that is the first row's.
+    # Of repeated indices the last assignment stays: in reverse, that of the first row.
     first[rank[::-1]] = cell[::-1]
     moved = stretches[first[rank] != cell][:MAX_FAULTS]
     if len(moved):
@@ -173,7 +173,7 @@ def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
 
 
 def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
-    """Find two operations of one group with the same recorded order.
+    """Raise where two operations of one group have the same recorded order.
 
     Parameters
     ----------
@@ -190,24 +190,10 @@ def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
     _require_distinct(runs.group_of_rows() * (int(order.max()) + 1) + order)
 
 
-def check_microbatches(columns: Columns, rows: NDArray[np.intp], runs: Runs) -> None:
-    """Find two operations of one group with the same microbatch and chunk, among `rows`.
-
-    Raises
-    ------
-    RepeatedError
-    """
-    mb = columns["mb"][rows].astype(np.int64)
-    mc = columns["mc"][rows].astype(np.int64) + 1
-    key = runs.group_of_rows()[rows]
-    key = (key * (int(mc.max()) + 1) + mc) * (int(mb.max()) + 1) + mb
-    _require_distinct(key, rows)
-
-
 def order_by_start(columns: Columns, runs: Runs) -> NDArray[np.int32]:
     """Return the position of each operation in its group by start.
 
-    Operations that start together keep the body's order; equal in everything, one is a duplicate.
+    Operations that start together keep the body's order; those equal in every column are repeated.
 
     Raises
     ------
@@ -249,24 +235,21 @@ def _require_distinct(key: NDArray[np.int64], rows: NDArray[np.intp] | None = No
 
 
 def copies(columns: Columns) -> NDArray[np.bool_]:
-    """Return whether each row is an earlier one again; stable, so the earliest one stays."""
+    """Return whether each row equals an earlier one in every column."""
     rows = np.lexsort([columns[name] for name in sorted(columns)])
     same = np.ones(len(rows) - 1, np.bool_)
     for values in columns.values():
         in_order = values[rows]
         same &= in_order[1:] == in_order[:-1]
-    again = np.zeros(len(rows), np.bool_)
-    again[rows[1:][same]] = True
-    return again
+    repeated = np.zeros(len(rows), np.bool_)
+    repeated[rows[1:][same]] = True
+    return repeated
 
 
 def duplicate(row: int, columns: Columns, places: Places) -> Fault:
-    """Return the fault of an operation that was there before."""
+    """Return the fault of a repeated operation."""
     message = f"rank {columns['rank'][row]} has this operation of step {columns['step'][row]} twice"
     return places.fault("duplicate_operation", message, row, "op")
-
-
-# ---- Checks of pipeline operations: those that a microbatch and a model chunk tell apart -------
 
 
 _COMPUTE = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
@@ -281,16 +264,16 @@ def check_pipeline(
     sizes: Sizes,
     places: Places,
 ) -> None:
-    """Find repeated microbatches; refuse computation that no chunk can be given to.
+    """Check that pipeline operations are identified by microbatch and model chunk, each once.
 
-    With one chunk a stage, the order of computation tells its microbatch. With virtual stages it
+    With one chunk a stage, the order of computation implies its microbatch. With virtual stages it
     does not, so microbatch and chunk must be recorded.
 
     Raises
     ------
     InvalidTraceError
         `trace.missing_microbatch`, `trace.missing_model_chunk`.
-    groups.RepeatedError
+    RepeatedError
     """
     op = columns["op"]
     if sizes.vpp > 1:
@@ -310,4 +293,8 @@ def check_pipeline(
     once = np.array([name in _ONCE_A_MICROBATCH for name in op_names])[op]
     rows = np.flatnonzero(once & (columns["mb"] != ABSENT))
     if len(rows):
-        check_microbatches(columns, rows, runs)
+        mb = columns["mb"][rows].astype(np.int64)
+        mc = columns["mc"][rows].astype(np.int64) + 1
+        key = runs.group_of_rows()[rows]
+        key = (key * (int(mc.max()) + 1) + mc) * (int(mb.max()) + 1) + mb
+        _require_distinct(key, rows)

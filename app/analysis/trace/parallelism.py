@@ -1,7 +1,7 @@
-"""Parallel groups of a trace: context-parallel rings, members of collectives, stage layers.
+"""Parallel groups of a trace: layers of stages, context-parallel rings, groups of collectives.
 
 In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
-end together; the rank that holds up the others is the one with the longest computing time.
+end together; the rank that delays the others is the one with the longest computing time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from app.analysis.trace.model import (
     Trace,
 )
 
-# ---- What the metadata of a session say of the layers of its pipeline stages -------------------
-
 
 def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage from a session's metadata, None where it does not say.
+    """Return the number of layers of each stage from a session's metadata; None without them.
 
     ``layers`` is a list with a number for each stage, or with a list of one number, its chunk's.
     """
-    found = layers_per_chunk(extra, stages, 1)
-    return None if found is None else tuple(count for (count,) in found)
+    layers = layers_per_chunk(extra, stages, 1)
+    return None if layers is None else tuple(count for (count,) in layers)
 
 
 def layers_per_chunk(
     extra: Mapping[str, Any], stages: int, chunks: int
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Return the layers of each chunk of each stage, None where the metadata do not say.
+    """Return the number of layers of each chunk of each stage; None where metadata lack them.
 
-    ``layers`` is a list with a list for each stage, of the layers of each of its chunks, or with
-    their number, which its chunks share evenly.
+    ``layers`` is a list with an item for each stage: a list with the layers of each chunk, or one
+    number that the chunks share evenly.
 
     Examples
     --------
@@ -50,12 +48,12 @@ def layers_per_chunk(
     given = extra.get("layers")
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != stages:
         return None
-    found = [_chunks(item, chunks) for item in given]
-    return None if any(item is None for item in found) else tuple(item for item in found if item)
+    layers = [_stage_layers(item, chunks) for item in given]
+    return None if any(item is None for item in layers) else tuple(item for item in layers if item)
 
 
-def _chunks(item: object, chunks: int) -> tuple[int, ...] | None:
-    """Return the layers of a stage's chunks, None where they are no numbers of layers."""
+def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
+    """Return the layers of each chunk of a stage; None where `item` is malformed."""
     if _is_count(item):
         assert isinstance(item, int)  # noqa: S101 - for the type checker
         return None if item % chunks else (item // chunks,) * chunks
@@ -68,12 +66,6 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-# ---- What ranks compute by themselves, where they record what they wait for inside -------------
-# In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
-# end together: which rank holds the others up is not seen in any of them, but in who computes
-# longest.
-
-
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
 
 
@@ -83,10 +75,10 @@ def has_rings(trace: Trace) -> bool:
     return bool((trace.op == code).any())
 
 
-def own_computing(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rows of all computations, and what each takes without the transfers inside, ns.
+def own_compute_times(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the rows of all computations, and their durations without transfers inside, ns.
 
-    Inside is what the same rank begins, by its own clock, before the computation ends.
+    A transfer is inside if the same rank begins it, by its own clock, before the computation ends.
     """
     computes = _are(trace, _COMPUTATIONS)
     rows = np.flatnonzero(computes | _are(trace, (*CONTEXT_TYPES, RING)))
@@ -108,29 +100,26 @@ def _are(trace: Trace, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
-    """Return the rank of each cell that computes longest by itself, shape (dp, pp); -1 of none.
+    """Return the rank of each cell with the longest own computing, shape (dp, pp); -1 for none.
 
-    It comes last in its ring. Of ranks that compute equally long it is the lowest.
+    That rank comes last in its ring. Of equal ranks it is the lowest.
     """
     sizes = trace.meta.sizes
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
     total_ns = np.bincount(member.ravel(), weights=own_ns)
     busiest = np.full((sizes.dp, sizes.pp), -1, dtype=np.int32)
-    # the last one that is written stays
+    # Of repeated indices the last assignment stays: the longest, and of equal ones the lowest rank.
     order = np.lexsort((-ranks.astype(np.int64), total_ns))
     busiest[trace.dp[rows[first[order]]], trace.pp[rows[first[order]]]] = ranks[order]
     return busiest
 
 
-# ---- Which ranks of a worker meet in which collectives -----------------------------------------
-
-
 def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
-    """Return which ranks of a cell share their collectives, shape (groups, ranks).
+    """Return the groups of a cell's ranks that share collectives of `types`, (groups, ranks).
 
-    Where a cell has tensor- and context-parallel ranks, and all of them recorded, those next to one
-    another are tensor-parallel, as launchers number them; else they are a single group.
+    Where all tensor- and context-parallel ranks of a cell are recorded, consecutive ranks are
+    tensor-parallel, as launchers number them; else the ranks are a single group.
     """
     if len(ranks) != sizes.tp * sizes.cp:
         return ranks[None]

@@ -1,8 +1,8 @@
 """Metadata of ranks: machine, host, GPU, pod, launcher, recorder, and links of the job.
 
 A rank number is no identity: every restart may number ranks anew, so a machine is recognized by
-its GPU identifiers and host name. Links are web addresses without a password, because one user
-writes them and others follow them.
+its GPU identifiers and host name. Links are web addresses with a host and without a password: one
+user writes them and others follow them, so they may neither run a script nor leak a secret.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from urllib.parse import urlsplit
 from app.analysis.trace.limits import MAX_FAULTS, MAX_WORLD
 from app.errors import Fault, InvalidMetadataError
 
-# ---- Values that metadata give: texts, mappings, and names by rank; each is checked ------------
-
-
 MAX_NAME_CHARS: Final = 255
 
 
 def names_by_rank(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
-    """Return the names of a job's ranks that a key of the metadata gives, by global rank.
+    """Return the names of ranks under a key of the metadata, by global rank.
 
     Raises
     ------
@@ -54,7 +51,7 @@ def mapping_of(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
 
 
 def text_of(value: object, key: str) -> str:
-    """Return a name; a number is one too."""
+    """Return a value of the metadata as a name; a number is accepted."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         refuse(f"{key} must hold text, not {shown(value)}", "bad_value", column=key)
     text = value if isinstance(value, str) else shown(value)
@@ -65,7 +62,7 @@ def text_of(value: object, key: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text can be the name of something."""
+    """Return whether a text is printable and short enough for a name."""
     return len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
@@ -93,12 +90,6 @@ def refuse_all(faults: list[Fault]) -> NoReturn:
     )
 
 
-# ---- Links of a job to where else it can be looked at: its run at W&B, its logs, its pull request
-#
-# Who sends a session writes them and others follow them: an address is of the web, names its host
-# and holds no password, so that it neither runs a script nor tells a secret.
-
-
 KEY: Final = "links"
 MAX_LINKS: Final = 16
 MAX_ADDRESS_CHARS: Final = 1000
@@ -106,7 +97,7 @@ SCHEMES: Final = ("http", "https")
 
 
 def parse_links(document: Mapping[object, object]) -> dict[str, str]:
-    """Return the links of a metadata document: addresses by what they are called.
+    """Return the links of a metadata document, name → address.
 
     Raises
     ------
@@ -116,29 +107,31 @@ def parse_links(document: Mapping[object, object]) -> dict[str, str]:
     links = mapping_of(document, KEY)
     if len(links) > MAX_LINKS:
         refuse(f"there are {len(links)} links, and {MAX_LINKS} is the most", "bad_link", column=KEY)
-    found: dict[str, str] = {}
     for name, address in links.items():
-        problem = _problem(name, address)
+        problem = _link_problem(name, address)
         if problem is not None:
             refuse(f"the link {shown(name)} {problem}", "bad_link", column=KEY)
-        found[str(name)] = str(address)
-    return found
+    return {str(name): str(address) for name, address in links.items()}
 
 
-def sound_links(said: object) -> dict[str, str]:
-    """Return those links of a stored document that may be followed.
+def valid_links(stored: object) -> dict[str, str]:
+    """Return the valid links of a stored metadata document, at most `MAX_LINKS`.
 
-    Shares of a session are joined without being looked at again, and sessions of versions before
-    may hold anything under that key.
+    Metadata of joined parts are not checked again, and older versions stored anything under the
+    key.
     """
-    if not isinstance(said, Mapping):
+    if not isinstance(stored, Mapping):
         return {}
-    sound = [(str(name), str(url)) for name, url in said.items() if _problem(name, url) is None]
-    return dict(sound[:MAX_LINKS])
+    valid = [
+        (str(name), str(address))
+        for name, address in stored.items()
+        if _link_problem(name, address) is None
+    ]
+    return dict(valid[:MAX_LINKS])
 
 
-def _problem(name: object, address: object) -> str | None:
-    """Return what is wrong with a link; None where nothing is."""
+def _link_problem(name: object, address: object) -> str | None:
+    """Return the fault of a link as the end of a sentence; None for a valid one."""
     if not isinstance(name, str) or not name.strip() or not is_name(name):
         return "has no name of printable text"
     if not isinstance(address, str) or not address.isprintable() or set(address) & {" ", "\\"}:
@@ -155,10 +148,7 @@ def _problem(name: object, address: object) -> str | None:
     return "must not hold a user name or a password" if "@" in parts.netloc else None
 
 
-# ---- Which machine a rank is. A rank is no identity: every restart may number ranks anew -------
-
-
-# What NVIDIA's names of a GPU, and of a part of one, begin with.
+# Prefixes of NVIDIA's UUIDs of a GPU, and of a MIG partition of one.
 UUID_MARKS: Final = ("GPU-", "MIG-")
 SHORT_UUID: Final = 12
 
@@ -179,21 +169,21 @@ class Machine:
     """
 
     node: str | None
-    # the name may be that of a container, which a restart changes
+    # The name may be that of a container, which a restart changes.
     guessed: bool = False
-    gpu: str | None = None  # the node's number of it, or a name
-    uuid: str | None = None  # with ``GPU-`` or ``MIG-``, whole
+    gpu: str | None = None  # index on the node, or a name
+    uuid: str | None = None  # with ``GPU-`` or ``MIG-``, unabbreviated
     pci: str | None = None  # address
     pod: str | None = None  # with its namespace where that is known
     local_rank: int | None = None
 
     @property
     def called(self) -> str:
-        """Return the name of the node as people read it; empty where it has none."""
+        """Return the node's name for people, marked where guessed; empty without a name."""
         return called(self.node, guessed=self.guessed) if self.node else ""
 
     def differs(self, before: Machine) -> bool:
-        """Return whether node or GPU are known to be others than before."""
+        """Return whether the node or the GPU is known to have changed since `before`."""
         named = self.node and before.node and not (self.guessed or before.guessed)
         if named and self.node != before.node:
             return True
@@ -207,17 +197,17 @@ class MovedGpu:
     """A GPU that was on another node before."""
 
     rank: int
-    """Global rank that has it now."""
+    """Global rank that runs on the GPU now."""
     uuid: str
-    """Its UUID."""
+    """UUID of the GPU."""
     before: str
-    """The node on which it was."""
+    """Earlier node of the GPU."""
     last_seen: str
-    """When it was last seen there, UTC, ISO 8601."""
+    """Time of its last session on the earlier node, UTC, ISO 8601."""
 
 
 def called(node: str, *, guessed: bool) -> str:
-    """Return the name of a node as people read it.
+    """Return the name of a node for people, marked where it is guessed.
 
     Examples
     --------
@@ -240,7 +230,7 @@ def short_uuid(uuid: str | None) -> str:
 
 
 def uuid_in(gpu: str | None) -> str | None:
-    """Return the UUID that senders without a key for it gave as the GPU's name.
+    """Return a GPU's name if it is a UUID, as senders without a key for UUIDs write it.
 
     Examples
     --------
@@ -248,9 +238,6 @@ def uuid_in(gpu: str | None) -> str | None:
     ('MIG-5a3f', None)
     """
     return gpu if gpu is not None and gpu.startswith(UUID_MARKS) else None
-
-
-# ---- What a recorder says of itself in a session's metadata ------------------------------------
 
 
 _KEY: Final = "recorded_by"
@@ -261,52 +248,50 @@ _WAITS: Final = "waits"
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """How a session was recorded; nothing is known of a recorder that does not say it."""
+    """How a session was recorded, as far as the recorder noted it."""
 
-    on_host: bool = False  # operations ran on processors, and were timed by their host's clock
-    # Collectives within computations are recorded while these wait for them, and not meanwhile.
+    on_host: bool = False  # operations ran on CPUs, and were timed by the host's clock
+    # A collective within a computation is recorded only while the computation waits for it.
     only_waits: bool = False
 
 
 def recorder_of(extra: Mapping[str, Any]) -> Recorder:
-    """Return what a session's further metadata say of its recorder.
+    """Return the recorder from a session's further metadata.
 
     Examples
     --------
     >>> recorder_of({"recorded_by": {"clock": "host", "inside": "waits"}})
     Recorder(on_host=True, only_waits=True)
     """
-    said = extra.get(_KEY)
-    if not isinstance(said, dict):
+    recorder = extra.get(_KEY)
+    if not isinstance(recorder, dict):
         return Recorder()
-    return Recorder(on_host=said.get("clock") == _HOST, only_waits=said.get("inside") == _WAITS)
+    return Recorder(
+        on_host=recorder.get("clock") == _HOST, only_waits=recorder.get("inside") == _WAITS
+    )
 
 
-def said_of_recorder(*, on_host: bool) -> dict[str, dict[str, str]]:
-    """Return further metadata that say of a recorder that it records waits within computations."""
+def recorder_metadata(*, on_host: bool) -> dict[str, dict[str, str]]:
+    """Return further metadata of a recorder of waits within computations; see `recorder_of`."""
     return {_KEY: {"clock": _HOST if on_host else _DEVICE, "inside": _WAITS}}
 
 
-# ---- What metadata say of where ranks run, in addition to `hosts` and `gpus` -------------------
-
-
-# OpenTelemetry's names. By rank, or one text for all ranks of a body.
+# OpenTelemetry's keys: a mapping by rank, or one text for all ranks of a body.
 NODE: Final = "k8s.node.name"
 POD: Final = "k8s.pod.name"
 NAMESPACE: Final = "k8s.namespace.name"
 GPU: Final = "hw.id"
 SLURM_JOB: Final = "slurm.job.id"
 OTEL_KEYS: Final = (NODE, POD, NAMESPACE, GPU, SLURM_JOB)
-# More is said of no launcher, and of no session's guesses than a host a rank.
 MAX_LAUNCHER_KEYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Where ranks run, as far as the metadata say; every mapping may be incomplete."""
+    """Machines of ranks from the metadata beyond `hosts` and `gpus`; mappings may be incomplete."""
 
     guessed_hosts: dict[str, str] = field(default_factory=dict)
-    """Hosts whose names are guesses, with where they come from: in a container, ``hostname``."""
+    """Guessed host name → source of the guess: in a container, ``hostname``."""
     pods: dict[int, str] = field(default_factory=dict)
     """Pod of each global rank, with its namespace where that is known."""
     gpu_uuids: dict[int, str] = field(default_factory=dict)
@@ -319,12 +304,11 @@ class Whereabouts:
     """Launcher: ``name``, ``job``, ``restart``, ``step``."""
 
     def document(self) -> dict[str, Any]:
-        """Return the keys of metadata that say this again."""
-        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        """Return the non-empty mappings as keys of a metadata document."""
         return {
-            name: {str(key): value for key, value in mapping.items()}
-            for name, mapping in said.items()
-            if mapping
+            item.name: {str(key): value for key, value in mapping.items()}
+            for item in fields(self)
+            if (mapping := getattr(self, item.name))
         }
 
     def machine(self, rank: int, hosts: Mapping[int, str], gpus: Mapping[int, str]) -> Machine:
@@ -348,7 +332,7 @@ KEYS: Final = frozenset(item.name for item in fields(Whereabouts))
 def parse_whereabouts(
     document: Mapping[Any, Any], world: int, hosts: dict[int, str]
 ) -> tuple[dict[int, str], Whereabouts]:
-    """Return the hosts of ranks, with what OpenTelemetry's names add, and the rest.
+    """Return the host of each rank, completed by OpenTelemetry's keys, and the other machine data.
 
     Raises
     ------
@@ -362,10 +346,11 @@ def parse_whereabouts(
     nodes = _otel(document, NODE, world)
     hosts = dict(sorted({**hosts, **_agreeing(NODE, nodes, hosts, guesses)}.items()))
     spaces = _otel(document, NAMESPACE, world)
-    named = {
-        rank: _in_namespace(pod, spaces.get(rank))
-        for rank, pod in _otel(document, POD, world).items()
-    }
+    named: dict[int, str] = {}
+    for rank, pod in _otel(document, POD, world).items():
+        space = spaces.get(rank)
+        whole = f"{space}/{pod}"
+        named[rank] = whole if space and "/" not in pod and is_name(whole) else pod
     pods = names_by_rank(document, "pods", world)
     uuids = names_by_rank(document, "gpu_uuids", world)
     in_use = set(hosts.values()) if guesses else set()
@@ -375,12 +360,12 @@ def parse_whereabouts(
         gpu_uuids={**uuids, **_agreeing(GPU, _otel(document, GPU, world), uuids)},
         gpu_pci=names_by_rank(document, "gpu_pci", world),
         local_ranks=_numbers(document, "local_ranks", world),
-        launcher=_launcher(document),
+        launcher=_parse_launcher(document),
     )
 
 
 def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
-    """Return what a key says by rank; a text for a whole body waits for its ranks."""
+    """Return names by rank under one of OpenTelemetry's keys; none for a text for all ranks."""
     by_rank = isinstance(document.get(key), Mapping)
     return names_by_rank(document, key, world) if by_rank else {}
 
@@ -391,17 +376,13 @@ def _agreeing(
     known: Mapping[int, str],
     guesses: Mapping[str, str] | None = None,
 ) -> Mapping[int, str]:
+    """Return `added`; refuse names that contradict `known` ones, unless those are guesses."""
     for rank, name in added.items():
         other = known.get(rank, name)
         if other != name and other not in (guesses or {}):
             message = f"{key} of rank {rank} is {shown(name)}, another key says {shown(other)}"
             refuse(message, "conflict", column=key)
     return added
-
-
-def _in_namespace(pod: str, space: str | None) -> str:
-    whole = f"{space}/{pod}"
-    return whole if space and "/" not in pod and is_name(whole) else pod
 
 
 def _texts(document: Mapping[Any, Any], key: str) -> dict[str, str]:
@@ -411,34 +392,34 @@ def _texts(document: Mapping[Any, Any], key: str) -> dict[str, str]:
 
 
 def _numbers(document: Mapping[Any, Any], key: str, world: int) -> dict[int, int]:
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for rank, text in names_by_rank(document, key, world).items():
         if not (text.isascii() and text.isdecimal() and len(text) <= len(str(world))):
             refuse(
                 f"{key} of rank {rank} is no whole number below {world}", "bad_value", column=key
             )
-        found[rank] = int(text)
-    return found
+        numbers[rank] = int(text)
+    return numbers
 
 
-def _launcher(document: Mapping[Any, Any]) -> dict[str, str]:
-    said = _texts(document, "launcher")
-    if len(said) > MAX_LAUNCHER_KEYS:
+def _parse_launcher(document: Mapping[Any, Any]) -> dict[str, str]:
+    launcher = _texts(document, "launcher")
+    if len(launcher) > MAX_LAUNCHER_KEYS:
         refuse(f"launcher has over {MAX_LAUNCHER_KEYS} keys", "bad_value", column="launcher")
     job = document.get(SLURM_JOB)
-    if job is None or said.get("name", "slurm") != "slurm":
-        return said
+    if job is None or launcher.get("name", "slurm") != "slurm":
+        return launcher
     if isinstance(job, Mapping):
-        # the same of all ranks
+        # All ranks have the same job.
         job = next(iter(job.values()), None)
     name = text_of(job, SLURM_JOB)
-    if said.get("job", name) != name:
-        message = f"{SLURM_JOB} is {shown(name)}, launcher says {shown(said['job'])}"
+    if launcher.get("job", name) != name:
+        message = f"{SLURM_JOB} is {shown(name)}, launcher says {shown(launcher['job'])}"
         refuse(message, "conflict", column=SLURM_JOB)
-    return {"name": "slurm", **said, "job": name}
+    return {"name": "slurm", **launcher, "job": name}
 
 
 def names_of_body(extra: Mapping[str, Any]) -> dict[str, str]:
-    """Return OpenTelemetry's names that metadata give once, for all ranks of a body."""
-    said = {key: extra.get(key) for key in (NODE, POD, NAMESPACE, GPU)}
-    return {key: name for key, name in said.items() if isinstance(name, str) and is_name(name)}
+    """Return the names under OpenTelemetry's keys that are one text for all ranks of a body."""
+    names = {key: extra.get(key) for key in (NODE, POD, NAMESPACE, GPU)}
+    return {key: name for key, name in names.items() if isinstance(name, str) and is_name(name)}

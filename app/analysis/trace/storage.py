@@ -1,8 +1,9 @@
 """Stored form of the operations of a session.
 
 Packed operations are an Arrow stream compressed with zstd: about 7 bytes an operation on recorded
-traces. The schema holds the names of operation types, so codes may change between releases. A
-body of about that size is stored as received; the first bytes distinguish the two forms.
+traces, and a few milliseconds for 100,000. The schema holds the names of operation
+types, so codes may change between releases. A body of about that size, which decodes with the
+session's metadata alone, is stored as received; the first bytes distinguish the two forms.
 """
 
 from __future__ import annotations
@@ -26,13 +27,8 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 from app.analysis.trace.readers.parquet_headers import MAGIC
 from app.errors import InvalidTraceError
 
-# ---- The form in which operations are stored: an Arrow stream, compressed with zstd ------------
-# About 7 bytes an operation on recorded traces, and a few milliseconds for 100,000 of them. Names
-# of operation types stand in the schema, so codes may change between releases.
-
-
 PART_BYTES: Final = 4 * 1024 * 1024
-# Columns of one batch are used where they were decompressed; those of more are copied together.
+# Columns of a single batch are used without a copy; those of several are concatenated.
 BATCH_ROWS: Final = 1 << 22
 
 _VERSION: Final = b"1"
@@ -80,7 +76,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
 
 
 def _whole_parts(waiting: io.BytesIO) -> Iterator[bytes]:
-    """Take the whole parts out of what was written so far."""
+    """Yield the full parts of the bytes written so far, and keep the rest in `waiting`."""
     if waiting.tell() < PART_BYTES:
         return
     written = waiting.getvalue()
@@ -98,14 +94,14 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     Parameters
     ----------
     data : bytes or iterable of bytes
-        The blob, or its parts in order. It is ours, so its values are not checked again.
+        The blob, or its parts in order. Its values are not checked again.
     meta : SessionMeta
         The session's metadata, which is stored elsewhere.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unreadable_blob` where the bytes are not what `pack` wrote.
+        `trace.unreadable_blob` where `pack` did not write the bytes.
     """
     blob = data if isinstance(data, bytes) else b"".join(data)
     try:
@@ -116,7 +112,7 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
                 for name in _COLUMNS:
                     batches[name].append(batch.column(name).to_numpy())
     except MemoryError:
-        # Of Arrow, too: nothing is wrong with the bytes.
+        # Arrow's `ArrowMemoryError` is one as well: the bytes are not damaged.
         raise
     except (pa.ArrowException, OSError) as error:
         raise InvalidTraceError(
@@ -126,12 +122,17 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     if described.get(_VERSION_KEY) != _VERSION:
         message = "the stored operations have a version that this release does not know"
         raise InvalidTraceError(message, code="trace.unreadable_blob")
-    # A column's batches are let go as soon as it is joined: there is one column twice, never all.
+    # A column's batches are freed as soon as they are joined: only one column is twice in memory.
     columns = {name: _joined(batches.pop(name), schema.field(name).type) for name in _COLUMNS}
     stored_names: list[str] = json.loads(described[_NAMES_KEY])
-    # Operations that were stored before it was known have none.
+    # Older blobs lack the key.
     copies, repeated = json.loads(described.get(_REPEATED_KEY, b"[0, []]"))
-    columns["op"], op_names = _current_codes(columns["op"], stored_names)
+    op_names = tuple(stored_names)
+    if op_names[: len(KNOWN_OP_TYPES)] != KNOWN_OP_TYPES:
+        # Another release wrote the codes.
+        op_names = (*KNOWN_OP_TYPES, *(name for name in op_names if name not in KNOWN_OP_TYPES))
+        codes = np.array([op_names.index(name) for name in stored_names], np.int16)
+        columns["op"] = codes[columns["op"]]
     return Trace(
         meta=meta,
         op_names=op_names,
@@ -151,46 +152,32 @@ def _joined(batches: list[NDArray[Any]], kind: pa.DataType) -> NDArray[Any]:
     return joined
 
 
-def _current_codes(
-    op: NDArray[np.int16], stored: list[str]
-) -> tuple[NDArray[np.int16], tuple[str, ...]]:
-    """Return codes and names of this release."""
-    known = len(KNOWN_OP_TYPES)
-    if tuple(stored[:known]) == KNOWN_OP_TYPES:
-        return op, tuple(stored)
-    names = (*KNOWN_OP_TYPES, *(name for name in stored if name not in KNOWN_OP_TYPES))
-    table = np.array([names.index(name) for name in stored], np.int16)
-    return table[op], names
-
-
-# ---- Operations as a session has them: packed, or the body as it came --------------------------
-# Which one it is, the first bytes say. A body stays as it came where it is about as small as what
-# `pack` makes of it, and its own metadata and the session's are all that it takes to decode it.
-
-
-# What bodies that are kept begin with, and the formats that they may be of; the first one decodes
-# them all.
-_KEPT: Final[Mapping[bytes, tuple[TraceFormat, ...]]] = {
+# First bytes of bodies that are stored as received → their formats; the first one's decoder reads
+# all of them.
+_STORED_AS_RECEIVED: Final[Mapping[bytes, tuple[TraceFormat, ...]]] = {
     MAGIC: (PARQUET, PUBLISHED_PARQUET),
     GZIP_MAGIC: (NDJSON,),
     ZSTD_MAGIC: (NDJSON,),
 }
 
-# They were within the limits when they came; those of a server may have become lower since.
-_ANY: Final = Limits(
+# Stored bodies were within the limits when received; the server's limits may be lower now.
+_NO_LIMITS: Final = Limits(
     max_decompressed_bytes=sys.maxsize, max_rows=sys.maxsize, max_header_bytes=sys.maxsize
 )
 
 
-def is_kept(known: TraceFormat, start: bytes) -> bool:
-    """Return whether a body of a format is stored as it came.
+def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
+    """Return whether a body of a format is stored as received.
 
     Parameters
     ----------
     start : bytes
         Its first four bytes.
     """
-    return any(start.startswith(magic) and known in formats for magic, formats in _KEPT.items())
+    return any(
+        start.startswith(magic) and known in formats
+        for magic, formats in _STORED_AS_RECEIVED.items()
+    )
 
 
 def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
@@ -199,17 +186,17 @@ def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
     Parameters
     ----------
     parts : iterable of bytes
-        Of its blob, in order.
+        Parts of the session's blob, in order.
     meta : SessionMeta
         The session's metadata, which is stored elsewhere.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unreadable_blob`, or what `decode` raises: the bytes are not those that came.
+        `trace.unreadable_blob`, or the errors of `decode`: the stored bytes are damaged.
     """
     blob = b"".join(parts)
-    for magic, (known, *_) in _KEPT.items():
+    for magic, (known, *_) in _STORED_AS_RECEIVED.items():
         if blob.startswith(magic):
-            return known.decode(blob, meta, _ANY, part=False).trace
+            return known.decode(blob, meta, _NO_LIMITS, part=False).trace
     return unpack(blob, meta)

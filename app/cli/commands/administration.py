@@ -1,4 +1,4 @@
-"""`paceline session` and `job`, done by a server; `backup` and `restore` of its database."""
+"""Commands that administer an installation: access, channels, retention, jobs, backups, blobs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import typer
 
 from app.cli.commands.options import LOCAL_SERVER, OutOption, ServerOption
 from app.platform.identity import Right, Role
-
-# ---- `paceline token`, `user` and `project` ----------------------------------------------------
-
 
 app = typer.Typer()
 tokens = typer.Typer(help="Tokens that give programs access.", no_args_is_help=True)
@@ -39,7 +36,7 @@ def create_token(
         int, typer.Option(min=0, max=3650, help="How long it is valid; 0: for ever")
     ] = 90,
 ) -> None:
-    """Make a token and print it, the only time."""
+    """Create a token and print its secret, which is shown only once."""
     from app.cli.access import make_token
 
     # Who sends to an installation without projects need not name the one that there is.
@@ -188,9 +185,6 @@ def move_job(
     from app.cli.access import move
 
     move(job, source, to)
-
-
-# ---- `paceline alerts` -------------------------------------------------------------------------
 
 
 alerts = typer.Typer(
@@ -383,9 +377,6 @@ def restore(
     from app.cli.retention import restore_backup
 
     restore_backup(file)
-
-
-# ---- `paceline retention`, done by a server, and `blobs`, on the database that the settings name -
 
 
 rules = typer.Typer(help="What a project keeps, and for how long.", no_args_is_help=True)

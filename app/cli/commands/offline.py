@@ -1,4 +1,4 @@
-"""Commands about traces and sessions."""
+"""Commands that need no server: traces, plans, hang dumps, probes and pulses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from app.cli.commands.options import (
     ServerOption,
     TraceOrFolder,
 )
-
-# ---- Commands that plan, without any server ----------------------------------------------------
-
 
 app = typer.Typer()
 
@@ -287,9 +284,6 @@ def synth(
             typer.echo(str(path))
 
 
-# ---- What is asked about a job that stands still, without any server ---------------------------
-
-
 @app.command()
 def hang(
     paths: Annotated[
@@ -316,9 +310,6 @@ def hang(
     judge_files(paths, as_json=json)
 
 
-# ---- What is asked of the machine that the command runs on -------------------------------------
-
-
 @app.command()
 def probe(
     *,
@@ -339,9 +330,6 @@ def probe(
     from app.cli.hang import probe_machine
 
     probe_machine(server, seconds=seconds, busy=busy)
-
-
-# ---- What is asked about recorded pulses -------------------------------------------------------
 
 
 pulse = typer.Typer(help="What is noticed between sessions, in a few numbers a rank and step.")

@@ -1,4 +1,4 @@
-"""Commands that run an installation, or look at one."""
+"""Commands that run an installation, check it, or serve tools for assistants."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from app.platform.resources import loading
 
 if TYPE_CHECKING:
     from app.platform.settings import Settings
-
-
-# ---- `paceline mcp`: tools for assistants ------------------------------------------------------
 
 
 app = typer.Typer()

@@ -1,4 +1,4 @@
-"""What people and launchers said during the two weeks of the demo, told to the use cases."""
+"""Actions of people and launchers during the two weeks of the demo."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SILENCED_FOR: Final = timedelta(hours=18)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What there is when something is said: the container at that time, and the sessions so far."""
+    """Context of an act: the container at its time, and the sessions so far."""
 
     container: Container
     moment: datetime
@@ -60,7 +60,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that was said, hours before the end of the history."""
+    """An act of a person or launcher, at a number of hours before the end of the history."""
 
     at_h: float
     site: str

@@ -58,7 +58,7 @@ _NICE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """When what happens.
+    """Times of the events of the running job.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Tempo:
 
 @dataclass(slots=True)
 class LiveJob:
-    """The job; `advance` runs and sends what its steps up to a time are.
+    """The running job; `advance` sends its steps up to a time.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class LiveJob:
             self.step += 1
 
     def _send_all(self, parts: list[Pulses]) -> None:
-        """Send steps, a body a host."""
+        """Send steps, one body for each host."""
         if not parts:
             return
         rows = joined(parts)
@@ -177,7 +177,7 @@ class LiveJob:
             self._heals = max(self._heals, self._records)
 
     def _record(self) -> None:
-        """Send a session of the steps that were asked for."""
+        """Send a session of the requested steps."""
         costs = CostModel(
             forward_ns=12e6, backward_ns=24e6, params_ns=8e6, grads_ns=15e6, optimizer_ns=8e6
         )
@@ -197,7 +197,7 @@ class LiveJob:
         self.session, self._waits = sent.session, True
 
     def _is_underway(self) -> bool:
-        """Return whether its session is not analyzed yet."""
+        """Return whether the analysis of its session is pending."""
         state = self.server.get(f"/api/v1/sessions/{self.session}")["state"]
         return state in SessionState.UNDERWAY
 

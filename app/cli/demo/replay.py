@@ -61,7 +61,7 @@ OWNERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """What the history of a site is written with."""
+    """Context of writing the history of a site."""
 
     container: Container
     keeper: LeaseKeeper
@@ -111,7 +111,7 @@ def write_history(container: Container, site: str, until: datetime) -> int:
 
 
 def _is_first(event: PlannedSession | Act) -> bool:
-    """Return whether it is of a job of today: whoever looks at once sees some of these.
+    """Return whether a session belongs to a job of today, which is written first.
 
     There are no acts of these jobs, and no other job has had their hosts since.
     """
@@ -143,7 +143,7 @@ def _send(site: _Site, session: PlannedSession) -> uuid.UUID:
 
 
 def _let_time_pass(site: _Site, until_h: float) -> None:
-    """Let rules look at jobs when the sweeper would have, up to a time."""
+    """Evaluate the time-based rules as the sweeper would have done up to a time."""
     until = site.until - timedelta(hours=until_h)
     looks = (
         select(AlertGroup.id, AlertGroup.look_at)

@@ -66,7 +66,7 @@ class Place:
 
     @property
     def told_until(self) -> datetime | None:
-        """Return the end of the history that is there whole; None where it is not.
+        """Return the end of the complete history; None if it is incomplete.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class Place:
             raise StartupError(f"Cannot read {path}: {error}") from error
 
     def tell(self, until: datetime | None) -> None:
-        """Note until when the history is there whole; None: it is not.
+        """Record the end of the complete history; None marks it as incomplete.
 
         Raises
         ------
@@ -122,7 +122,7 @@ def settings_of_demo(settings: Settings, directory: Path | None) -> tuple[Settin
 
 
 def open_place(directory: Path, *, fresh: bool) -> Place:
-    """Take a data directory for the demo; make it empty where its history is not whole.
+    """Open the demo's data directory; empty it if its history is incomplete.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ REQUEST: Final[dict[str, Any]] = {
 
 
 def ask_for_plan(server: Server, leaving: threading.Event) -> None:
-    """Ask for the plan and wait for it; asked again it is the same one.
+    """Request the plan and wait for it; a repeated request returns the same plan.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ RECORD_EVERY_S: Final = 60.0
 
 
 def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: bool = True) -> None:
-    """Serve the demo until SIGINT or SIGTERM; make its history where it is not there.
+    """Serve the demo until SIGINT or SIGTERM; write its history first if it is missing.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
 
 
 def _told(*, live: bool) -> Meanwhile:
-    """Return what goes on where the history is there."""
+    """Return what runs beside the server once the history is complete."""
 
     @contextlib.contextmanager
     def begin(url: str, settings: Settings) -> Iterator[None]:
@@ -281,7 +281,7 @@ def _told(*, live: bool) -> Meanwhile:
 
 @contextlib.contextmanager
 def _running(url: str, settings: Settings, *, live: bool) -> Iterator[None]:
-    """Let a job run while the context lasts, in a process of its own."""
+    """Run a job in a process of its own while the context lasts."""
     if not live:
         yield
         return
@@ -304,7 +304,7 @@ def _running(url: str, settings: Settings, *, live: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """What a history is made for."""
+    """Parameters of writing a history."""
 
     place: Place
     url: str
@@ -314,7 +314,7 @@ class _Making:
 
 @contextlib.contextmanager
 def _history(making: _Making, settings: Settings) -> Iterator[None]:
-    """Make the history while the context lasts, in a process for each site."""
+    """Write the history while the context lasts, one process for each site."""
     scratch = Scratch()
     environment = {
         **settings.environment_of_child(os.environ),

@@ -47,7 +47,7 @@ _SIZES: Final = {"kind": "hidden_unit", "width": 8192, "tokens": 24_576, "layers
 
 @dataclass
 class _Group:
-    """A group of the job, and the plan that it carries out."""
+    """A group of the job and its current plan."""
 
     server: Server
     job: str
@@ -72,7 +72,7 @@ class _Group:
         return True
 
     def step(self, number: int, slowness: dict[int, float]) -> None:
-        """Run a step, report it, and apply what comes."""
+        """Run a step, report it, and apply the plan that the server returns."""
         size = len(self.ranks)
         slow = np.array([slowness.get(rank, 1.0) for rank in range(size)])
         noise = 1 + self.rng.normal(0, _NOISE, size)
@@ -105,7 +105,7 @@ class _Group:
             self._take(answer["plan"], number + 1)
 
     def look(self, number: int) -> None:
-        """Take over what a switch has made."""
+        """Apply the plan that a switch has caused."""
         found = self.server.get(f"{self.path}/plan?attempt=1&after={self.known}&wait_s=0")
         if found:
             self._take(found, number)

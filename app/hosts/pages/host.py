@@ -162,6 +162,8 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
     jobs = _jobs(sessions)
     firing = any(STATES[one.state].glyph == "firing" for one in view.incidents)
     whole = address.but()
+    text = "Slowdown of the job if only its slowest worker there were as recorded"
+    listed = min(LISTED, len(view.sessions))
     return HostPage(
         now=view.now,
         host=view.host,
@@ -176,7 +178,9 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         map=gpu_map(view, about),
         sessions=[_session(one) for one in sessions[:LISTED]],
         sessions_title=_sessions_title(sessions, slow),
-        sessions_note=_note(view),
+        sessions_note=text
+        if listed == view.seen
+        else f"{text}; the latest {listed} of {count(view.seen)}",
         jobs=jobs,
         jobs_title=_jobs_title(sessions, jobs),
         repairs=[_repair(one) for one in view.repairs],
@@ -291,12 +295,6 @@ def _sessions_title(sessions: Sequence[HostSession], slow: Sequence[HostSession]
     if not sessions:
         return "No session"
     return f"Named by a cause in {count(len(slow))} of {plural(len(sessions), 'session')}"
-
-
-def _note(view: HostView) -> str:
-    text = "Slowdown of the job if only its slowest worker there were as recorded"
-    listed = min(LISTED, len(view.sessions))
-    return text if listed == view.seen else f"{text}; the latest {listed} of {count(view.seen)}"
 
 
 def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:

@@ -15,7 +15,7 @@ from app.hosts.costs import HOSTS, HostRow, Hosts, HostSums, Show, Totals
 from app.hosts.one import HostIncident, HostSession, HostView
 from app.hosts.places import Move
 from app.hosts.repairs import ENOUGH, Judged, Outcome, Repair
-from app.pulse.advance import HostNotice, HostNow, HostRank
+from app.pulse.advance import HostNow, HostRank
 from app.web import html, moments
 from app.web.format import (
     EN_DASH,
@@ -485,7 +485,22 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
     return HostLive(
         drawn(_RANKS, found.ranks, csv=f"{csv}/pulse.csv") if found.ranks else None,
         f"{plural(number, 'rank')} among the slowest now" if number else "",
-        drawn(_noticed(now), found.notices, csv=f"{csv}/notices.csv") if found.notices else None,
+        drawn(
+            (
+                Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
+                Shown(
+                    "State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)
+                ),
+                Shown("Job", lambda one: html.link(job_url(one.job), one.job), classes="opt"),
+                Shown(
+                    "What", lambda one: one.sentence[:1].upper() + one.sentence[1:], of_cells="grow"
+                ),
+            ),
+            found.notices,
+            csv=f"{csv}/notices.csv",
+        )
+        if found.notices
+        else None,
         f"{plural(len(found.notices), 'notice')} of its ranks, {count(open_now)} open",
     )
 
@@ -516,12 +531,3 @@ _RANKS: Final[tuple[Shown[HostRank], ...]] = (
     ),
     Shown("Step", lambda one: seconds(one.step_s), classes="num opt"),
 )
-
-
-def _noticed(now: datetime) -> tuple[Shown[HostNotice], ...]:
-    return (
-        Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
-        Shown("State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)),
-        Shown("Job", lambda one: html.link(job_url(one.job), one.job), classes="opt"),
-        Shown("What", lambda one: one.sentence[:1].upper() + one.sentence[1:], of_cells="grow"),
-    )

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.incidents.channels.kind import (
+    JSON_HEADERS,
+    ChannelKind,
+    OutgoingMessage,
+    Secret,
+    Url,
+    encode,
+)
 from app.incidents.grouping import Manner, Status
 from app.incidents.message import Alert, Message, cause_name
 from app.incidents.models.rules import Severity
@@ -148,14 +155,14 @@ def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
     }
 
 
-def send(config: AlertmanagerConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: AlertmanagerConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Push the alerts; 200 is good, 400 means that it refuses them for good."""
     headers = dict(JSON_HEADERS)
     if config.authorization:
         headers["Authorization"] = config.authorization
-    body = encode(push_body(parcel.message))
+    body = encode(push_body(outgoing.message))
     url = f"{config.url.rstrip('/')}/api/v2/alerts"
-    return check(parcel.outbound.post(url, body, headers))
+    return check(outgoing.outbound.post(url, body, headers))
 
 
 ALERTMANAGER: Final = ChannelKind(

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import ChannelKind, Note, Parcel, Secret, note_text
+from app.incidents.channels.kind import ChannelKind, Note, OutgoingMessage, Secret, note_text
 from app.incidents.text import plain_text
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer
 
@@ -34,9 +34,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("apprise") is not None
 
 
-def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: AppriseConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Hand the message to the library, and wait as long as an attempt may take."""
-    return _notify(config, parcel.message.title, plain_text(parcel.message), parcel.outbound)
+    return _notify(config, outgoing.message.title, plain_text(outgoing.message), outgoing.outbound)
 
 
 def tell(config: AppriseConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:

@@ -18,7 +18,7 @@ from app.incidents.channels.kind import (
     JSON_HEADERS,
     ChannelKind,
     Note,
-    Parcel,
+    OutgoingMessage,
     Url,
     encode,
     note_text,
@@ -67,7 +67,8 @@ def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
     total = 0
     for alert in message.alerts[:MAX_EMBEDS]:
         embed = _embed(message, alert)
-        length = _length(embed)
+        fields = sum(len(field["name"]) + len(field["value"]) for field in embed["fields"])
+        length = len(embed["title"]) + len(embed["description"]) + fields
         if total + length > MAX_TOTAL:
             break
         total += length
@@ -107,11 +108,6 @@ def _embed(message: Message, alert: Alert) -> dict[str, Any]:
     }
 
 
-def _length(embed: dict[str, Any]) -> int:
-    fields = sum(len(field["name"]) + len(field["value"]) for field in embed["fields"])
-    return len(embed["title"]) + len(embed["description"]) + fields
-
-
 def _multipart(body: bytes, picture: bytes) -> tuple[bytes, str]:
     boundary = uuid.uuid4().hex
     parts = (
@@ -128,14 +124,14 @@ def _multipart(body: bytes, picture: bytes) -> tuple[bytes, str]:
     return encoded + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def send(config: DiscordConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: DiscordConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the message, and the picture with it."""
-    picture = parcel.picture
-    body = encode(discord_body(parcel.message, picture=picture is not None))
+    picture = outgoing.picture
+    body = encode(discord_body(outgoing.message, picture=picture is not None))
     headers = dict(JSON_HEADERS)
     if picture is not None:
         body, headers["Content-Type"] = _multipart(body, picture)
-    return _post(config, body, headers, parcel.outbound)
+    return _post(config, body, headers, outgoing.outbound)
 
 
 def tell(config: DiscordConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:

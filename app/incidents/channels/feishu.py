@@ -15,8 +15,16 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Note, Parcel, Secret, Url, encode
-from app.incidents.message import Alert, Message
+from app.incidents.channels.kind import (
+    JSON_HEADERS,
+    ChannelKind,
+    Note,
+    OutgoingMessage,
+    Secret,
+    Url,
+    encode,
+)
+from app.incidents.message import Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, Response, check
 
@@ -86,7 +94,27 @@ def _signed(secret: str | None) -> dict[str, Any]:
 def _body(message: Message, shown: int) -> dict[str, Any]:
     elements: list[dict[str, Any]] = []
     for alert in message.alerts[:shown]:
-        elements += [_text(_words(message, alert)), _actions(alert)]
+        lines = lines_of(alert, message.at)
+        fields = (f"{name}: {value}" for name, value in lines.fields)
+        evidence = (f"· {sentence}" for sentence in lines.evidence)
+        elements += [
+            _text("\n".join((lines.summary, *fields, *evidence))),
+            {
+                "tag": "action",
+                "actions": [
+                    {
+                        "tag": "button",
+                        "text": {"tag": "plain_text", "content": text},
+                        "url": url,
+                        "type": "default",
+                    }
+                    for text, url in (
+                        ("Open", alert.view_url),
+                        (alert.incident_link, alert.incident_url),
+                    )
+                ],
+            },
+        ]
     left_out = len(message.alerts) - shown
     if left_out:
         elements.append(_text(f"And {left_out} more: {message.job_url}"))
@@ -103,36 +131,14 @@ def _body(message: Message, shown: int) -> dict[str, Any]:
     }
 
 
-def _words(message: Message, alert: Alert) -> str:
-    lines = lines_of(alert, message.at)
-    fields = (f"{name}: {value}" for name, value in lines.fields)
-    evidence = (f"· {sentence}" for sentence in lines.evidence)
-    return "\n".join((lines.summary, *fields, *evidence))
-
-
 def _text(content: str) -> dict[str, Any]:
     return {"tag": "div", "text": {"tag": "plain_text", "content": clip(content, MAX_TEXT)}}
 
 
-def _actions(alert: Alert) -> dict[str, Any]:
-    return {
-        "tag": "action",
-        "actions": [
-            {
-                "tag": "button",
-                "text": {"tag": "plain_text", "content": text},
-                "url": url,
-                "type": "default",
-            }
-            for text, url in (("Open", alert.view_url), (alert.incident_link, alert.incident_url))
-        ],
-    }
-
-
-def send(config: FeishuConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: FeishuConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the card, and look into the answer."""
-    body = feishu_body(parcel.message, config.signing_secret)
-    return _post(config, body, parcel.outbound)
+    body = feishu_body(outgoing.message, config.signing_secret)
+    return _post(config, body, outgoing.outbound)
 
 
 def tell(config: FeishuConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:

@@ -74,8 +74,8 @@ PLAIN: Final = Manner()
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """What is to be sent, and the way out."""
+class OutgoingMessage:
+    """A message on its way to a channel, with the connection that it is sent through."""
 
     message: Message
     # The heatmap of the leading alert as PNG, for channels that show pictures.
@@ -92,9 +92,8 @@ class ChannelKind:
     # Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
     config: TypeAdapter[Any]
     secrets: frozenset[str]  # its fields that are never shown again
-    # Takes a configuration and a parcel, returns the receiver's good answer or raises
-    # `DeliveryError`.
-    send: Callable[[Any, Parcel], ReceiverAnswer]
+    # Takes a configuration and a message, returns the receiver's answer or raises `DeliveryError`.
+    send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
     manner: Manner = PLAIN
     pictures: bool = False  # whether it can show one
     # Sends a note in the same way; None where a note has no place, as with pagers.

@@ -21,7 +21,14 @@ from uuid import NAMESPACE_URL, uuid5
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import ChannelKind, Note, Parcel, Secret, note_html, note_text
+from app.incidents.channels.kind import (
+    ChannelKind,
+    Note,
+    OutgoingMessage,
+    Secret,
+    note_html,
+    note_text,
+)
 from app.incidents.message import Alert, Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of, plain_text
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, excerpt
@@ -116,9 +123,11 @@ def _link(url: str, text: str) -> str:
     return f'<a href="{html.escape(url)}">{html.escape(text)}</a>'
 
 
-def send(config: MailConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: MailConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Hand the message to the relay."""
-    return _hand_over(config, compose(config, parcel.message, parcel.picture), parcel.outbound)
+    return _hand_over(
+        config, compose(config, outgoing.message, outgoing.picture), outgoing.outbound
+    )
 
 
 def tell(config: MailConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
@@ -140,7 +149,16 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
         with _session(config, outbound) as session:
             refused = session.send_message(mail, config.sender, list(config.recipients))
     except smtplib.SMTPRecipientsRefused as error:
-        raise _refused(error.recipients) from error
+        codes = [code for code, _ in error.recipients.values()]
+        answers = "; ".join(
+            f"{name}: {code} {excerpt(text)}" for name, (code, text) in error.recipients.items()
+        )
+        raise DeliveryError(
+            "smtp.refused",
+            "The relay accepts none of the recipients.",
+            permanent=all(code >= PERMANENT for code in codes),
+            answer=ReceiverAnswer(codes[0], excerpt(answers)),
+        ) from error
     except smtplib.SMTPResponseException as error:
         said = excerpt(error.smtp_error)
         raise DeliveryError(
@@ -158,17 +176,6 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
         names = ", ".join(sorted(refused))
         return ReceiverAnswer(250, f"Accepted, but not for {names}.")
     return ReceiverAnswer(250, "Taken.")
-
-
-def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
-    codes = [code for code, _ in recipients.values()]
-    said = "; ".join(f"{name}: {code} {excerpt(text)}" for name, (code, text) in recipients.items())
-    return DeliveryError(
-        "smtp.refused",
-        "The relay accepts none of the recipients.",
-        permanent=all(code >= PERMANENT for code in codes),
-        answer=ReceiverAnswer(codes[0], excerpt(said)),
-    )
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.incidents.channels.kind import (
+    JSON_HEADERS,
+    ChannelKind,
+    OutgoingMessage,
+    Secret,
+    Url,
+    encode,
+)
 from app.incidents.grouping import Manner, Status
 from app.incidents.message import Alert, Message
 from app.incidents.text import clip, lines_of
@@ -75,11 +82,11 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
     return event
 
 
-def send(config: PagerDutyConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: PagerDutyConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the events one after the other; those sent again are the same to the service."""
     answer = ReceiverAnswer(None, "There was nothing to send.")
-    for event in events(parcel.message, config.routing_key):
-        answer = check(parcel.outbound.post(config.url, encode(event), JSON_HEADERS))
+    for event in events(outgoing.message, config.routing_key):
+        answer = check(outgoing.outbound.post(config.url, encode(event), JSON_HEADERS))
     return answer
 
 

@@ -16,9 +16,17 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Note, Parcel, Secret, Url, encode
+from app.incidents.channels.kind import (
+    JSON_HEADERS,
+    ChannelKind,
+    Note,
+    OutgoingMessage,
+    Secret,
+    Url,
+    encode,
+)
 from app.incidents.grouping import Status
-from app.incidents.message import Alert, Asked, Message
+from app.incidents.message import Alert, Message, PendingAction
 from app.incidents.text import MAX_ALERTS, clip, lines_of
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
@@ -142,7 +150,7 @@ def _blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[s
     return blocks
 
 
-def _ask(asked: Asked, channel: UUID) -> dict[str, Any]:
+def _ask(asked: PendingAction, channel: UUID) -> dict[str, Any]:
     """Return a block that says exactly what is run, with the button that has it run."""
     command = asked.command.replace("`", "'")
     text = f"*{asked.kind} on {_escaped(asked.host)}* waits for a person:\n`{_escaped(command)}`"
@@ -190,10 +198,10 @@ def note_body(note: Note) -> dict[str, Any]:
     }
 
 
-def send(config: SlackConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: SlackConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the message."""
-    body = slack_body(parcel.message, buttons=config.has_buttons)
-    return _post(config, body, parcel.outbound)
+    body = slack_body(outgoing.message, buttons=config.has_buttons)
+    return _post(config, body, outgoing.outbound)
 
 
 def tell(config: SlackConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Note, Parcel, Url, encode
+from app.incidents.channels.kind import (
+    JSON_HEADERS,
+    ChannelKind,
+    Note,
+    OutgoingMessage,
+    Url,
+    encode,
+)
 from app.incidents.grouping import Status
 from app.incidents.message import Alert, Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of
@@ -52,7 +59,9 @@ def _body(message: Message, shown: int, picture: bytes | None) -> dict[str, Any]
             "size": "Large",
             "weight": "Bolder",
             "wrap": True,
-            "color": _color(message.main),
+            "color": (
+                "Good" if message.main.status is Status.RESOLVED else STYLES[message.main.severity]
+            ),
         }
     ]
     for alert in message.alerts[:shown]:
@@ -114,10 +123,6 @@ def _elements(message: Message, alert: Alert) -> list[dict[str, Any]]:
     return elements
 
 
-def _color(alert: Alert) -> str:
-    return "Good" if alert.status is Status.RESOLVED else STYLES[alert.severity]
-
-
 def _escaped(text: str) -> str:
     """Keep names from becoming Markdown."""
     for sign in ("\\", "*", "_", "[", "]", "`"):
@@ -125,10 +130,10 @@ def _escaped(text: str) -> str:
     return text
 
 
-def send(config: TeamsConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: TeamsConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the card."""
-    body = teams_body(parcel.message, parcel.picture)
-    return check(parcel.outbound.post(config.url, body, JSON_HEADERS))
+    body = teams_body(outgoing.message, outgoing.picture)
+    return check(outgoing.outbound.post(config.url, body, JSON_HEADERS))
 
 
 def note_body(note: Note) -> bytes:

@@ -19,7 +19,7 @@ from app.incidents.channels.kind import (
     NOTE,
     ChannelKind,
     Note,
-    Parcel,
+    OutgoingMessage,
     Secret,
     Url,
     encode,
@@ -83,14 +83,14 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: byt
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-def send(config: WebhookConfig, parcel: Parcel) -> ReceiverAnswer:
+def send(config: WebhookConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
     """Post the message; any 2xx is good."""
-    message = parcel.message
+    message = outgoing.message
     # Rises with every message of a group.
     headers = {"paceline-sequence": str(message.number)}
     if message.test:
         headers["paceline-test"] = "true"
-    return _post(config, f"msg_{message.id.hex}", webhook_body(message), headers, parcel.outbound)
+    return _post(config, f"msg_{message.id.hex}", webhook_body(message), headers, outgoing.outbound)
 
 
 def tell(config: WebhookConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:

@@ -321,20 +321,46 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
     chosen = None if adding else selected or next(iter(channels), None)
     lines = [_line(channel, tallies.get(channel.id), now, chosen) for channel in channels]
+    counted = Counter(line.state for line in lines)
+    parts: list[object] = [
+        (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
+        for c in channels
+    ]
+    deliveries = [item.delivery for item in lost[0]]
+    parts += [(delivery.id, delivery.state, delivery.attempt) for delivery in deliveries]
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if (chosen is None and (kind.name != "apprise" or apprise))
+        or (chosen is not None and kind.name == chosen.kind)
+    ]
+    selector = None if chosen is None else SELECTOR.dump_python(chosen.selector, mode="json")
     return ChannelsPage(
         now=now,
         title=_title(selected, channels, adding=adding),
         heading=_heading(channels),
-        states=_states(lines),
+        states=[
+            (state, f"{number} {state.word.lower()}")
+            for state, number in sorted(counted.items(), key=lambda item: item[0].order)
+        ],
         list_title=plural(len(channels), "channel") if channels else "No channel yet",
         lines=lines,
         selected=adding or selected is not None,
         chosen=None if chosen is None else _chosen(chosen, tallies.get(chosen.id), now),
-        form=_form(chosen, apprise=apprise),
+        form=ChannelForm(
+            id=chosen.id if chosen else None,
+            name=chosen.name if chosen else "",
+            audience=chosen.audience if chosen else "on_call",
+            audiences=AUDIENCES,
+            kinds=[_kind_form(kind, chosen) for kind in kinds],
+            rate_limit=chosen.rate_limit if chosen else RATE_LIMIT,
+            most_messages=MOST_MESSAGES,
+            selector=fields_of(SELECTOR, "selector", values=selector),
+        ),
         lost_title=_lost_title(*lost, selected),
         lost=[_lost(item, now) for item in lost[0]],
         lost_csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
-        version=_version(channels, lost[0]),
+        version=uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex,
     )
 
 
@@ -370,14 +396,6 @@ def _heading(channels: Sequence[ChannelView]) -> str:
     if not heard:
         return "No messages are sent: no channel is enabled"
     return f"{plural(heard, 'channel')} {'receives' if heard == 1 else 'receive'} incidents"
-
-
-def _states(lines: Sequence[ChannelLine]) -> list[tuple[StateLabel, str]]:
-    counted = Counter(line.state for line in lines)
-    return [
-        (state, f"{number} {state.word.lower()}")
-        for state, number in sorted(counted.items(), key=lambda item: item[0].order)
-    ]
 
 
 def _line(
@@ -419,26 +437,6 @@ def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenC
         why=f"{said}{times}" if channel.enabled and channel.last_error else said,
         enabled=channel.enabled,
         created_at=channel.created_at,
-    )
-
-
-def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
-    kinds = [
-        kind
-        for kind in KINDS.values()
-        if (channel is None and (kind.name != "apprise" or apprise))
-        or (channel is not None and kind.name == channel.kind)
-    ]
-    selector = None if channel is None else SELECTOR.dump_python(channel.selector, mode="json")
-    return ChannelForm(
-        id=channel.id if channel else None,
-        name=channel.name if channel else "",
-        audience=channel.audience if channel else "on_call",
-        audiences=AUDIENCES,
-        kinds=[_kind_form(kind, channel) for kind in kinds],
-        rate_limit=channel.rate_limit if channel else RATE_LIMIT,
-        most_messages=MOST_MESSAGES,
-        selector=fields_of(SELECTOR, "selector", values=selector),
     )
 
 
@@ -494,14 +492,3 @@ def _next_attempt(at: datetime | None, now: datetime) -> str:
         return ""
     left_s = (at - now).total_seconds()
     return f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
-
-
-def _version(channels: Sequence[ChannelView], lost: Sequence[Undelivered]) -> str:
-    """Return a short text that is the same as long as the page says the same."""
-    parts: list[object] = [
-        (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
-        for c in channels
-    ]
-    deliveries = [item.delivery for item in lost]
-    parts += [(delivery.id, delivery.state, delivery.attempt) for delivery in deliveries]
-    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

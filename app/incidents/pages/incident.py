@@ -20,7 +20,6 @@ from app.fixes.pages import AppliedFixes, applied_fixes
 from app.incidents.channel_reads import ChannelView, Tally
 from app.incidents.everywhere import Onset
 from app.incidents.grouping import Status
-from app.incidents.lifecycle import Incident
 from app.incidents.message import Alert, cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.tables import IncidentState
@@ -136,9 +135,13 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     number, shown, files = found.number, open_columns(found.now), query.address("/incidents.csv")
     lines = [_line(row, found, chosen_id, query) for row in found.present]
     over = [_over(item, chosen_id, query) for item in found.over]
+    title = f"Incidents: {short}"
+    if life is not None and chosen:
+        word = STATES[life.view.row.incident.state].word.lower()
+        title = f"{title_of(life.view.row)}, {word} ({short})"
     return IncidentsPage(
         now=found.now,
-        title=f"Incidents: {short}" if life is None or not chosen else _title(life, short),
+        title=title,
         heading=_heading(found, narrowed=query.narrowed),
         states=_states(found, channels),
         filters=filter_bar(query, found),
@@ -175,12 +178,6 @@ def first_of(found: Incidents) -> uuid.UUID | None:
     """Return the incident that is shown where none is asked for; None where none is open."""
     rows = [item.row for item in found.over] if found.filtered.over else found.present
     return rows[0].incident.id if rows else None
-
-
-def _title(life: IncidentLife, short: str) -> str:
-    row = life.view.row
-    word = STATES[row.incident.state].word.lower()
-    return f"{title_of(row)}, {word} ({short})"
 
 
 def _heading(found: Incidents, *, narrowed: bool) -> str:
@@ -243,18 +240,45 @@ def _over_title(found: Incidents) -> str:
 
 
 def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
-    shown = [
-        (state, f"{count(found.counts[stage])} {state.word.lower()}")
-        for stage, state in STATES.items()
-        if found.counts.get(stage)
+    states = [
+        (label, f"{count(found.counts[state])} {label.word.lower()}")
+        for state, label in STATES.items()
+        if found.counts.get(state)
     ]
-    gone = len(dead(channels))
-    if gone:
-        verb = "channel is dead" if gone == 1 else "channels are dead"
-        shown.append((WARNING, f"{gone} {verb}"))
+    dead_count = len(dead(channels))
+    if dead_count:
+        verb = "channel is dead" if dead_count == 1 else "channels are dead"
+        states.append((WARNING, f"{dead_count} {verb}"))
     if not any(channel.enabled for channel in channels):
-        shown.append((WARNING, "no channel: no messages are sent"))
-    return shown
+        states.append((WARNING, "no channel: no messages are sent"))
+    return states
+
+
+def _version(
+    found: Incidents,
+    life: IncidentLife | None,
+    channels: Sequence[ChannelView],
+    doing: MachineActions | None,
+) -> str:
+    """Return a short text that is the same as long as the page shows the same."""
+    parts: list[object] = [
+        (
+            row.incident.id,
+            row.incident.state,
+            row.incident.severity,
+            row.assignee,
+            [(member.id, member.state) for member in row.inside],
+        )
+        for row in found.present
+    ]
+    parts += [sorted(found.counts.items()), found.over_count]
+    parts += [(channel.id, channel.enabled, channel.failures) for channel in channels]
+    if life is not None:
+        parts += [len(life.view.events), len(life.view.comments)]
+        parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
+    if doing is not None:
+        parts += machine_lines(doing)
+    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
 
 
 def _line(
@@ -263,7 +287,8 @@ def _line(
     incident, facts = row.incident, row.incident.facts
     slowdown, rate = _slowdown(facts), lost_each_hour(row)
     fix = facts.fix if facts else None
-    standing = _standing(incident, found.now)
+    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
+    state_detail = context(incident, found.now) if by_a_person else ""
     on_machine = not together(row)
     return IncidentLine(
         id=incident.id,
@@ -272,7 +297,7 @@ def _line(
         severity=incident.severity,
         state=STATES[incident.state],
         headline=together(row) or headline(incident),
-        labels=Markup(" · ").join(part for part in (standing, labels(facts)) if part),
+        labels=Markup(" · ").join(part for part in (state_detail, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
         lost="" if rate is None else hours(rate),
@@ -299,12 +324,6 @@ def _line(
 
 def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
     return query.address(path).but(page=number if number > 1 else None)
-
-
-def _standing(incident: Incident, now: datetime) -> str:
-    """Return the detail behind the word for its state."""
-    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
-    return context(incident, now) if by_a_person else ""
 
 
 def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
@@ -337,33 +356,6 @@ def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLi
 
 def _slowdown(facts: Facts | None) -> float | None:
     return facts.headline.slowdown if facts and facts.headline else None
-
-
-def _version(
-    found: Incidents,
-    life: IncidentLife | None,
-    channels: Sequence[ChannelView],
-    doing: MachineActions | None,
-) -> str:
-    """Return a short text that is the same as long as the page says the same."""
-    parts: list[object] = [
-        (
-            row.incident.id,
-            row.incident.state,
-            row.incident.severity,
-            row.assignee,
-            [(one.id, one.state) for one in row.inside],
-        )
-        for row in found.present
-    ]
-    parts += [sorted(found.counts.items()), found.over_count]
-    parts += [(channel.id, channel.enabled, channel.failures) for channel in channels]
-    if life is not None:
-        parts += [len(life.view.events), len(life.view.comments)]
-        parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
-    if doing is not None:
-        parts += machine_lines(doing)
-    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
 
 
 # ---- What was done while an incident was open, what it brought, and the plan of its whole job ----
@@ -491,6 +483,6 @@ def _no_commands(found: Evidence) -> str:
         )
     if found.host:
         return "The host's name is not a valid name of one node: there is no command"
-    if not blames_machine(found.life.view.row.incident.found):
+    if not blames_machine(found.life.view.row.incident.diagnosed_cause):
         return "No host is at fault: there is no command"
     return "Its sessions name no host: there is no command"

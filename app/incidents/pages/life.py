@@ -17,10 +17,8 @@ from app.actions.pages import ActionLine, machine_lines
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import NBSP, gpu_time, hours, percent
 from app.incidents.channel_reads import ChannelView
-from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.everywhere import Onset
 from app.incidents.held_machines import cordon_commands, machine_of, node_of, place_of
-from app.incidents.lifecycle import Incident
 from app.incidents.message import cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed
 from app.incidents.models.tables import DeliveryState
@@ -139,6 +137,10 @@ def chosen_incident(
     facts = incident.facts
     job_url = f"/jobs/{quote(row.job, safe='')}"
     message = words_of(life)
+    fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
+    words = [] if fix is None else [fix.title]
+    words += [] if incident.hang is None else [incident.hang.remedy]
+    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
     return ChosenIncident(
         actions=actions(row, life.view.now),
         severity=incident.severity,
@@ -172,7 +174,7 @@ def chosen_incident(
         ],
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
-        remedy=_remedy(incident),
+        remedy=[*words, *(f"{scheduler}: {command}" for scheduler, command in commands)],
         evidence_url=f"/incidents/{incident.id}/evidence",
         doing=[] if doing is None else machine_lines(doing),
         doing_title=_doing_title(doing),
@@ -200,7 +202,7 @@ def _facts(row: IncidentRow) -> list[Fact]:
     found = _noticed(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return found
-    cause = next((one for one in facts.causes if one.cause == row.incident.found), None)
+    cause = next((one for one in facts.causes if one.cause == row.incident.diagnosed_cause), None)
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
         found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
@@ -240,15 +242,6 @@ def _inside_title(row: IncidentRow) -> str:
         return f"{several(row)} went silent at the same time: one incident"
     machine = place_of(row.incident.where, row.incident.facts)
     return f"{several(row)} on {machine}: one machine, one incident"
-
-
-def _remedy(incident: Incident) -> list[str]:
-    """Return what is to be done, for people to copy."""
-    fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
-    words = [] if fix is None else [fix.title]
-    words += [] if incident.hang is None else [incident.hang.remedy]
-    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
-    return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]
 
 
 def _comments_title(number: int) -> str:
@@ -295,9 +288,9 @@ def _measured(facts: Facts | None) -> str:
 
 
 def _events(life: IncidentLife) -> list[Moment]:
-    """Return transitions, what was sent and what did not arrive, in order."""
-    found = [(event.at, _happened(event, life)) for event in life.view.events]
-    told = sorted(
+    """Return transitions, delivered messages and failed ones, the oldest first."""
+    moments = [(event.at, _happened(event, life)) for event in life.view.events]
+    delivered = sorted(
         (
             sent
             for sent in life.deliveries
@@ -305,22 +298,23 @@ def _events(life: IncidentLife) -> list[Moment]:
         ),
         key=lambda sent: sent.number,
     )
-    for _, group in itertools.groupby(told, key=lambda sent: sent.number):
+    for _, group in itertools.groupby(delivered, key=lambda sent: sent.number):
         sents = list(group)
-        names = listing([_received(sent) for sent in sents])
-        found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
+        names = listing(
+            [
+                sent.channel + ("" if sent.answer_status is None else f" ({sent.answer_status})")
+                for sent in sents
+            ]
+        )
+        moments.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
     for sent in life.deliveries:
         if sent.state == DeliveryState.FAILED:
             why = said(sent.error, sent.answer)
-            found.append(
+            moments.append(
                 (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
             )
-    found.sort(key=lambda moment: moment[0])
-    return [Moment(at, text) for at, text in found]
-
-
-def _received(sent: DeliveryRow) -> str:
-    return sent.channel if sent.answer_status is None else f"{sent.channel} ({sent.answer_status})"
+    moments.sort(key=lambda moment: moment[0])
+    return [Moment(at, text) for at, text in moments]
 
 
 def _happened(event: EventRow, life: IncidentLife) -> str:

@@ -199,7 +199,7 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
 
 
 def _doing(container: Container, tx: Reads, life: IncidentLife) -> MachineActions | None:
-    """Return what is done to the machine of an incident, or said about its hang; None of others."""
+    """Return the actions on the machine of an incident, or on its hang; None of other incidents."""
     incident = life.view.row.incident
     host, hang = machine_of(incident), None if incident.hang is None else incident.id
     return machine_actions(tx, container.settings, host, hang) if host or hang else None

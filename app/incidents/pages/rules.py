@@ -293,11 +293,18 @@ def rules_page(
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
     lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
-    on = sum(rule.enabled for rule in rules)
+    on = sum(line.enabled for line in lines)
+    unheard = sum(line.unheard for line in lines)
+    states = [(ON.glyph, f"{count(on)} on")]
+    if on < len(lines):
+        states.append((OFF.glyph, f"{count(len(lines) - on)} off"))
+    if unheard:
+        verb = "reaches" if unheard == 1 else "reach"
+        states.append(("warn", f"{count(unheard)} {verb} no channel"))
     return RulesPage(
         title=f"Rule {chosen.name}" if chosen else "Rules",
         heading=_heading(on, len(present)),
-        states=_states(lines),
+        states=states,
         list_title=_list_title(lines, held),
         lines=lines,
         form_title=chosen.name if chosen else "A new rule",
@@ -434,18 +441,6 @@ def _list_title(lines: Sequence[RuleLine], held: Mapping[UUID, int]) -> str:
     if most is not None and held.get(most.id):
         return f"{most.name} holds {plural(held[most.id], 'open incident')}"
     return "Nothing holds at present" if lines else "There is no rule"
-
-
-def _states(lines: Sequence[RuleLine]) -> list[tuple[str, str]]:
-    on = sum(line.enabled for line in lines)
-    unheard = sum(line.unheard for line in lines)
-    found = [(ON.glyph, f"{count(on)} on")]
-    if on < len(lines):
-        found.append((OFF.glyph, f"{count(len(lines) - on)} off"))
-    if unheard:
-        verb = "reaches" if unheard == 1 else "reach"
-        found.append(("warn", f"{count(unheard)} {verb} no channel"))
-    return found
 
 
 def _percent(share: float) -> str:

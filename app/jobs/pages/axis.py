@@ -133,9 +133,16 @@ def axis_figure(found: JobAxis) -> Figure:
     count = 1 + len(panels)
     height = height_of(count)
     layout = base_layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
+    span = span_of(found)
     layout |= {
         "hovermode": "closest",
-        "xaxis": axis(type="date", title="UTC", nticks=6, anchor="y", **_range(found)),
+        "xaxis": axis(
+            type="date",
+            title="UTC",
+            nticks=6,
+            anchor="y",
+            **({} if span is None else {"range": [_x(moment) for moment in span]}),
+        ),
         "yaxis": axis(range=[-1, 1], domain=[1 - _MARKS_SHARE, 1], showticklabels=False),
         "yaxis2": axis(
             range=[0.98, 1 + (top_of(found.points) - 1) * 1.1],
@@ -227,11 +234,6 @@ def span_of(found: JobAxis) -> tuple[datetime, datetime] | None:
 
 
 _HOUR: Final = datetime(2000, 1, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)
-
-
-def _range(found: JobAxis) -> Figure:
-    span = span_of(found)
-    return {} if span is None else {"range": [_x(moment) for moment in span]}
 
 
 def _x(moment: datetime) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from app.analysis.budget.split import Part, Shares
 from app.analysis.wording import hours
 from app.incidents.pages.parts import STATES
-from app.jobs.current import FLEET, Show, Standing
+from app.jobs.current import FLEET, Show
 from app.jobs.fleet import FleetView, Group
 from app.jobs.pages.query import FilterBar, FleetQuery, filter_bar
 from app.jobs.pages.tables import SessionLine, job_attributes, job_columns, job_line, silent_columns
@@ -190,12 +190,22 @@ def fleet_page(
         nothing="" if page.rows else _nothing(found, jobs),
         silent=drawn(
             silent_columns(found.now),
-            [replace(job_line(job), state=_quiet_state(job), kind="silent") for job in quiet.rows],
+            [
+                replace(
+                    job_line(job),
+                    state=FINISHED_STATE if job.finished else SILENT_STATE,
+                    kind="silent",
+                )
+                for job in quiet.rows
+            ],
             csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
             classes="fleet silent",
             pager=pager(
                 quiet,
-                Address(address.path, {**address.parameters, "page": _number(page.number)}),
+                Address(
+                    address.path,
+                    {**address.parameters, "page": str(page.number) if page.number > 1 else ""},
+                ),
                 "silent",
                 "#silent",
             ),
@@ -208,10 +218,6 @@ def fleet_page(
         live=live,
         live_title=unrecorded_title(live) if live.unrecorded else "",
     )
-
-
-def _number(page: int) -> str:
-    return str(page) if page > 1 else ""
 
 
 def _standing_label(group: Group) -> StateLabel:
@@ -265,7 +271,12 @@ def _heading(found: FleetView, about: Range) -> str:
     """Return what the jobs cost that are asked for; of none it says why."""
     heard = [group for group in found.groups if group.heard]
     if not heard:
-        return _unheard(found, about)
+        silent = any(group.jobs for group in found.groups)
+        if found.filters.show is Show.ARCHIVED:
+            return "No job of the archive has sent a session in this time" if silent else EMPTY
+        if silent or about.end is not None:
+            return f"No job has sent a session in {about.words}"
+        return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
     jobs = sum(group.matching for group in heard)
     matching = "matching " if found.filters.asked else ""
     if not jobs:
@@ -305,19 +316,6 @@ def _lost_to(heard: Sequence[Group]) -> str:
         return ""
     words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in told.items())
     return f"By kind, GPU-hours each hour: {', '.join(words)}"
-
-
-def _unheard(found: FleetView, about: Range) -> str:
-    silent = any(group.jobs for group in found.groups)
-    if found.filters.show is Show.ARCHIVED:
-        return "No job of the archive has sent a session in this time" if silent else EMPTY
-    if silent or about.end is not None:
-        return f"No job has sent a session in {about.words}"
-    return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
-
-
-def _quiet_state(job: Standing) -> StateLabel:
-    return FINISHED_STATE if job.finished else SILENT_STATE
 
 
 # ---- Where the time of a job's sessions goes: a column for each, stacked of its parts ----------

@@ -189,14 +189,12 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         csv=csv,
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
         last_good_url=compare_url(found.last_good, shown.id)
-        if found.last_good is not None and _is_slow(shown)
+        if found.last_good is not None
+        and shown.headline is not None
+        and shown.headline.slowdown >= STRAGGLING
         else "",
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
-
-
-def _is_slow(session: SessionRow) -> bool:
-    return session.headline is not None and session.headline.slowdown >= STRAGGLING
 
 
 def _csv_url(address: Address, job: str, name: str) -> str:

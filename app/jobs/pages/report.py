@@ -301,15 +301,19 @@ class ReportPage:
 
 def report_page(report: FleetReport, about: Range, address: Address) -> ReportPage:
     """Return the page."""
-    costs = report.costs
+    costs, coverage = report.costs, report.coverage
     query = Address("", address.parameters).but()
+    groups = {"owner": report.filters.owner, "team": report.filters.team}
     return ReportPage(
         now=report.now,
         title=f"Report: {rough_percent(costs.share)} lost" if costs.used else "Report",
         heading=_heading(report, about),
         when=span(report.since, report.until),
-        counted=_counted(report.coverage),
-        uncounted=_uncounted(report.coverage),
+        counted=(
+            f"{count(coverage.counted_jobs)} of {plural(coverage.jobs, 'job')} and "
+            f"{count(coverage.counted)} of {plural(coverage.received, 'session')} count"
+        ),
+        uncounted=_uncounted(coverage),
         range=range_choices(about),
         earlier_url=_neighbor(report, address, -1),
         later_url=_neighbor(report, address, 1) if report.until < report.now else "",
@@ -330,7 +334,7 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
             if value and name not in ("team", "owner")
         ],
         cleared_url=address.but(team=None, owner=None, label=None) if report.filters.asked else "",
-        figures_url=_figures_url(report, about),
+        figures_url=Address("/", {"tab": "figures", **about.parameters(DAY), **groups}).but(),
         trend_title=_trend_title(report.spent.trend),
         trend_note=f"Share of the GPU-hours that was lost, in each "
         f"{_length(report.until - report.since)}; the axis begins at 0",
@@ -373,13 +377,6 @@ def _heading(report: FleetReport, about: Range) -> str:
         return text
     first = report.spent.causes[0]
     return f"{text}; {title_of(first.cause).lower()} costs the most"
-
-
-def _counted(coverage: Coverage) -> str:
-    return (
-        f"{count(coverage.counted_jobs)} of {plural(coverage.jobs, 'job')} and "
-        f"{count(coverage.counted)} of {plural(coverage.received, 'session')} count"
-    )
 
 
 def _uncounted(coverage: Coverage) -> str:
@@ -454,12 +451,6 @@ def _neighbor(report: FleetReport, address: Address, way: int) -> str:
 
 def _written(moment: datetime) -> str:
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
-
-
-def _figures_url(report: FleetReport, about: Range) -> str:
-    """Return where the figures of the paper are, of the same time and sessions."""
-    asked = {"owner": report.filters.owner, "team": report.filters.team}
-    return Address("/", {"tab": "figures", **about.parameters(DAY), **asked}).but()
 
 
 def _trend_title(trend: Sequence[Period]) -> str:

@@ -111,10 +111,14 @@ def distribution(
         for at, (label, points) in enumerate(curves)
         if points
     ]
+    last = len(axis.ticks) - 1
     return Plot(
         lines=lines,
         levels=[Label(LEFT - 6, SHARES.y(share), text, "end") for share, text in SHARES.ticks],
-        ticks=_ticks(axis),
+        ticks=[
+            Label(axis.x(value), BASE + 16, text, "end" if at == last else "middle")
+            for at, (value, text) in enumerate(axis.ticks)
+        ],
         paper=[
             Dot(axis.x(value), SHARES.y(share), f"the paper: {words}")
             for value, share, words in paper
@@ -182,14 +186,6 @@ def _scale_steps(points: Sequence[tuple[float, float]], axis: Scale) -> str:
     path += [f"H{axis.x(value)}V{SHARES.y(share)}" for value, share in points]
     path.append(f"H{axis.x(axis.high)}")
     return "".join(path)
-
-
-def _ticks(axis: Scale) -> list[Label]:
-    last = len(axis.ticks) - 1
-    return [
-        Label(axis.x(value), BASE + 16, text, "end" if at == last else "middle")
-        for at, (value, text) in enumerate(axis.ticks)
-    ]
 
 
 # From here on workers, a stage or sequence lengths are to blame, as in the paper.

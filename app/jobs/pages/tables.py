@@ -104,7 +104,12 @@ def job_columns(
     """
 
     def job(line: SessionLine) -> Markup:
-        return _job(line, _labels(line, query, address))
+        written = (line.name, *(f"{name}={value}" for name, value in line.labels.items()))
+        return (
+            html.link(line.url, line.name, title=" ".join(written))
+            + html.narrow(line.cause, line.where)
+            + _labels(line, query, address)
+        )
 
     return (
         Shown(_PICK_ALL, _pick, classes="pick"),
@@ -192,15 +197,6 @@ def _state(line: SessionLine) -> Markup:
     if line.incident is None:
         return html.state(line.state)
     return html.link(line.incident_url, html.state(line.incident), plain=True)
-
-
-def _job(line: SessionLine, labels: Markup) -> Markup:
-    written = (line.name, *(f"{name}={value}" for name, value in line.labels.items()))
-    return (
-        html.link(line.url, line.name, title=" ".join(written))
-        + html.narrow(line.cause, line.where)
-        + labels
-    )
 
 
 def _labels(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
@@ -400,7 +396,9 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         operations=session.operations,
         discrepancy=percent(session.verdict.discrepancy) if session.verdict else "",
         received_at=session.received_at,
-        host=first.host or "" if first and _names_one(first) else "",
+        host=first.host or ""
+        if first and (len(first.place.workers) == 1 or bool(first.place.ranks))
+        else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
         losses=losses,
         stragglers="" if losses is None else rough_percent(losses.stragglers),
@@ -492,11 +490,6 @@ def reason_words(
     if state in SessionState.UNREPORTED:
         return reason if reason and len(reason) <= SHORT_REASON else code or ""
     return ""
-
-
-def _names_one(cause: VerdictCause) -> bool:
-    """Return whether a cause names one place, whose host can be linked to."""
-    return len(cause.place.workers) == 1 or bool(cause.place.ranks)
 
 
 def where_words(cause: VerdictCause) -> str:

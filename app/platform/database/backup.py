@@ -21,13 +21,13 @@ from app.platform.embedded import binaries
 
 
 class BackupError(PacelineError):
-    """A backup that was not made or not restored; nothing is half there."""
+    """A backup was not made or not restored; nothing was written in part."""
 
     code = "backup.failed"
 
 
 def back_up(url: str, target: Path) -> None:
-    """Write the whole database into a file, as it is at one moment; others go on meanwhile.
+    """Write a snapshot of the whole database into a file, without stopping its users.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def back_up(url: str, target: Path) -> None:
 
 
 def restore(url: str, source: Path) -> None:
-    """Fill an empty database from a file, all or nothing, and bring it up to date.
+    """Restore a file into an empty database, all or nothing, and migrate it.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""The base of all tables. Durable times are the database's own (`now()`)."""
+"""The base of all tables, and column types: states, JSON documents, exact sums.
+
+Durable times are the database's own (`now()`).
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,12 @@ class OfProject:
 
 
 def in_project() -> ForeignKeyConstraint:
-    """Return the reference of a row that belongs to nothing but its project."""
+    """Return the foreign key of a row that belongs directly to its project."""
     return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
 
 
 def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
-    """Return the reference to a row of the same project, with which this one moves and goes.
+    """Return the foreign key to a row of the same project, with cascading moves and deletes.
 
     Parameters
     ----------
@@ -84,9 +87,6 @@ def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
         onupdate="CASCADE",
         ondelete="CASCADE",
     )
-
-
-# ---- Columns that hold a state: text in the database, a member of an enumeration outside -------
 
 
 S = TypeVar("S", bound=StrEnum)
@@ -125,11 +125,8 @@ def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
-# ---- Values of JSON in statements: rows of a query as one, and labels --------------------------
-
-
 def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
-    """Return the rows of a query as a JSON array, in its order; null without any.
+    """Return the rows of a query as an ordered JSON array; null for no rows.
 
     Several queries in one statement see one ledger and go at once.
     """
@@ -138,13 +135,10 @@ def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
 
 
 def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSON, and a condition
-    """Return whether labels have one: ``name=value``, or the name of a label of any value."""
+    """Return the condition that labels contain ``name=value``, or a label ``name``."""
     name, has_value, value = asked.partition("=")
     found = labels[name.strip()].astext
     return found == value.strip() if has_value else found.is_not(None)
-
-
-# ---- Sums of floating-point columns that do not depend on the order of the rows ----------------
 
 
 # Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
@@ -154,7 +148,7 @@ _PARTS: Final = 1e9
 def total(
     values: SQLCoreOperations[float], where: ColumnElement[bool] | None = None
 ) -> ColumnElement[float]:
-    """Return the sum of an expression, of the rows that match; null without any.
+    """Return the sum of an expression over the matching rows; null for no rows.
 
     PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
     another order: the last digits would differ. Whole billionths are added without rounding, and
@@ -165,16 +159,13 @@ def total(
 
 
 def parts(values: SQLCoreOperations[float]) -> Function[Any]:
-    """Return the sum of an expression in billionths: those of groups are added up in `whole`."""
+    """Return the sum of an expression in billionths, an exact integer; `whole` converts it."""
     return func.sum(cast(values * _PARTS, BigInteger))
 
 
 def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
-    """Return what a sum of `parts` is, or a sum of such."""
+    """Return a sum of `parts` as a floating-point number."""
     return type_coerce(cast(added, Double) / _PARTS, Double)
-
-
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
 
 
 T = TypeVar("T")
@@ -197,7 +188,7 @@ class JsonDocument(TypeDecorator[T]):
         self.adapter = adapter
 
     def column_expression(self, column: ColumnElement[T]) -> ColumnElement[T]:
-        """Return the column as its text, from which the dataclass is read at once."""
+        """Return the column as text, from which pydantic validates the dataclass directly."""
         return type_coerce(cast(column, Text), self)
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
@@ -215,7 +206,7 @@ class JsonDocument(TypeDecorator[T]):
 
 
 class DumpedDocument(JsonDocument[T]):
-    """The same of a dataclass with identifiers and times, which its adapter writes as texts."""
+    """A `JsonDocument` with identifiers and times, which its adapter writes as texts."""
 
     cache_ok = True
 

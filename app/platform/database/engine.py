@@ -1,4 +1,4 @@
-"""The engine: one pool of connections to PostgreSQL a process."""
+"""The connection pool of a process, texts of the database's refusals, and patience with locks."""
 
 from __future__ import annotations
 
@@ -95,9 +95,6 @@ def make_engine(
     )
 
 
-# ---- What the database's refusals are called where people read them: one line, for logs and shells
-
-
 # A server with many addresses names the failure of each.
 _CHARACTERS: Final = 300
 
@@ -109,19 +106,18 @@ class DatabaseUnavailableError(PacelineError):
 
 
 def said(error: SQLAlchemyError) -> str:
-    """Return what an error says in one line, without addresses of documentation."""
+    """Return an error's text in one line, without links to documentation."""
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(driver).split())[:_CHARACTERS]
 
 
 def unavailable(error: BaseException) -> DatabaseUnavailableError | None:
-    """Return the error for people where the database failed; None where it is another one."""
+    """Return a `DatabaseUnavailableError` for errors of the connection; None for others."""
     if not isinstance(error, (OperationalError, InterfaceError)):
         return None
     return DatabaseUnavailableError(f"The database does not answer: {said(error)}")
 
 
-# ---- Changes of tables that are in use ---------------------------------------------------------
 # Such a change waits for who reads the table, and whoever comes after waits behind the change: it
 # gives up soon, lets them through, and tries again.
 
@@ -137,18 +133,18 @@ _log = structlog.get_logger(__name__)
 
 
 class TablesInUseError(BusyError):
-    """Others used the tables in every try."""
+    """The tables were in use in every attempt."""
 
     code = "database.tables_in_use"
 
 
 def give_up_soon(connection: Connection) -> None:
-    """Let no statement of a connection's transaction wait long for a table."""
+    """Limit the time that statements of a transaction wait for a lock."""
     connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
 
 
 def patiently(do: Callable[[], T], patience_s: float) -> T:
-    """Do something that is a transaction of its own, again and again where tables are in use.
+    """Run a transaction, and repeat it while its tables are locked.
 
     Raises
     ------
@@ -165,7 +161,7 @@ def patiently(do: Callable[[], T], patience_s: float) -> T:
 def _pause_where_tables_are_in_use(
     error: OperationalError, until_s: float, patience_s: float
 ) -> None:
-    """Wait a while before the next try; raise where it is of no use, or was tried for too long."""
+    """Wait before the next attempt; raise if the error is another one or the time is over."""
     if not isinstance(error.orig, IN_USE):
         raise error
     if time.monotonic() > until_s:

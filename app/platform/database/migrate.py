@@ -1,8 +1,9 @@
-"""The schema: bring it to the version that this code expects, and tell which one is there.
+"""Migrate the schema to the version of this code, and tell which version a database has.
 
-Each revision is a transaction of its own, and none waits long for a table that is in use: senders
-and pages go on meanwhile. A revision may have a function `backfill`: it is run before, batch after
-batch, each in a transaction of its own. Killed anywhere, the next migration begins with it again.
+Each revision is a transaction of its own, and none waits long for a table that is in use, so that
+senders and pages continue meanwhile. A revision may have a function `backfill`, which runs before
+it in batches, each in a transaction of its own. If the process is killed, the next migration
+repeats the unfinished batch.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ PATIENCE_S: Final = 300.0
 
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
-    """Bring the schema up to a revision; does nothing where it is there already."""
+    """Migrate the schema up to a revision."""
     _run(url, revision, up=True)
 
 
 def downgrade(url: str | URL, revision: str) -> None:
-    """Take the schema back to a revision; ``base`` empties the database."""
+    """Migrate the schema down to a revision; ``base`` empties the database."""
     _run(url, revision, up=False)
 
 
 def expected_revision() -> str | None:
-    """Return the revision that this code was written for."""
+    """Return the newest revision of this code."""
     with as_file(files("migrations")) as folder:
         return ScriptDirectory(str(folder)).get_current_head()
 
 
 def current_revision(engine: Engine) -> str | None:
-    """Return the revision that the database is at; None where it was never migrated."""
+    """Return the database's revision; None if it was never migrated."""
     # Alembic would log two lines each time.
     with engine.connect() as connection:
         if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
@@ -60,7 +61,7 @@ def current_revision(engine: Engine) -> str | None:
 
 
 def is_behind(current: str | None) -> bool:
-    """Return whether a database at a revision lacks any of this code's; a later one lacks none."""
+    """Return whether a revision is older than this code's; newer ones are not."""
     with as_file(files("migrations")) as folder:
         scripts = ScriptDirectory(str(folder))
         earlier = {script.revision for script in scripts.walk_revisions()}
@@ -85,7 +86,7 @@ def require_schema(engine: Engine) -> None:
 
 
 def require_tables(engine: Engine) -> None:
-    """Refuse a database that no version has migrated.
+    """Refuse a database without a schema.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def require_tables(engine: Engine) -> None:
 
 
 def check(connection: Connection) -> None:
-    """Compare the tables with those of `app.db.models`.
+    """Compare the database's tables with the models.
 
     Raises
     ------
@@ -108,10 +109,10 @@ def check(connection: Connection) -> None:
 
 
 class Backfill(Protocol):
-    """What a revision does before its own transaction."""
+    """A revision's function `backfill`, run in batches before its transaction."""
 
     def __call__(self, connection: Connection, after: str | None) -> str | None:
-        """Do one batch, and return where the next one begins; None where nothing is left."""
+        """Process one batch and return the start of the next one; None after the last."""
 
 
 def _run(url: str | URL, revision: str, *, up: bool) -> None:
@@ -129,7 +130,7 @@ def _run(url: str | URL, revision: str, *, up: bool) -> None:
 
 
 def _fill(engine: Engine, scripts: ScriptDirectory, revision: str) -> None:
-    """Do what the next revision wants done before it, batch after batch."""
+    """Run the backfill of the next revision in batches."""
     with engine.connect() as connection:
         left = _left(connection, scripts, revision)
     fill: Backfill | None = getattr(left[-1].module, "backfill", None) if left else None
@@ -146,7 +147,7 @@ def _fill(engine: Engine, scripts: ScriptDirectory, revision: str) -> None:
 
 
 def _step(engine: Engine, scripts: ScriptDirectory, revision: str, *, up: bool) -> bool:
-    """Go one revision up, or all the way down, in a transaction; return whether that was all."""
+    """Apply one revision, or all downgrades, in a transaction; return whether none is left."""
     with _transaction(engine) as connection:
         config = _config(scripts.dir, connection)
         if not up:
@@ -160,7 +161,7 @@ def _step(engine: Engine, scripts: ScriptDirectory, revision: str, *, up: bool) 
 
 @contextlib.contextmanager
 def _transaction(engine: Engine) -> Iterator[Connection]:
-    """Yield a connection that waits for other migrations, and not long for anything else."""
+    """Yield a connection that waits for other migrations, but only briefly for table locks."""
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         # Only now: another `paceline migrate` is waited for, however long it takes.
@@ -169,7 +170,7 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> list[Script]:
-    """Return the revisions that are still to come, the next one last."""
+    """Return the pending revisions, the next one last."""
     current = MigrationContext.configure(connection).get_current_revision()
     try:
         return list(scripts.iterate_revisions(revision, current or "base"))
@@ -181,7 +182,7 @@ def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> li
 
 
 def _patiently(do: Callable[[], T]) -> T:
-    """Do something in a transaction of its own, again and again where tables are in use."""
+    """Run a transaction, and repeat it while its tables are locked."""
     try:
         return patiently(do, PATIENCE_S)
     except TablesInUseError as error:

@@ -1,4 +1,4 @@
-"""Tables of access: projects, who may do what in them, and what was done."""
+"""The table of projects, and the condition that a row's project is not deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_PROJECT: Final = "default"
 
 
 class Project(Base):
-    """Whose jobs, alerts and plans are kept apart from those of others."""
+    """A tenant: its jobs, alerts and plans are separate from those of other projects."""
 
     __tablename__ = "project"
 
@@ -28,11 +28,8 @@ class Project(Base):
     pulse_off: Mapped[bool] = mapped_column(server_default=text("false"))
 
 
-# ---- Projects: found by name, made, renamed and listed -----------------------------------------
-
-
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
-    """Return whether a row's project is there: one that was deleted goes piece by piece.
+    """Return the condition that a row's project is not deleted.
 
     For transactions of all projects; one of its own can no longer be opened.
     """

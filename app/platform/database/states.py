@@ -14,7 +14,7 @@ SealedBy = Literal["request", "final", "silence"]
 
 
 class SessionState(StrEnum):
-    """Where a session stands."""
+    """State of a session."""
 
     OPEN = "open"  # its chunks arrive
     QUEUED = "queued"
@@ -33,19 +33,19 @@ class SessionState(StrEnum):
 
     @property
     def underway(self) -> bool:
-        """Return whether it will become something else by itself."""
+        """Return whether the state will change without a request."""
         return self in self.UNDERWAY
 
 
 class InboxKind(StrEnum):
-    """What a body in the inbox is."""
+    """Kind of a body in the inbox."""
 
     CHUNK = "chunk"  # of a session
     PULSE = "pulse"  # of an attempt of a job
 
 
 class TaskState(StrEnum):
-    """Where a task run stands."""
+    """State of a task run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -58,7 +58,7 @@ class TaskState(StrEnum):
 
 
 class UploadState(StrEnum):
-    """Where an archive of a hang stands."""
+    """State of an uploaded archive of a hang."""
 
     QUEUED = "queued"
     READING = "reading"
@@ -68,7 +68,7 @@ class UploadState(StrEnum):
 
 
 class PlanState(StrEnum):
-    """Where a plan stands."""
+    """State of a plan."""
 
     QUEUED = "queued"
     PLANNING = "planning"
@@ -83,17 +83,17 @@ class PlanState(StrEnum):
 
     @property
     def underway(self) -> bool:
-        """Return whether it will become something else by itself."""
+        """Return whether the state will change without a request."""
         return self in self.UNDERWAY
 
     @property
     def repeatable(self) -> bool:
-        """Return whether it is planned again when it is asked for again."""
+        """Return whether the same request plans again."""
         return self in self.REPEATABLE
 
 
 class TensorPlanState(StrEnum):
-    """Where a version of a tensor-parallel group's plan stands."""
+    """State of a version of a tensor-parallel group's plan."""
 
     ADVISED = "advised"  # not to be applied: the job or the switch says so
     OFFERED = "offered"  # not every rank has acknowledged it
@@ -103,31 +103,31 @@ class TensorPlanState(StrEnum):
     SUPERSEDED = "superseded"
     EXPIRED = "expired"
 
-    # Holds until a later version or its last step.
-    STANDING = nonmember((ADVISED, OFFERED, IN_FORCE))
+    # Valid until a later version or the last step of the version.
+    ACTIVE = nonmember((ADVISED, OFFERED, IN_FORCE))
 
     @property
-    def standing(self) -> bool:
-        """Return whether it holds until a later version or its last step."""
-        return self in self.STANDING
+    def active(self) -> bool:
+        """Return whether the version is valid until a later one or its last step."""
+        return self in self.ACTIVE
 
 
 class TensorMode(StrEnum):
-    """What the server's switch says of a job's tensor-parallel plans."""
+    """The server's switch for a job's tensor-parallel plans."""
 
     ADVISE = "advise"  # nothing in the job changes
     APPLY = "apply"  # where the job's own code allows it too
 
 
 class FixSource(StrEnum):
-    """How it is known that a fix was applied."""
+    """Source of the knowledge that a fix was applied."""
 
     PERSON = "person"  # a person said so
     METADATA = "metadata"  # a later session's metadata show it
 
 
 class NoteKind(StrEnum):
-    """What a note on a job's time axis is about."""
+    """Kind of a note on a job's time axis."""
 
     NOTE = "note"
     DEPLOYMENT = "deployment"  # other code, image or libraries

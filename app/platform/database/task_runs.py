@@ -31,7 +31,7 @@ TASK_KINDS = (
 
 
 class TaskRun(OfProject, Base):
-    """A piece of durable work; the broker's message holds only its id."""
+    """A task of durable work; messages of the broker hold only its id."""
 
     __tablename__ = "task_run"
     __table_args__ = (

@@ -32,12 +32,12 @@ _OF_A_CLASS: Final = "parententity"
 
 
 class UnscopedError(RuntimeError):
-    """A statement that could not be confined to its project: a fault of the program."""
+    """A statement cannot be confined to its project: an error in the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a transaction may see and write."""
+    """The project, or all projects, whose rows a transaction may read and write."""
 
     project_id: int | None
     """None for every project: what it inserts says its project itself."""
@@ -54,7 +54,7 @@ class ScopedSession(Session):
 
     @property
     def project_id(self) -> int | None:
-        """Return the project that it is confined to; None for all."""
+        """Return the project of this scope; None for all projects."""
         project_id: int | None = self.info[_KEY]
         return project_id
 
@@ -128,7 +128,7 @@ def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
 
 
 def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
-    """Return the parts of a statement, and whether each stands in a query within it.
+    """Yield the elements of a statement, and whether each belongs to a subquery.
 
     Each once: what is selected from is a part of every column of it, and of theirs.
     """
@@ -153,7 +153,7 @@ def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:
 
 
 def _bare_table_of(part: ExternallyTraversible) -> Table | None:
-    """Return the table of a column that was taken from a table, or its alias, and no class."""
+    """Return the table of a column that does not come from a mapped class."""
     if not isinstance(part, ColumnClause) or _OF_A_CLASS in part._annotations:  # noqa: SLF001 - as above
         return None
     selected: object = part.table

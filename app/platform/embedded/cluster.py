@@ -1,4 +1,4 @@
-"""The server's files: its data, made once, and who may connect, written at every start."""
+"""The data directory of the embedded database: its files, locks and socket directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_WITH_BUILTIN_LOCALES = 17
 
 
 def written_by(cluster: Path) -> int | None:
-    """Return the major version of the data, or None where there are none yet.
+    """Return the major version of a data directory, or None if it is empty.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def written_by(cluster: Path) -> int | None:
 
 
 def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durable: bool) -> None:
-    """Make the server's data where there are none yet.
+    """Initialize the data directory if it is empty.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
 
 def remove_stale_pid_file(cluster: Path) -> None:
-    """Remove the file with a process id: the holder of the server lock knows that it is stale.
+    """Remove the stale pid file; call it while holding the server lock.
 
     PostgreSQL would refuse to start if that process id had passed to another process of the same
     user meanwhile.
@@ -94,7 +94,7 @@ def remove_stale_pid_file(cluster: Path) -> None:
 
 
 def write_access_rules(data_dir: Path) -> None:
-    """Write who may connect: the present user, as the owner of everything.
+    """Write the access rules: only the present user may connect, as the owner.
 
     Raises
     ------
@@ -135,7 +135,6 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
-# ---- The two locks of a data directory ---------------------------------------------------------
 # ``instance.lock`` belongs to this process: a second instance on the same directory is refused.
 # ``server.lock`` is inherited by the server and everything that it forks: whoever gets it knows
 # that no server of an earlier instance lives, so no process id read from a file ever has to be
@@ -238,9 +237,6 @@ def _wait_for_lock(descriptor: int, limit_s: float) -> bool:
     return True
 
 
-# ---- The directory of the server's socket: open to the server alone, and short enough for a socket
-
-
 _SOCKET_NAME = ".s.PGSQL.5432"
 # sockaddr_un.sun_path without its terminating zero.
 _MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
@@ -277,7 +273,7 @@ def make_socket_dir(data_dir: Path, account: Account | None) -> Path:
 
 
 def socket_dir_of(data_dir: Path) -> Path | None:
-    """Return where the socket of a server that runs is; None where there is none."""
+    """Return the socket directory of a running server; None without one."""
     link = data_dir / "socket"
     directory = link.readlink() if link.is_symlink() else data_dir / "run"
     return directory if (directory / _SOCKET_NAME).exists() else None
@@ -305,9 +301,6 @@ def _remove_socket(directory: Path) -> None:
     # The caller holds the server lock, so they are stale.
     for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
         (directory / name).unlink(missing_ok=True)
-
-
-# ---- Whether a data directory holds a database, and how to make it empty -----------------------
 
 
 def has_cluster(data_dir: Path) -> bool:

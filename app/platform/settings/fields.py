@@ -1,4 +1,4 @@
-"""The configuration: one frozen object."""
+"""The settings: one frozen object with a field for each, and the rules among them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SECRET: Final = frozenset(
 
 
 class _Environment(EnvSettingsSource):
-    """The variables of the environment that say something.
+    """The non-empty variables of the environment.
 
     An empty one counts as unset, which is what Compose makes of a missing one; not so where the
     default is another installation with other data: that is refused.
@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     @model_validator(mode="wrap")
     @classmethod
     def _in_our_words(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse what is wrong with all settings together, by the names of their variables.
+        """Raise all faults of the settings together, named by their variables.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - there is none
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - there is none
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read the environment without what says nothing."""
+        """Ignore empty variables of the environment."""
         return init_settings, _Environment(settings_cls)
 
     @property
@@ -270,7 +270,7 @@ class Settings(BaseSettings):
 
 
 def _fault(item: ErrorDetails) -> str:
-    """Return what is wrong with a setting, by the name of its variable."""
+    """Return the fault of a setting, named by its variable."""
     name = str(item["loc"][0])
     said, value = predicate(item), item["input"]
     # A sentence of ours has its value where that helps; a missing one has none to show.
@@ -279,7 +279,7 @@ def _fault(item: ErrorDetails) -> str:
 
 
 def as_text(value: object) -> str:
-    """Return a value as the environment writes it."""
+    """Return a setting's value in the environment's notation."""
     match value:
         case tuple():
             return ",".join(value)

@@ -29,7 +29,7 @@ def _lower(value: object) -> object:
 
 
 def _split(value: object) -> object:
-    """Take a list as the environment writes it: separated by commas."""
+    """Split a comma-separated list."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return value
@@ -162,7 +162,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks a server, for a command.
+    """The token, user and project by which a command addresses a server.
 
     From the environment alone: what stands in a command, every process of the machine can read.
     """
@@ -172,12 +172,12 @@ class Caller:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Return who the environment says; empty variables count as unset."""
+        """Return the caller of the environment; empty variables count as unset."""
         return cls(*(os.environ.get(f"{PREFIX}{name}") or None for name in ("TOKEN", "PROJECT")))
 
 
 def given_password() -> str | None:
-    """Return the password that the environment gives to a command; None where it gives none."""
+    """Return the password from the environment; None without one."""
     return os.environ.get(f"{PREFIX}PASSWORD")
 
 
@@ -203,7 +203,7 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def unknown(settings: Collection[str]) -> Iterator[str]:
-    """Yield a sentence about each variable that is none of these settings and of nothing else."""
+    """Yield a sentence about each unknown variable with our prefix."""
     others = {name.lower() for name in (*OF_COMMANDS, *OF_THE_CLIENT, *OF_COMPOSE, *OF_TESTS)}
     for name in sorted(variables()):
         if name not in settings and name not in others:

@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> bool:
-    """Run a task if it is there to be run.
+    """Claim and run a task, if it is still queued.
 
     No error of the work gets out of here: it is in the log, and in the row of the task and of its
     subject. Where the database does not take it, it is told later, or the lease runs out and the
@@ -77,7 +77,7 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
 
 
 def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | None:
-    """Return the time limit that an error comes from.
+    """Return the time limit that caused an error.
 
     The limit is raised wherever the process is, also within the database driver, which then fails
     in words of its own; taken for the database's fault, the work would be tried again for ever.

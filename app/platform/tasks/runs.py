@@ -60,7 +60,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 
 
 def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
-    """Take a queued task run, or return None where there is nothing to take."""
+    """Claim a queued task run; return None if it is not queued any more."""
     token = uuid.uuid4()
     with container.everywhere().uow() as tx:
         row = tx.session.execute(
@@ -91,7 +91,7 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
 
 
 def renew(container: Container, held: Claim) -> bool:
-    """Move the end of the lease; return False where the claim is lost."""
+    """Extend the lease; return False if the claim is lost."""
     with container.everywhere().uow() as tx:
         return _moved(tx, _held(held).values(lease_until=_lease_end(container, tx)))
 
@@ -109,7 +109,7 @@ def finish(tx: UnitOfWork, held: Claim) -> None:
 
 
 def give_back(container: Container, held: Claim) -> bool:
-    """Let another worker start over, because this one is to stop; False where it is lost."""
+    """Queue the task again because this worker stops; return False if the claim is lost."""
     with container.everywhere().uow() as tx:
         moved = _unharmed(container, tx, _held(held).values(published_at=None), held)
         if moved:
@@ -118,7 +118,7 @@ def give_back(container: Container, held: Claim) -> bool:
 
 
 def interrupt(container: Container, held: Claim) -> bool:
-    """Queue a task run again that the database failed; False where the claim is lost.
+    """Queue a task again after a failure of the database; return False if the claim is lost.
 
     The sweeper publishes it after a while; at once would meet the same fault again.
     """
@@ -127,7 +127,7 @@ def interrupt(container: Container, held: Claim) -> bool:
 
 
 def retry(container: Container, held: Claim) -> bool:
-    """Queue a task run again that may succeed elsewhere; False where the claim is lost.
+    """Queue a task again that may succeed in another worker; return False if the claim is lost.
 
     The attempt counts. The sweeper publishes it after a while, when this worker may be busy with
     something else.
@@ -137,27 +137,27 @@ def retry(container: Container, held: Claim) -> bool:
 
 
 def fail(container: Container, held: Claim, error: TaskError) -> bool:
-    """End a task run whose work failed; False where the claim is lost."""
+    """Mark a task whose work failed as dead; return False if the claim is lost."""
     with container.everywhere().uow() as tx:
         return _kill(container, tx, _held(held), held, error)
 
 
 def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
-    """Return whether the owner of a lease cannot be expected to renew it any more."""
+    """Return the condition that a lease is over."""
     lease = timedelta(seconds=lease_s)
     had_time = func.pg_postmaster_start_time() < tx.now - lease
     return (TaskRun.lease_until < tx.now) & (was_seen(lease_s) | had_time)
 
 
 def was_seen(lease_s: float) -> ColumnElement[bool]:
-    """Return whether a lease was renewed since the database was started."""
+    """Return the condition that a lease was renewed since the database was started."""
     return TaskRun.lease_until - timedelta(seconds=lease_s) >= func.pg_postmaster_start_time()
 
 
 def expire(
     container: Container, tx: UnitOfWork, seen: Claim, error: TaskError, *, counts: bool
 ) -> TaskState | None:
-    """Take a task run from a worker whose lease is over.
+    """End the claim of a worker whose lease is over.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ class LeaseKeeper:
                 self._held.pop(claim, None)
 
     def owe(self, claim: Claim) -> None:
-        """Give a claim back as soon as the database answers: its work was interrupted by that."""
+        """Give a claim back as soon as the database answers again."""
         with self._lock:
             self._owed[claim] = None
         self._look.set()
@@ -351,7 +351,7 @@ class LeaseKeeper:
                         self._held.pop(claim, None)
 
     def _settle_debts(self) -> bool:
-        """Return whether nothing is owed any more."""
+        """Return whether all interrupted claims have been given back."""
         with self._lock:
             owed = list(self._owed)
         for claim in owed:
@@ -388,7 +388,7 @@ HEAD: Final = 16
 
 
 def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
-    """Return the task runs of a queue that have waited longest.
+    """Return the oldest queued task runs of a queue.
 
     Who executes them claims each: those that do the same do not meet.
     """
@@ -416,7 +416,7 @@ def follower(
     states: Mapping[TaskState, str],
     **cleared: None,
 ) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
-    """Return what brings a subject into the state that belongs to its task run's.
+    """Return a function that moves a subject to the state that its task run implies.
 
     Parameters
     ----------

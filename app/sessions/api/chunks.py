@@ -1,4 +1,4 @@
-"""Ingest of a session in chunks, from several producers."""
+"""Routes that take chunks, seal sessions, and note the starts and the end of a job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from app.sessions.api.intake import (
     ingest_of,
 )
 from app.sessions.api.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
-from app.sessions.chunks.absorb import receive_each
-from app.sessions.chunks.inbox import Arrived, ChunkPath, ChunkReceipt, SessionPath, check_path
-from app.sessions.chunks.receive import receive_chunk
-from app.sessions.chunks.seal import seal_session
+from app.sessions.chunks.inbox import ArrivedChunk, ChunkPath, ChunkReceipt, SessionPath, check_path
+from app.sessions.chunks.intake import seal_session
+from app.sessions.chunks.receive import receive_chunk, receive_each
 from app.sessions.decoding import Body
 from app.sessions.questions import ListedChunk, read_batch
 from app.sessions.receive import MAX_RUN_CHARACTERS, announce_attempt, check_job_name, finish_job
@@ -38,8 +37,9 @@ from app.web.bodies import asked, described
 
 log = structlog.get_logger(__name__)
 
-# What columns of 32 bits hold; sessions that come whole are numbered after those that are there.
+# Largest 32-bit integer of the database.
 MAX_NUMBER: Final = (1 << 31) - 1
+# Lower, to leave room: a whole session gets the number after the highest one.
 MAX_SESSION_NUMBER: Final = 1_000_000_000
 
 SESSION_ROUTE: Final = "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}"
@@ -73,13 +73,12 @@ class ChunkNames(SessionNames):
     n: int = Field(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")
 
     def path(self) -> ChunkPath:
-        """Return what names the chunk."""
+        """Return the path of the chunk."""
         return ChunkPath(self.job, self.attempt, self.session, self.producer, self.n)
 
 
-# Of most chunks, and of none that says anything of its own.
-NOTHING_SAID: Final = ChunkQuery.model_validate({})
-
+# Most chunks have no query; validating one takes time.
+_NO_QUERY: Final = ChunkQuery.model_validate({})
 
 BATCH_CONTENT: Final = {
     "requestBody": {
@@ -105,13 +104,13 @@ class ChunkOutcome(BaseModel):
 
     @classmethod
     def of(cls, listed: ListedChunk, outcome: ChunkReceipt | PacelineError) -> Self:
-        """Return what is answered of one."""
+        """Return the outcome of one chunk."""
         if isinstance(outcome, ChunkReceipt):
             return cls(
                 producer=listed.producer,
                 n=listed.n,
                 status=202 if outcome.created else 200,
-                refused=[RefusedChunkBody.of(one) for one in outcome.refused],
+                refused=[RefusedChunkBody.of(chunk) for chunk in outcome.refused],
             )
         return cls(
             producer=listed.producer,
@@ -156,7 +155,7 @@ def router() -> APIRouter:
         """
         container, ingest = here_of(request), ingest_of(request)
         path = asked(ChunkNames, "path", request.path_params).path()
-        query = NOTHING_SAID
+        query = _NO_QUERY
         if request.query_params:
             query = asked(ChunkQuery, "query", request.query_params)
 
@@ -164,8 +163,10 @@ def router() -> APIRouter:
             return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)
 
         async def soon(body: Body) -> ChunkReceipt | None:
-            arrived = Arrived(path, body, query.final)
-            return await ingest.chunks.receive(container, arrived, size=body.size, group=path.of)
+            arrived = ArrivedChunk(path, body, query.final)
+            return await ingest.chunks.receive(
+                container, arrived, size=body.size, group=path.session_path
+            )
 
         return await take_chunk(
             request,
@@ -202,24 +203,39 @@ def router() -> APIRouter:
 
         def store(batch: Body) -> list[ChunkOutcome]:
             listed = read_batch(batch.path)
-            wanted = [_arrived(path, one, content, batch) for one, content in listed]
-            for chunk in wanted:
+            chunks = [
+                ArrivedChunk(
+                    ChunkPath(job, attempt, session, chunk.producer, chunk.n),
+                    Body(
+                        content,
+                        len(content),
+                        None,
+                        None,
+                        batch.meta,
+                        batch.format_name,
+                        batch.own,
+                    ),
+                    chunk.final,
+                )
+                for chunk, content in listed
+            ]
+            for chunk in chunks:
                 check_path(chunk.path)
-            outcomes = receive_each(container, path, wanted, ingest.pressure)
+            outcomes = receive_each(container, path, chunks, ingest.pressure)
             return [
-                ChunkOutcome.of(one, outcome)
-                for (one, _), outcome in zip(listed, outcomes, strict=True)
+                ChunkOutcome.of(chunk, outcome)
+                for (chunk, _), outcome in zip(listed, outcomes, strict=True)
             ]
 
         try:
-            found = await ingest.receive(
+            outcomes = await ingest.receive(
                 request, query, check=lambda: check_job_name(job), store=store
             )
         except ClientDisconnect:
             log.info("sender gone", job=job)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        _count(ingest, found)
-        return JSONResponse(BatchBody(chunks=found).model_dump(mode="json"))
+        _count_outcomes(ingest, outcomes)
+        return JSONResponse(BatchBody(chunks=outcomes).model_dump(mode="json"))
 
     @routes.post(
         f"{SESSION_ROUTE}/seal",
@@ -250,32 +266,13 @@ def router() -> APIRouter:
     return routes
 
 
-def _count(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
-    for one in outcomes:
-        if one.code is None:
-            new = one.status == HTTPStatus.ACCEPTED
+def _count_outcomes(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
+    for outcome in outcomes:
+        if outcome.code is None:
+            new = outcome.status == HTTPStatus.ACCEPTED
             ingest.metrics.ingest_chunks.labels("new" if new else "known").inc()
         else:
-            ingest.metrics.ingest_refusals.labels(one.code).inc()
-
-
-def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body) -> Arrived:
-    return Arrived(
-        ChunkPath(path.job, path.attempt, path.session, listed.producer, listed.n),
-        Body(
-            content,
-            len(content),
-            None,
-            None,
-            batch.meta,
-            batch.format_name,
-            batch.own,
-        ),
-        listed.final,
-    )
-
-
-# ---- Announce a start of a job, and learn its number; say that the job has ended ---------------
+            ingest.metrics.ingest_refusals.labels(outcome.code).inc()
 
 
 class RunBody(BaseModel):

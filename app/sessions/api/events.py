@@ -1,9 +1,9 @@
 """Server-sent events: the states of all sessions, or of one.
 
-Each event is `state` with data ``{"session": id, "state": state}``; its id is the time of the
-change, with which a browser that lost the connection requests what it missed.
+Each event is `state` with data ``{"session": id, "state": state}``. Its id is the time of the
+change: a browser that reconnects sends it to receive the changes it missed.
 
-Annotations are evaluated here: those of the endpoints name dependencies that are local functions.
+No postponed annotations in this module: those of the endpoints name local functions.
 """
 
 import uuid
@@ -30,7 +30,7 @@ def router(live: LiveStates) -> APIRouter:
     async def fleet_stream(
         container: Here, last_event_id: LastEventId = None
     ) -> AsyncIterator[Stream]:
-        # Subscribed first, read then: nothing falls between the two.
+        # Subscribe before reading: no change is lost between the two.
         with live.stream(container.project_id) as stream:
             margin_us = int(LONGEST_TRANSACTION_S * 1e6)
             after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
@@ -39,10 +39,10 @@ def router(live: LiveStates) -> APIRouter:
 
     async def session_stream(container: Here, session: uuid.UUID) -> AsyncIterator[Stream]:
         with live.stream(container.project_id, session) as stream:
-            known = await states(container, [session])
-            if not known:
+            current = await states(container, [session])
+            if not current:
                 raise NotFoundError(f"There is no session {session}.")
-            stream.push(known)
+            stream.push(current)
             yield stream
 
     @routes.get(
@@ -71,7 +71,7 @@ def router(live: LiveStates) -> APIRouter:
 
 
 async def _events(stream: Stream) -> AsyncIterator[ServerSentEvent]:
-    # An event source that was only just opened knows of the server from this, before any change.
+    # Tells a new event source that it is connected, before any change.
     yield ServerSentEvent(comment="open")
     async for state in stream:
         yield ServerSentEvent(

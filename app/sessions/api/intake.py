@@ -1,8 +1,8 @@
-"""Intake of bodies: the steps from the wire to the database that sessions and chunks share.
+"""Intake of request bodies: from the network to the database, shared by sessions and chunks.
 
-The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
-loop, within its own limits (`app.web.bodies`) and a byte budget of the process; then a thread
-of a limiter of its own stores it, so that many senders leave pages their threads.
+The event loop streams, counts, hashes and spools a body, within its own limits (`app.web.bodies`)
+and the server's byte budget. Then a thread of a separate limiter stores it, so that many senders
+leave pages their threads. Small bodies are stored together, many per transaction (`BatchWriter`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from app.platform.resources import Place, Sum, spool_directory
 from app.platform.settings import MIB
 from app.pulse.receive import ArrivedPulse, Wanted, receive_pulses
 from app.sessions.api.spool import ByteBudget, MultipartParts, MultipartReader, Spool, SpooledBody
-from app.sessions.chunks.absorb import receive_together
-from app.sessions.chunks.inbox import Arrived, ChunkReceipt, Pressure
+from app.sessions.chunks.inbox import ArrivedChunk, ChunkReceipt, Pressure
+from app.sessions.chunks.receive import receive_together
 from app.sessions.decoding import Body
 from app.sessions.recordings.choose import MEDIA_TYPES as ARCHIVES
 from app.sessions.recordings.labels import read_labels
@@ -53,51 +53,48 @@ from app.web import problems
 from app.web.bodies import arriving
 from app.web.problems import RETRY_AFTER_S
 
-# ---- Small bodies that wait to be stored, stored together: a transaction is under way, or one gath
-#
-# A thousand senders cost a thousand times the reading of a request so, and not a thousand commits
-# that compete with pages for the interpreter.
-
-
+# Bodies and bytes of one transaction.
 MOST: Final = 64
-MOST_BYTES: Final = 4 * 1024 * 1024
-# Senders that are answered with each turn of the event loop.
+MOST_BYTES: Final = 4 * MIB
+# Requests answered in one turn of the event loop.
 ANSWERED_AT_ONCE: Final = 8
-# Of a transaction: more wait for it where the last one had that many.
+# A transaction of that many bodies makes the next one gather for longer.
 _MANY: Final = 8
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting(Generic[One, Outcome]):
+class _Waiting(Generic[Item, Outcome]):
     container: Container
-    one: One
+    item: Item
     group: Hashable
     size: int
     outcome: asyncio.Future[Outcome | None]
 
 
-class Together(Generic[One, Outcome]):
-    """The small bodies of one kind of one process's requests; used on its event loop only.
+class BatchWriter(Generic[Item, Outcome]):
+    """Stores small bodies of many requests in shared transactions; used on one event loop only.
+
+    A commit for each of a thousand senders would compete with pages for the interpreter.
 
     Parameters
     ----------
     store : callable
-        Takes bodies of one scope and group in a thread, and returns the outcome of each: None where
-        there is more to say of it than of what is usual.
+        Takes bodies of one scope and group in a thread and returns the outcome of each; None if a
+        body needs more than the common path.
     gather_s : float
-        A body waits that long for others, where less than a full transaction is there.
+        Time that a body waits for others, unless a full transaction is waiting.
     many_gather_s : float
-        The same where the last transaction had at least eight, if it is longer.
+        The same after a transaction of at least eight bodies, if longer.
     most : int
         Bodies of a transaction.
     """
 
     def __init__(
         self,
-        store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]],
+        store: Callable[[Container, Sequence[Item]], Sequence[Outcome | None]],
         *,
         gather_s: float = 0.0,
         many_gather_s: float = 0.0,
@@ -108,19 +105,19 @@ class Together(Generic[One, Outcome]):
         self._last = 0
         self._most = most
         self._gather_s = gather_s
-        self._queue: deque[_Waiting[One, Outcome]] = deque()
+        self._queue: deque[_Waiting[Item, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        # One at a time: what comes meanwhile makes the next one larger.
+        # One transaction at a time: bodies that come meanwhile form the next.
         self._limiter = CapacityLimiter(1)
 
     @property
     def waiting(self) -> int:
-        """Return how many bodies wait for a transaction."""
+        """Return the number of bodies that wait for a transaction."""
         return len(self._queue)
 
     async def receive(
-        self, container: Container, one: One, *, size: int, group: Hashable = None
+        self, container: Container, item: Item, *, size: int, group: Hashable = None
     ) -> Outcome | None:
         """Store a body; return its outcome, or None as `store` does.
 
@@ -129,10 +126,10 @@ class Together(Generic[One, Outcome]):
         size : int
             Its bytes.
         group : hashable, optional
-            What it is stored with; without it, with all of its project.
+            Only bodies of one group share a transaction; without it, all of the project do.
         """
         outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(container, one, (container.scope, group), size, outcome))
+        self._queue.append(_Waiting(container, item, (container.scope, group), size, outcome))
         if self._storing is None:
             self._storing = asyncio.create_task(self._store_all())
         return await outcome
@@ -149,27 +146,26 @@ class Together(Generic[One, Outcome]):
                     outcomes = await anyio.to_thread.run_sync(
                         self._store,
                         batch[0].container,
-                        [waiting.one for waiting in batch],
+                        [waiting.item for waiting in batch],
                         limiter=self._limiter,
                     )
-                # Every sender is told, whatever it was.
                 except Exception as error:  # noqa: BLE001 - each request raises it
                     for waiting in batch:
                         if not waiting.outcome.done():
                             waiting.outcome.set_exception(error)
                 else:
-                    # While the next ones are stored.
+                    # Answered while the next batch is stored.
                     answering = asyncio.create_task(_answer(batch, outcomes))
                     self._answering.add(answering)
                     answering.add_done_callback(self._answering.discard)
         finally:
             self._storing = None
 
-    def _take(self) -> list[_Waiting[One, Outcome]]:
-        """Take the oldest of the queue and what of its group fits into one transaction."""
+    def _take(self) -> list[_Waiting[Item, Outcome]]:
+        """Dequeue the oldest body and those of its group that fit into one transaction."""
         group = self._queue[0].group
-        batch: list[_Waiting[One, Outcome]] = []
-        others: list[_Waiting[One, Outcome]] = []
+        batch: list[_Waiting[Item, Outcome]] = []
+        others: list[_Waiting[Item, Outcome]] = []
         size = 0
         while self._queue and len(batch) < self._most and size < MOST_BYTES:
             waiting = self._queue.popleft()
@@ -183,9 +179,9 @@ class Together(Generic[One, Outcome]):
 
 
 async def _answer(
-    batch: Sequence[_Waiting[One, Outcome]], outcomes: Sequence[Outcome | None]
+    batch: Sequence[_Waiting[Item, Outcome]], outcomes: Sequence[Outcome | None]
 ) -> None:
-    """Tell who waits, a few with each turn of the event loop: a page may be ready as well."""
+    """Resolve the waiting requests, a few per turn of the event loop, so that pages get turns."""
     for number, (waiting, outcome) in enumerate(zip(batch, outcomes, strict=True), 1):
         if not waiting.outcome.done():
             waiting.outcome.set_result(outcome)
@@ -200,20 +196,19 @@ R = TypeVar("R")
 # Threads that write and hash bodies; storing has its own limiter.
 SPOOL_THREADS: Final = 4
 
-# What the next body is expected to take to be stored, before any was, and how much the last one
-# says of it.
+# Moving average of the time to store a body: its start, and the weight of the latest body.
 STORING_S: Final = 0.1
 LAST_COUNTS: Final = 0.1
-# A body that would wait for longer is put off: its sender does not know that it is waited for.
+# A body that would wait for longer is refused with Retry-After: senders time out.
 LONGEST_WAIT_S: Final = 30.0
-# Of a body that is put off, what is read nevertheless: the connection can be used again then.
+# A refused body up to this size is read, so that its connection can be used again.
 DRAINED_BYTES: Final = MIB
-# Of bodies that stay in memory, and are stored together with others.
+# Bodies up to this size stay in memory and share a transaction with others.
 SMALL_BYTES: Final = MIB // 4
 
-# Pulses wait for others: their senders wait for nothing, a worker reads them every two seconds, and
-# each transaction costs the interpreter 8 ms that pages then lack. Where many come, they wait for
-# longer: a small part of the time from one body of a host to its next.
+# Pulses wait for others: nothing depends on the answer, a worker reads them every two seconds, and
+# each transaction takes 8 ms of the interpreter from pages. Where many come, they wait for longer:
+# a small part of the interval between two bodies of a host.
 PULSES_GATHER_S: Final = 0.1
 MANY_PULSES_GATHER_S: Final = 0.5
 MANY_PULSES_SHARE: Final = 0.1
@@ -221,31 +216,32 @@ PULSES_TOGETHER: Final = 256
 
 MULTIPART: Final = "multipart/form-data"
 
-# Senders that say nothing about the bytes (curl's own default is the form's): the decoder looks.
+# Media types that say nothing about the bytes (curl sends the form's by default): the decoder
+# detects the format.
 UNDECLARED: Final = frozenset(
     {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
 )
-# Those that say no more than how the bytes are compressed.
+# Media types of compressions.
 COMPRESSED: Final = frozenset(
     media_type for known in COMPRESSIONS for media_type in known.media_types
 )
 DECLARED: Final = frozenset(
     media_type for known in FORMATS.values() for media_type in known.media_types
 )
-# Those of text, which may come with a content coding; the decoder undoes it.
+# Media types of text formats, which may come with a content coding; the decoder undoes it.
 TEXT: Final = frozenset(
     media_type for known in FORMATS.values() if known.text for media_type in known.media_types
 )
 
-# Content codings and how such a body starts.
+# First bytes of a body by its content coding.
 ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
 
-# What nginx calls a client that is gone; no one reads it.
+# nginx's status for a closed connection; only logs have it.
 CLIENT_CLOSED_REQUEST: Final = 499
 
 
 def _content(*more: str) -> dict[str, Any]:
-    """Return how OpenAPI describes the body of a route that takes traces, and `more` types."""
+    """Return the OpenAPI request body of a route that takes traces, or bodies of `more` types."""
     types = (*(known.media_types[0] for known in FORMATS.values()), *more)
     return {
         "requestBody": {
@@ -273,7 +269,7 @@ def _content(*more: str) -> dict[str, Any]:
 
 
 TRACE_CONTENT: Final = _content()
-# Of a whole session, which may come as an archive of its files.
+# A whole session may also come as an archive of its files.
 SESSION_CONTENT: Final = _content("application/x-tar", "application/zip")
 
 # Refusals of every route that takes a trace.
@@ -286,7 +282,7 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class UnsupportedEncodingError(PacelineError):
-    """The Content-Encoding is none that this body may have, or not that of its bytes."""
+    """The Content-Encoding is not allowed for this body, or does not match its bytes."""
 
     code = "encoding.unsupported"
 
@@ -318,8 +314,8 @@ class QueryMetadata(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrived:
-    """What is said of a body that a spool has whole."""
+class _BodyHeaders:
+    """The description of a body that has arrived: media type, encoding, metadata."""
 
     encoding: str | None
     content_type: str | None
@@ -327,16 +323,19 @@ class _Arrived:
     format_name: str | None
     labels: str | None
 
-    def body(self, spooled: SpooledBody) -> Body:
-        """Return what is stored of it."""
+    def of_file(self, spooled: SpooledBody) -> Body:
+        """Return the spooled body with this description."""
         return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
 
-    def body_in_memory(self, content: bytes) -> Body:
-        """Return the same of one that was not spooled."""
+    def in_memory(self, content: bytes) -> Body:
+        """Return the body in memory with this description."""
         return self._body(content, len(content), None, content)
 
     def _body(self, source: Path | bytes, size: int, digest: bytes | None, head: bytes) -> Body:
-        _check_encoding(self.encoding, head)
+        if self.encoding is not None and not head.startswith(ENCODINGS[self.encoding]):
+            raise UnsupportedEncodingError(
+                f"The body is not encoded as its Content-Encoding says: {self.encoding}."
+            )
         return Body(
             source=source,
             size=size,
@@ -349,13 +348,13 @@ class _Arrived:
 
 
 def ingest_of(request: Request) -> Ingest:
-    """Return what the requests of the application share."""
-    found: Ingest = request.app.state.ingest
-    return found
+    """Return the intake of the application of a request."""
+    ingest: Ingest = request.app.state.ingest
+    return ingest
 
 
 class Ingest:
-    """What all requests of one application share: budget, limiters, and who waits."""
+    """The intake of one application: byte budget, limiters, backpressure and batches."""
 
     def __init__(
         self, container: Container, metrics: Exposition, place: Place | None = None
@@ -372,9 +371,9 @@ class Ingest:
         self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
         self._max_meta_bytes = Limits().max_header_bytes
         self.pressure = Pressure(settings)
-        self.chunks: Together[Arrived, ChunkReceipt] = Together(self._store_chunks)
+        self.chunks: BatchWriter[ArrivedChunk, ChunkReceipt] = BatchWriter(self._store_chunks)
         self.pulse_pressure = Pressure(settings, InboxKind.PULSE)
-        self.pulses: Together[ArrivedPulse, Wanted] = Together(
+        self.pulses: BatchWriter[ArrivedPulse, Wanted] = BatchWriter(
             self._store_pulses,
             gather_s=PULSES_GATHER_S,
             many_gather_s=min(MANY_PULSES_GATHER_S, MANY_PULSES_SHARE * settings.pulse_interval_s),
@@ -397,23 +396,23 @@ class Ingest:
         held_bytes: int | None = None,
         most_bytes: int | None = None,
     ) -> R:
-        """Take one body from the wire to the database.
+        """Receive one body and store it; return the outcome.
 
         Parameters
         ----------
         check : callable
-            Refuses what can be refused before the body comes.
+            Raises for a request that is refused before its body is read.
         store : callable
-            Takes the body in a thread and returns its outcome.
+            Stores the body in a thread and returns the outcome.
         refused : callable, optional
-            Takes, in a thread, how many bytes had come of a body that was refused for good, and
-            the code of the problem.
+            Called in a thread for a body that is refused for good, with the bytes received so far
+            and the problem's code.
         soon : callable, optional
-            Takes a small body, which is held in memory, before `store`; None leaves it to that.
+            Stores a small body from memory; where it returns None, `store` is called.
         held_bytes : int, optional
             The largest body that `store` takes from memory; without it each one is in a file.
         most_bytes : int, optional
-            Of the body, where that is less than what the settings allow.
+            Limit of the body, if lower than that of the settings.
         """
         most = self._settings.max_body_bytes
         arriving(request).limit = most if most_bytes is None else min(most, most_bytes)
@@ -421,13 +420,13 @@ class Ingest:
         try:
             async with spool:
                 check()
-                arrived = await self._arrive(request, query, spool)
+                headers = await self._arrive(request, query, spool)
                 most_held = held_bytes if soon is None else SMALL_BYTES
                 content = None if most_held is None else spool.held(most_held)
                 if content is None:
-                    body = cache(partial(arrived.body, await spool.finish()))
+                    body = cache(partial(headers.of_file, await spool.finish()))
                 else:
-                    body = cache(partial(arrived.body_in_memory, content))
+                    body = cache(partial(headers.in_memory, content))
                     outcome = None if soon is None else await soon(body())
                     if outcome is not None:
                         return outcome
@@ -444,7 +443,8 @@ class Ingest:
                 "body refused", path=request.url.path, code=error.stable_code, bytes=spool.size
             )
             if isinstance(error, BusyError):
-                raise BusyError(error.message, retry_after_s=self._patience_s()) from error
+                patience_s = RETRY_AFTER_S + self._queue_s()
+                raise BusyError(error.message, retry_after_s=patience_s) from error
             if refused is not None and spool.size and not isinstance(error, TryLaterError):
                 await anyio.to_thread.run_sync(
                     refused, spool.size, error.stable_code, limiter=self._store_limiter
@@ -453,20 +453,31 @@ class Ingest:
         finally:
             self.metrics.ingest_bytes.inc(spool.size)
 
-    async def _arrive(self, request: Request, query: QueryMetadata, spool: Spool) -> _Arrived:
+    async def _arrive(self, request: Request, query: QueryMetadata, spool: Spool) -> _BodyHeaders:
         media_type = _media_type(request.headers.get("content-type"))
         encoding = _encoding(request, media_type)
         meta, labels = query.meta(), query.labels
         queue_s = self._queue_s()
         if self._waiting() >= self._settings.ingest_queue or queue_s > LONGEST_WAIT_S:
-            await _drain(request)
+            announced = request.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced) <= DRAINED_BYTES:
+                async for _ in request.stream():
+                    pass
             raise BusyError("Too many bodies wait to be stored; send this one later.")
 
         content_type = media_type
         if media_type == MULTIPART:
             parts = await self._read_parts(request, spool)
-            content_type = _part_media_type(parts)
-            meta = _only_one(meta, parts)
+            content_type = _media_type(parts.trace_content_type)
+            if content_type == MULTIPART:
+                raise UnsupportedFormatError("A part cannot have parts of its own.")
+            if parts.meta is not None:
+                if meta is not None:
+                    raise InvalidMetadataError(
+                        "The metadata comes twice: as query parameters and as a part.",
+                        code="metadata.conflict",
+                    )
+                meta = load_metadata(parts.meta)
             if labels is not None and parts.labels is not None:
                 raise InvalidLabelsError(
                     "The labels come twice: as a query parameter and as a part.",
@@ -476,7 +487,7 @@ class Ingest:
         else:
             async for chunk in request.stream():
                 await spool.write(chunk)
-        return _Arrived(
+        return _BodyHeaders(
             encoding=encoding,
             content_type=None if content_type in UNDECLARED | ARCHIVES else content_type,
             meta=meta,
@@ -492,11 +503,8 @@ class Ingest:
             await reader.feed(chunk)
         return reader.finish()
 
-    def _patience_s(self) -> float:
-        return RETRY_AFTER_S + self._queue_s()
-
     def _queue_s(self) -> float:
-        """Return how long a body would wait to be stored."""
+        """Return the expected time that a body waits to be stored."""
         waiting = self._store_limiter.statistics().tasks_waiting
         return waiting / self._settings.ingest_concurrency * self._storing_s
 
@@ -505,7 +513,7 @@ class Ingest:
         try:
             return store(body())
         finally:
-            # Threads may lose each other's: it is an estimate.
+            # Threads may overwrite each other's update: it is an estimate.
             self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
 
     def _waiting(self) -> int:
@@ -513,10 +521,10 @@ class Ingest:
         return self._store_limiter.statistics().tasks_waiting + gathering
 
     def _store_chunks(
-        self, container: Container, chunks: Sequence[Arrived]
+        self, container: Container, chunks: Sequence[ArrivedChunk]
     ) -> Sequence[ChunkReceipt | None]:
         self.pressure.check(container.everywhere())
-        return receive_together(container, chunks[0].path.of, chunks)
+        return receive_together(container, chunks[0].path.session_path, chunks)
 
     def _store_pulses(
         self, container: Container, pulses: Sequence[ArrivedPulse]
@@ -525,26 +533,11 @@ class Ingest:
         return receive_pulses(container, pulses)
 
 
-async def _drain(request: Request) -> None:
-    """Read a small body that is not wanted, so that its sender can go on with its connection."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) <= DRAINED_BYTES:
-        async for _ in request.stream():
-            pass
-
-
 def _media_type(content_type: str | None) -> str:
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type in UNDECLARED | COMPRESSED | DECLARED | ARCHIVES or media_type == MULTIPART:
         return media_type
     raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
-
-
-def _part_media_type(parts: MultipartParts) -> str:
-    media_type = _media_type(parts.trace_content_type)
-    if media_type == MULTIPART:
-        raise UnsupportedFormatError("A part cannot have parts of its own.")
-    return media_type
 
 
 def _encoding(request: Request, media_type: str) -> str | None:
@@ -557,21 +550,3 @@ def _encoding(request: Request, media_type: str) -> str | None:
             f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
         )
     return encoding
-
-
-def _check_encoding(encoding: str | None, head: bytes) -> None:
-    if encoding is not None and not head.startswith(ENCODINGS[encoding]):
-        raise UnsupportedEncodingError(
-            f"The body is not encoded as its Content-Encoding says: {encoding}."
-        )
-
-
-def _only_one(query: SessionMeta | None, parts: MultipartParts) -> SessionMeta | None:
-    if parts.meta is None:
-        return query
-    if query is not None:
-        raise InvalidMetadataError(
-            "The metadata comes twice: as query parameters and as a part.",
-            code="metadata.conflict",
-        )
-    return load_metadata(parts.meta)

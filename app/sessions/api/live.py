@@ -1,7 +1,7 @@
-"""Changes of sessions' states, from the database to every stream that is open.
+"""Pass changes of sessions' states from the database to all open event streams.
 
-The second of the two async islands. One connection a process listens for all streams: a connection
-a stream would use up the database's.
+Runs on the event loop. One database connection per process listens for all streams: one per stream
+would exhaust the database's connections.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = structlog.get_logger(__name__)
 
 RECONNECT_S: Final = 1.0
 
-# A stream ends after so long, and its browser asks for another one: with a token that was revoked
-# meanwhile, or a sign-in that is over, it gets none.
+# Lifetime of a stream: its browser reconnects, which fails with a revoked token or an expired
+# sign-in.
 STREAM_LASTS_S: Final = 300.0
 
-# A change's time is that of the start of its transaction; it is seen after the commit.
+# A change has the time of its transaction's start and becomes visible with the commit.
 LONGEST_TRANSACTION_S: Final = 120.0
 
-# Without the keepalives a connection to a database that has vanished stays silent for hours.
+# Without keepalives a broken connection stays unnoticed for hours.
 CONNECTION: Final = {
     "application_name": "paceline events",
     "connect_timeout": "10",
@@ -47,14 +47,14 @@ CONNECTION: Final = {
 
 
 class Stream:
-    """What one client has not been sent yet: the latest state of each session, however many change.
+    """The unsent changes of one client: the latest state of each session.
 
     Parameters
     ----------
     project_id : int
-        Whose sessions it is about.
+        Project of the sessions.
     only : UUID or None
-        The one session that it is about; None for all.
+        Only this session; None for all of the project.
     """
 
     def __init__(self, project_id: int, only: uuid.UUID | None) -> None:
@@ -96,7 +96,7 @@ class LiveStates:
     ----------
     container : Container
     lasts_s : float
-        After which a stream ends.
+        Lifetime of a stream.
     """
 
     def __init__(self, container: Container, lasts_s: float = STREAM_LASTS_S) -> None:
@@ -109,7 +109,7 @@ class LiveStates:
 
     @property
     def streams(self) -> int:
-        """Return how many streams are open."""
+        """Return the number of open streams."""
         return len(self._streams)
 
     @contextlib.asynccontextmanager
@@ -124,13 +124,13 @@ class LiveStates:
                 listener.cancel()
 
     def close_soon(self) -> None:
-        """End every stream, and each that still comes; may be called from any thread."""
+        """End all streams, also later ones; may be called from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._close)
 
     @contextlib.contextmanager
     def stream(self, project_id: int, only: uuid.UUID | None = None) -> Iterator[Stream]:
-        """Return a stream of the changes from now on, which ends by itself."""
+        """Return a stream of the changes from now on; it ends after `lasts_s`."""
         stream = Stream(project_id, only)
         end = asyncio.get_running_loop().call_later(self._lasts_s, stream.close)
         if self._closed:
@@ -191,7 +191,7 @@ async def states(container: Container, ids: Collection[uuid.UUID]) -> list[State
 async def recent(
     container: Container, since_s: float, after_us: int | None = None
 ) -> list[StateChange]:
-    """Return what `recent_states` does."""
+    """Call `recent_states` in a thread."""
 
     def read() -> list[StateChange]:
         with container.reading() as tx:

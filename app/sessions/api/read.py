@@ -1,4 +1,4 @@
-"""Sessions: their states, reports, heatmaps and timelines."""
+"""Routes that read sessions: states, reports, heatmaps, timelines, what-if, comparisons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.analysis.json_text import plain
 from app.analysis.reference import Reference, members, summary
 from app.analysis.report.charts import Lanes, Timeline, encode_heatmap, replayed_timeline
 from app.analysis.report.document import Report
-from app.analysis.report.session_verdict import SessionVerdict, VerdictCause
+from app.analysis.report.session_verdict import SessionVerdict
 from app.platform.database.states import SessionState
 from app.sessions.compare import ArrivalChange, compare_sessions
 from app.sessions.compare_steps import CauseChange, Difference, FieldChange
@@ -30,7 +30,6 @@ from app.sessions.questions import WrittenQuestion
 from app.sessions.read import (
     IntakeView,
     SessionRow,
-    SessionView,
     WorkStatus,
     get_session,
     heatmap,
@@ -39,19 +38,16 @@ from app.sessions.read import (
 )
 from app.sessions.replays import answer_question, perfetto_timeline, prepared_session, stored_trace
 
-# ---- The report as JSON Schema, with the words of its types ------------------------------------
-
-
 NAME: Final = "Report"
 _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 @cache
 def report_schemas() -> dict[str, Any]:
-    """Return the schemas of ``paceline.report/1`` by their name among OpenAPI's components.
+    """Return the JSON Schemas of ``paceline.report/1``, by name of OpenAPI's component.
 
-    Those of its parts are called ``Report.Sizes`` and so on: requests and answers have types of
-    such names too.
+    Its parts are called ``Report.Sizes`` and so on: request bodies have types of the same names.
+    Descriptions are the types' docstrings.
     """
     schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
     parts = schema.pop("$defs")
@@ -64,13 +60,13 @@ def report_schemas() -> dict[str, Any]:
 
 
 def reference() -> dict[str, str]:
-    """Return the component that the routes name in place of a report's schema."""
+    """Return the reference to the report's component, for routes."""
     return {"$ref": _REFERENCE.format(model=NAME)}
 
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
-# A row of a list has room for two.
+# Causes of a session in a list.
 LISTED_CAUSES: Final = 2
 
 StateFilter = Annotated[
@@ -183,7 +179,14 @@ def router() -> APIRouter:
     def get_one(container: Here, session: uuid.UUID) -> SessionDetailBody:
         with container.reading() as tx:
             view = get_session(tx, session, container.settings)
-        return _detail(view)
+        return SessionDetailBody(
+            **_session(view.row),
+            meta=dict(view.meta),
+            reason_detail=None if view.reason_detail is None else dict(view.reason_detail),
+            work=view.work,
+            intake=view.intake,
+            has_report=view.has_report,
+        )
 
     @routes.get(
         "/{session}/report",
@@ -248,13 +251,13 @@ def router() -> APIRouter:
         if format == "perfetto":
             with container.reading() as tx:
                 stored = stored_trace(tx, session)
-            # A whole step of a large job: never in memory as a whole.
+            # Streamed: a step of a large job does not fit into memory.
             pieces = perfetto_timeline(stored, step, dp)
             return StreamingResponse(pieces, media_type="application/json")
         with prepared_session(container, session) as replayed:
             timeline = replayed_timeline(replayed, step, dp)
-        content = timeline_columns(timeline)
-        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        columns = timeline_columns(timeline)
+        text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
 
     return routes
@@ -282,13 +285,13 @@ def _columns(lanes: Lanes) -> dict[str, list[Any]]:
         "start_ns": np.rint(lanes.start_ns).astype(np.int64).tolist(),
         "begin_ns": np.rint(lanes.begin_ns).astype(np.int64).tolist(),
         "end_ns": np.rint(lanes.end_ns).astype(np.int64).tolist(),
-        # JSON has no NaN; it is the only value that differs from itself
+        # JSON has no NaN, the only value that differs from itself.
         "ratio": [ratio if ratio == ratio else None for ratio in ratios],  # noqa: PLR0124
     }
 
 
 def session_body(row: SessionRow) -> SessionBody:
-    """Return a session as lists have it."""
+    """Return the body for a session of a list."""
     return SessionBody(**_session(row))
 
 
@@ -325,8 +328,8 @@ def _session(row: SessionRow) -> dict[str, Any]:
 
 
 def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
-    shown, worst, measures = row.headline, verdict.worst[0], verdict.measures
-    known = row.known
+    shown, known, worst = row.headline, row.known, verdict.worst[0]
+    measures = verdict.measures
     return HeadlineBody.model_validate(
         {
             "sentence": verdict.sentence,
@@ -349,39 +352,24 @@ def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
             "m_s": measures.m_s,
             "fb_correlation": measures.fb_correlation,
             "top_optype": verdict.top_optype,
-            "causes": [_cause(cause) for cause in verdict.causes[:LISTED_CAUSES]],
+            "causes": [
+                {
+                    "cause": cause.cause,
+                    "contribution": cause.contribution,
+                    "cost_s": cause.cost_s,
+                    "confidence": cause.confidence,
+                    "evidence": cause.evidence,
+                    "views": plain(cause.views),
+                    "where": plain(cause.place),
+                    "runner_up": cause.runner_up,
+                    "host": cause.host,
+                    "gpus": plain(cause.gpus),
+                }
+                for cause in verdict.causes[:LISTED_CAUSES]
+            ],
             "sizes": plain(verdict.sizes),
         }
     )
-
-
-def _cause(cause: VerdictCause) -> dict[str, object]:
-    return {
-        "cause": cause.cause,
-        "contribution": cause.contribution,
-        "cost_s": cause.cost_s,
-        "confidence": cause.confidence,
-        "evidence": cause.evidence,
-        "views": plain(cause.views),
-        "where": plain(cause.place),
-        "runner_up": cause.runner_up,
-        "host": cause.host,
-        "gpus": plain(cause.gpus),
-    }
-
-
-def _detail(view: SessionView) -> SessionDetailBody:
-    return SessionDetailBody(
-        **_session(view.row),
-        meta=dict(view.meta),
-        reason_detail=None if view.reason_detail is None else dict(view.reason_detail),
-        work=view.work,
-        intake=view.intake,
-        has_report=view.has_report,
-    )
-
-
-# ---- What-if questions about a session ---------------------------------------------------------
 
 
 EXAMPLE = {
@@ -425,7 +413,7 @@ class AnswerBody(BaseModel):
 
 
 def what_if_router() -> APIRouter:
-    """Return the route."""
+    """Return the route of what-if questions."""
     routes = api_router("sessions", "/api/v1/sessions")
 
     @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
@@ -443,9 +431,6 @@ def what_if_router() -> APIRouter:
         return AnswerBody.model_validate(answer_question(container, session, question.question()))
 
     return routes
-
-
-# ---- Two sessions side by side, over the API ---------------------------------------------------
 
 
 class ComparisonBody(BaseModel):
@@ -473,15 +458,15 @@ def compare_router() -> APIRouter:
     def get_comparison(container: Here, session: uuid.UUID, other: uuid.UUID) -> ComparisonBody:
         """`session` is the one before, `other` the one after."""
         with container.reading() as tx:
-            found = compare_sessions(tx, session, other)
+            comparison = compare_sessions(tx, session, other)
         return ComparisonBody(
             before=session,
             after=other,
-            step_times=found.step_times,
-            causes=list(found.causes),
-            arrivals=list(found.arrivals),
-            metadata=list(found.metadata.changed),
-            equal_fields=found.metadata.equal,
+            step_times=comparison.step_times,
+            causes=list(comparison.causes),
+            arrivals=list(comparison.arrivals),
+            metadata=list(comparison.metadata.changed),
+            equal_fields=comparison.metadata.equal,
         )
 
     return routes

@@ -1,4 +1,4 @@
-"""Ingest: a whole session in one body."""
+"""Routes that take whole sessions in one body and folders file by file, and answers of intake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.sessions.api.intake import (
 from app.sessions.api.spool import HELD_BYTES
 from app.sessions.arriving import count_refused_body
 from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt, RefusedChunk
-from app.sessions.chunks.merge import folder_path, folder_standing, receive_file, seal_folder
+from app.sessions.chunks.merge import folder_path, folder_upload, receive_file, seal_folder
 from app.sessions.chunks.receive import count_refused
 from app.sessions.decoding import Body
 from app.sessions.receive import Receipt, check_job_name, receive_session
@@ -57,7 +57,7 @@ class RefusedChunkBody(BaseModel):
 
     @classmethod
     def of(cls, refused: RefusedChunk) -> Self:
-        """Return what routes say of one."""
+        """Return the body for a refused chunk."""
         return cls(
             producer=refused.producer,
             chunk=refused.number,
@@ -107,7 +107,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     not_read: Sequence[NotRead] = (),
     refused: Sequence[RefusedChunk] = (),
 ) -> Response:
-    """Return the answer of every route that takes something of a session."""
+    """Return the answer of a route that takes a session, a chunk, a file or a seal."""
     url = f"/sessions/{session}"
     body = ReceiptBody(
         session=session,
@@ -117,7 +117,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
         number=number,
         unmapped=list(unmapped),
         not_read=list(not_read),
-        refused=[RefusedChunkBody.of(one) for one in refused],
+        refused=[RefusedChunkBody.of(chunk) for chunk in refused],
     )
     return JSONResponse(
         body.model_dump(mode="json"),
@@ -136,7 +136,7 @@ async def take_chunk(  # noqa: PLR0913 - of one request
     check: Callable[[], None] = lambda: None,
     soon: Callable[[Body], Awaitable[ChunkReceipt | None]] | None = None,
 ) -> Response:
-    """Take a body that is one chunk of a session, and return the answer."""
+    """Receive a body that is one chunk of a session; return the answer."""
     ingest = ingest_of(request)
     try:
         receipt = await ingest.receive(
@@ -229,9 +229,6 @@ def router() -> APIRouter:
     return routes
 
 
-# ---- Ingest of a folder, file by file, as a browser sends it -----------------------------------
-
-
 FOLDER_ROUTE: Final = "/api/v1/jobs/{job}/folders/{folder}"
 
 Job = Annotated[str, Path(description="Name of the job; made if it is new.")]
@@ -320,15 +317,15 @@ def folders_router() -> APIRouter:
 
     @routes.get(FOLDER_ROUTE, summary="What has come of a folder")
     def get_folder(container: Here, job: Job, folder: Folder) -> FolderBody:
-        found = folder_standing(container, job, folder)
-        if found is None:
+        upload = folder_upload(container, job, folder)
+        if upload is None:
             return FolderBody()
         return FolderBody(
-            session=found.session,
-            number=found.number,
-            state=found.state,
-            files=list(found.files),
-            sealed=found.sealed,
+            session=upload.session,
+            number=upload.number,
+            state=upload.state,
+            files=list(upload.files),
+            sealed=upload.sealed,
         )
 
     @routes.put(

@@ -1,4 +1,4 @@
-"""Multipart bodies, read as they come: `meta` and `labels` into memory, `trace` to the spool."""
+"""Spool request bodies to disk, within a byte budget, and parse multipart ones on the way."""
 
 from __future__ import annotations
 
@@ -25,26 +25,23 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 
-# ---- Bodies on their way to disk: counted, hashed, bounded, and gone when they are done with ----
-
-
-# Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
+# Bytes written and hashed at once in a thread: with smaller pieces, switching threads dominates.
 FLUSH_BYTES: Final = MIB
-# A body up to this size stays in memory until it is whole, unless all bodies have more than
-# `HELD_TOGETHER_BYTES` there: to write one and read it again takes as long as to hash it.
+# A body up to this size stays in memory until it is complete, while all such bodies together have
+# at most `HELD_TOGETHER_BYTES`: writing and reading one takes as long as hashing it.
 HELD_BYTES: Final = 8 * MIB
 HELD_TOGETHER_BYTES: Final = 64 * MIB
 
 
 class ByteBudget:
-    """How many bytes may be spooled at once; used on the event loop only.
+    """The limit of bytes spooled at once; used on the event loop only.
 
     Parameters
     ----------
     total : int
-        Bytes of all processes of the server together.
+        Limit of all processes of the server together.
     shared : Sum, optional
-        What the other processes use; without it there are none.
+        The use of the other processes; without it there are none.
     """
 
     def __init__(self, total: int, shared: Sum | None = None) -> None:
@@ -59,7 +56,7 @@ class ByteBudget:
         Raises
         ------
         BusyError
-            If that many are not left.
+            Fewer are left.
         """
         others = 0 if self._shared is None else self._shared.of_others()
         if self.used + others + count > self.total:
@@ -71,7 +68,7 @@ class ByteBudget:
         self._use(-count)
 
     def hold(self, count: int) -> bool:
-        """Take `count` bytes of the memory of this process, and return whether they were left."""
+        """Take `count` bytes of this process's memory limit; return False if fewer are left."""
         if self._held + count > HELD_TOGETHER_BYTES:
             return False
         self._held += count
@@ -89,10 +86,7 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class SpooledBody:
-    """A body that has arrived whole.
-
-    `path` can be opened for reading as long as its `Spool` is open.
-    """
+    """A complete body on disk; `path` can be read while its `Spool` is open."""
 
     path: Path
     size: int
@@ -101,16 +95,15 @@ class SpooledBody:
 
 
 class Spool:
-    """One body's file, without a name: a killed process leaves nothing behind either.
+    """The temporary file of one body; it has no name, so a killed process leaves nothing behind.
 
     Parameters
     ----------
     directory : Path
-        Where the file lives.
     budget : ByteBudget
-        Holds the body's bytes until this is closed.
+        Charged with the body's bytes until the spool is closed.
     limiter : CapacityLimiter
-        Of the threads that write and hash.
+        Limits the threads that write and hash.
     """
 
     def __init__(self, directory: Path, budget: ByteBudget, limiter: CapacityLimiter) -> None:
@@ -145,7 +138,7 @@ class Spool:
         ------
         BusyError, InsufficientStorageError
         """
-        # What came, not what was announced: an announcement costs its sender nothing.
+        # Bytes received, not Content-Length: an announcement costs its sender nothing.
         self._budget.reserve(len(data))
         self.size += len(data)
         self._pending.write(data)
@@ -155,11 +148,11 @@ class Spool:
             await self._flush()
 
     def held(self, most: int) -> bytes | None:
-        """Return the body, if it came whole and is at most `most` bytes, all in memory."""
+        """Return the complete body if it is in memory and has at most `most` bytes."""
         return None if self._file is not None or self.size > most else self._pending.getvalue()
 
     async def finish(self) -> SpooledBody:
-        """Return the whole body, of which nothing is in memory any more.
+        """Write the rest of the body and return it as a file.
 
         Raises
         ------
@@ -199,19 +192,19 @@ class Spool:
 META_PART: Final = "meta"
 LABELS_PART: Final = "labels"
 TRACE_PART: Final = "trace"
-# Content-Disposition and Content-Type of a part fit many times.
+# Many times the usual Content-Disposition and Content-Type of a part.
 MAX_PART_HEADER_BYTES: Final = 4096
 
 
 class MalformedMultipartError(PacelineError):
-    """The parts of a multipart body cannot be told apart, or are not those that there may be."""
+    """A multipart body is malformed, or has unexpected parts."""
 
     code = "multipart.invalid"
 
 
 @dataclass(frozen=True, slots=True)
 class MultipartParts:
-    """What came with the trace: texts, and the trace part's own content type."""
+    """The text parts beside the trace, and the content type of the part `trace`."""
 
     meta: str | None
     labels: str | None
@@ -219,7 +212,7 @@ class MultipartParts:
 
 
 class MultipartReader:
-    """Parser of one multipart body.
+    """Parser of one multipart body: texts stay in memory, the trace goes to a spool.
 
     Parameters
     ----------
@@ -228,12 +221,12 @@ class MultipartReader:
     spool : Spool
         Receives the bytes of the part `trace`.
     max_meta_bytes : int
-        Of the parts `meta` and `labels`, each.
+        Limit of each of the parts `meta` and `labels`.
 
     Raises
     ------
     MalformedMultipartError
-        If the content type has no boundary.
+        The content type has no boundary.
     """
 
     def __init__(self, content_type: str, spool: Spool, *, max_meta_bytes: int) -> None:

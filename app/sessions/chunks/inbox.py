@@ -1,8 +1,8 @@
-"""The inbox: bodies are durable as they came, and are decoded once, together, by workers.
+"""The inbox: chunks as they were sent, durable, until a worker decodes them.
 
-A request appends one row: it decodes nothing, waits for no other sender of the session, and tells
-no listener. The reference to the session's intake is a shared lock of that row until the commit.
-Who seals takes the exclusive one: what was acknowledged is there before the session is sealed.
+A request appends one row: it decodes nothing, waits for no other sender of the session, and
+notifies no listener. The row's foreign key locks the session's intake in shared mode until the
+commit; sealing takes the exclusive lock, so every acknowledged chunk precedes the seal.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ from app.sessions.decoding import Body
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 from app.sessions.receive import check_job_name
 
-# ---- What names a chunk, and what is answered for one ------------------------------------------
-
-
 MAX_PRODUCER_CHARACTERS: Final = 200
 
 
@@ -44,14 +41,14 @@ class InvalidProducerError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class SessionPath:
-    """What names a session of an attempt."""
+    """The path of a session: its job, attempt and number."""
 
     job: str
     attempt: int
     session: int
 
     def names_session(self) -> ColumnElement[bool]:
-        """Return the condition under which a session and its job are the named ones."""
+        """Return the SQL condition that selects the session and its job."""
         return and_(
             Job.name == self.job,
             Session.attempt == self.attempt,
@@ -61,9 +58,9 @@ class SessionPath:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPath:
-    """What names a chunk: `session` counts within the attempt, `number` within the producer.
+    """The path of a chunk: `session` counts within the attempt, `number` within the producer.
 
-    Files of a folder name its content in place of the session, which the first one makes.
+    Files of a folder have its digest, `folder`, instead of a session, which the first one creates.
     """
 
     job: str
@@ -74,20 +71,20 @@ class ChunkPath:
     folder: bytes | None = None
 
     def names_session(self) -> ColumnElement[bool]:
-        """Return the condition under which a session and its job are the named ones."""
+        """Return the SQL condition that selects the session and its job."""
         if self.folder is not None:
             return and_(Job.name == self.job, Session.content_sha256 == self.folder)
-        return self.of.names_session()
+        return self.session_path.names_session()
 
     @property
-    def of(self) -> SessionPath:
-        """Return what names its session, where no folder does."""
+    def session_path(self) -> SessionPath:
+        """Return the path of its session; not for a file of a folder."""
         return SessionPath(self.job, self.attempt, self.session)
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedChunk:
-    """A chunk that was acknowledged and could not be taken: why, and where its faults are."""
+    """A chunk that was acknowledged and then failed to decode, with the reason and its faults."""
 
     producer: str
     number: int
@@ -98,10 +95,10 @@ class RefusedChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReceipt:
-    """The session that a chunk belongs to; `created` unless the chunk was there already.
+    """The session that a chunk belongs to; `created` is false for a repeated chunk.
 
     `operations` is None while the chunk waits for a worker. `refused` are earlier chunks of the
-    same producer that could not be taken.
+    same producer that failed to decode.
     """
 
     session: uuid.UUID
@@ -129,15 +126,16 @@ def check_path(path: ChunkPath) -> None:
         )
 
 
-# Larger bodies are decoded while their sender waits: it is the decoding that takes long then.
+# Larger bodies are decoded while their sender waits: decoding dominates their cost anyway.
 LARGEST_BYTES: Final = 4 * MIB
-# Refusals that are named one by one.
+# Refused chunks listed for a session or a producer.
 NAMED: Final = 20
 FULL_RETRY_S: Final = 30.0
 LOOK_EVERY_S: Final = 1.0
 
 
-# One statement for all that came together. Bytes go as they are (%b): text is twice as long.
+# One statement for a batch of chunks. Bytes are sent as binary (%b): as text they are twice as
+# long.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, session_id, producer, number, sha256, final, body_bytes,
                    content_type, format_name, meta, body)
@@ -156,22 +154,22 @@ RETURNING producer, number
 
 
 class InboxFullError(TryLaterError):
-    """The inbox holds as many bytes as it may, or what it holds has waited for too long."""
+    """The inbox is over its limit of bytes or of age."""
 
     code = "inbox.full"
 
 
 class SealedMeanwhileError(Exception):
-    """The session was sealed before the chunks were there."""
+    """The session was sealed before the chunks were appended."""
 
 
-# Producer and number.
+# Producer and number: a chunk within its session.
 ChunkName = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A chunk as it came; `final` is its producer's last one."""
+class ArrivedChunk:
+    """A chunk as it was sent; `final` marks its producer's last one."""
 
     path: ChunkPath
     body: Body
@@ -179,48 +177,48 @@ class Arrived:
 
     @property
     def name(self) -> ChunkName:
-        """Return what names it within its session."""
+        """Return its name within the session."""
         return self.path.producer, self.path.number
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What waits to be decoded."""
+class Backlog:
+    """Bodies that wait to be decoded."""
 
     bodies: int
     bytes: int
     oldest_at: datetime | None
 
 
-def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[Arrived]) -> set[ChunkName]:
-    """Append chunks of a session, no two of one name, and return those that are there now.
+def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]) -> set[ChunkName]:
+    """Append chunks of a session with distinct names; return the names that were appended.
 
-    A refused chunk makes room for other bytes. What else is there under its name stays.
+    A refused chunk is replaced if the bytes differ; any other chunk of the same name stays.
 
     Raises
     ------
     SealedMeanwhileError
-        The session takes no chunks any more: roll the transaction back.
+        The session is sealed: roll the transaction back.
     """
     given = {
         "project": cast("int", tx.scope.project_id),
         "kind": InboxKind.CHUNK.value,
         "session": session_id,
-        "producer": [one.path.producer for one in chunks],
-        "number": [one.path.number for one in chunks],
-        "sha256": [one.body.sha256 for one in chunks],
-        "final": [one.final for one in chunks],
-        "body_bytes": [one.body.size for one in chunks],
-        "content_type": [one.body.content_type for one in chunks],
-        "format_name": [one.body.format_name for one in chunks],
+        "producer": [chunk.path.producer for chunk in chunks],
+        "number": [chunk.path.number for chunk in chunks],
+        "sha256": [chunk.body.sha256 for chunk in chunks],
+        "final": [chunk.final for chunk in chunks],
+        "body_bytes": [chunk.body.size for chunk in chunks],
+        "content_type": [chunk.body.content_type for chunk in chunks],
+        "format_name": [chunk.body.format_name for chunk in chunks],
         "meta": [
-            None if one.body.meta is None else Jsonb(metadata_document(one.body.meta))
-            for one in chunks
+            None if chunk.body.meta is None else Jsonb(metadata_document(chunk.body.meta))
+            for chunk in chunks
         ],
-        "body": [one.body.content() for one in chunks],
+        "body": [chunk.body.content() for chunk in chunks],
     }
     made = connection_of(tx).execute(_APPEND, given, prepare=True).fetchall()
-    # Read after the reference was checked, which waits for who seals.
+    # Read after the insert: its foreign key waits for a transaction that seals.
     sealed_at = tx.session.execute(
         select(Intake.sealed_at).where(Intake.session_id == session_id)
     ).scalar_one()
@@ -232,12 +230,9 @@ def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[Arrived]) -> 
 def refused_chunks(
     tx: Reads, session_id: uuid.UUID, producer: str | None = None
 ) -> tuple[RefusedChunk, ...]:
-    """Return the latest chunks of a session that were refused after they had been acknowledged.
+    """Return the latest refused chunks of a session, of one producer or of all.
 
-    Parameters
-    ----------
-    producer : str, optional
-        Whose; all without.
+    They were acknowledged before they failed to decode.
     """
     among = None if producer is None else [producer]
     return tuple(_refused(tx, session_id, among, NAMED))
@@ -246,11 +241,11 @@ def refused_chunks(
 def refused_of_each(
     tx: Reads, session_id: uuid.UUID, producers: Sequence[str]
 ) -> Mapping[str, tuple[RefusedChunk, ...]]:
-    """Return the same of several producers, by producer; those without any are left out."""
-    found: dict[str, list[RefusedChunk]] = {}
-    for one in _refused(tx, session_id, producers, NAMED * len(producers)):
-        found.setdefault(one.producer, []).append(one)
-    return {producer: tuple(refused[:NAMED]) for producer, refused in found.items()}
+    """Return the latest refused chunks by producer; producers without any are left out."""
+    by_producer: dict[str, list[RefusedChunk]] = {}
+    for chunk in _refused(tx, session_id, producers, NAMED * len(producers)):
+        by_producer.setdefault(chunk.producer, []).append(chunk)
+    return {producer: tuple(refused[:NAMED]) for producer, refused in by_producer.items()}
 
 
 def _refused(
@@ -273,13 +268,13 @@ def _refused(
 
 
 def new_producers(tx: Reads) -> int:
-    """Return how many producers wait of which no chunk was taken yet."""
-    known = exists().where(
+    """Return the number of producers in the inbox without a decoded chunk."""
+    decoded = exists().where(
         Chunk.session_id == InboxItem.session_id, Chunk.producer == InboxItem.producer
     )
     new = (
         select(InboxItem.session_id, InboxItem.producer)
-        .where(InboxItem.kind == InboxKind.CHUNK, InboxItem.code.is_(None), ~known)
+        .where(InboxItem.kind == InboxKind.CHUNK, InboxItem.code.is_(None), ~decoded)
         .distinct()
         .subquery()
     )
@@ -287,7 +282,7 @@ def new_producers(tx: Reads) -> int:
 
 
 def waiting_chunks(session_id: uuid.UUID) -> ScalarSelect[int]:
-    """Return how many chunks of a session wait to be decoded, as a part of a statement."""
+    """Return the number of chunks of a session that wait to be decoded, as an SQL expression."""
     return (
         select(func.count(InboxItem.id))
         .where(InboxItem.session_id == session_id, InboxItem.code.is_(None))
@@ -295,8 +290,8 @@ def waiting_chunks(session_id: uuid.UUID) -> ScalarSelect[int]:
     )
 
 
-def waiting(tx: Reads, kind: InboxKind = InboxKind.CHUNK) -> Waiting:
-    """Return what waits to be decoded of all of a kind that the transaction sees."""
+def backlog(tx: Reads, kind: InboxKind = InboxKind.CHUNK) -> Backlog:
+    """Return the bodies of a kind that wait to be decoded, within the transaction's scope."""
     bodies, size, oldest_at = tx.session.execute(
         select(
             func.count(InboxItem.id),
@@ -304,13 +299,14 @@ def waiting(tx: Reads, kind: InboxKind = InboxKind.CHUNK) -> Waiting:
             func.min(InboxItem.received_at),
         ).where(InboxItem.kind == kind, InboxItem.code.is_(None))
     ).one()
-    return Waiting(bodies, int(size), oldest_at)
+    return Backlog(bodies, int(size), oldest_at)
 
 
 class Pressure:
-    """Puts senders of a kind off while workers are too far behind; shared by a process's requests.
+    """Backpressure: refuses bodies of a kind while workers are too far behind.
 
-    It looks once a second, whoever asks: an inbox is never over its limit by more than that.
+    Shared by the requests of a process. The backlog is measured at most once a second, so the
+    inbox exceeds its limit by the bodies of one second at most.
     """
 
     def __init__(self, settings: Settings, kind: InboxKind = InboxKind.CHUNK) -> None:
@@ -320,7 +316,7 @@ class Pressure:
         self._full: str | None = None
 
     def check(self, everywhere: Container) -> None:
-        """Refuse for a while where workers are too far behind; outside of any transaction.
+        """Refuse while workers are too far behind; call it outside any transaction.
 
         Raises
         ------
@@ -330,16 +326,18 @@ class Pressure:
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_EVERY_S
             with everywhere.reading() as tx:
-                self._full = self._said(waiting(tx, self._kind), tx.now)
+                self._full = self._overload(backlog(tx, self._kind), tx.now)
         if self._full is not None:
             raise InboxFullError(self._full, retry_after_s=FULL_RETRY_S)
 
-    def _said(self, found: Waiting, now: datetime) -> str | None:
-        if found.bytes >= self._settings.inbox_bytes:
-            return f"{found.bytes:,} bytes wait for a worker, as many as may; send this one later."
-        if found.oldest_at is None:
+    def _overload(self, waiting: Backlog, now: datetime) -> str | None:
+        if waiting.bytes >= self._settings.inbox_bytes:
+            return (
+                f"{waiting.bytes:,} bytes wait for a worker, as many as may; send this one later."
+            )
+        if waiting.oldest_at is None:
             return None
-        age_s = (now - found.oldest_at).total_seconds()
+        age_s = (now - waiting.oldest_at).total_seconds()
         if age_s <= self._settings.inbox_age_s:
             return None
         return f"What came {age_s:.0f} s ago still waits for a worker; send this one later."

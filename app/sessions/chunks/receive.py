@@ -1,305 +1,81 @@
-"""Receive a chunk of a session: one body of one producer in, a durable chunk out.
+"""Receive chunks: store what producers send durably, before they are answered.
 
-What comes for a session that is there is appended to the inbox as it came. The first chunk makes
-the session, and is decoded before its sender is answered; so are large ones and files of folders.
+A chunk of an existing session is appended to the inbox undecoded. The first chunk creates the
+session and is decoded before the answer; so are large chunks and files of a folder.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import structlog
-from sqlalchemy import and_, exists, or_, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import and_, exists, or_, select, tuple_, update
 from sqlalchemy.orm import aliased
 
 from app.analysis.trace.decode import decode, recognize
-from app.analysis.trace.formats.kind import Decoded
-from app.analysis.trace.formats.registry import FORMATS
-from app.analysis.trace.metadata import join_documents, metadata_document
-from app.analysis.trace.model import Trace
 from app.analysis.trace.storage import pack
-from app.errors import (
-    BodyTooLargeError,
-    ConflictError,
-    InvalidFolderError,
-    InvalidTraceError,
-    PacelineError,
-)
+from app.errors import ConflictError, InvalidTraceError, PacelineError, TryLaterError
 from app.jobs.models import Job
-from app.platform.blobs import Staged, write_blobs
 from app.platform.container import Container
 from app.platform.database.states import InboxKind, SessionState
 from app.platform.database.unit_of_work import UnitOfWork
-from app.platform.telemetry import current
-from app.quotas.usage import BYTES, OPERATIONS, PRODUCERS, check_room, count, exceeded, use_of
+from app.quotas.usage import (
+    BYTES,
+    OPERATIONS,
+    PRODUCERS,
+    QuotaExceededError,
+    check_room,
+    exceeded,
+    use_of,
+)
 from app.sessions.arriving import count_refusal
 from app.sessions.chunks import inbox
-from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt
-from app.sessions.chunks.seal import PAUSE_KEY, is_complete, no_chunks, seal
+from app.sessions.chunks.inbox import (
+    ArrivedChunk,
+    ChunkName,
+    ChunkPath,
+    ChunkReceipt,
+    RefusedChunk,
+    SessionPath,
+)
+from app.sessions.chunks.intake import (
+    DecodedChunk,
+    chunk_writer,
+    create_session,
+    is_complete,
+    lock_intake,
+    no_chunks,
+    seal,
+)
 from app.sessions.decoding import Body, trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
-from app.sessions.receive import make_job, next_number
-
-# ---- Add decoded chunks to their session, under the lock of its intake -------------------------
-# Chunks may come in any order and from many producers at once, and meet the end of the session at
-# any moment. The lock keeps out who else adds or seals, and no one who only appends to the inbox.
-
-
-# A folder of which no file came for so long is not complete, and will not be.
-FOLDER_SILENCE_S: Final = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A decoded chunk."""
-
-    producer: str
-    number: int
-    sha256: bytes
-    size: int
-    """Bytes as they were sent."""
-    final: bool
-    received_at: datetime
-    decoded: Decoded
-    staged: Staged
-
-
-@dataclass(slots=True)
-class Adding:
-    """A session whose intake is locked, and what is added to it in one transaction."""
-
-    session: Session
-    intake: Intake
-    producers: set[str]
-    """Of this transaction's chunks, those that had sent one before."""
-    size: int = 0
-    operations: int = 0
-    blobs: dict[uuid.UUID, Staged] = field(default_factory=dict)
-
-    def add(self, container: Container, tx: UnitOfWork, piece: Piece) -> None:
-        """Add a chunk.
-
-        Raises
-        ------
-        InvalidMetadataError, ConflictError, InvalidFolderError, BodyTooLargeError
-            It contradicts the session; nothing is changed then.
-        """
-        session, intake = self.session, self.intake
-        trace = piece.decoded.trace
-        _check_formats(session.trace_format, piece.decoded.trace_format)
-        if session.content_sha256 is not None:
-            check_same_format(session.trace_format, piece.decoded.trace_format, piece.producer)
-        if session.operations + len(trace) > container.settings.max_rows:
-            raise BodyTooLargeError(
-                f"The session would have over {container.settings.max_rows} operations.",
-                code="body.too_many_rows",
-            )
-        if intake.chunks:
-            session.meta = join_documents(session.meta, trace.meta)
-            session.labels = dict(session.meta.get("labels", {}))
-            gap_s = (piece.received_at - intake.last_chunk_at).total_seconds()
-            intake.longest_gap_s = max(intake.longest_gap_s, gap_s)
-        session.operations += len(trace)
-        session.body_bytes += piece.size
-        # How many there are together is known when the chunks are merged.
-        session.steps = max(session.steps, trace.step_count())
-        if piece.producer not in self.producers:
-            self.producers.add(piece.producer)
-            intake.producers += 1
-        intake.chunks += 1
-        intake.last_chunk_at = max(intake.last_chunk_at, piece.received_at)
-        intake.pause_s = _pause_s(tx, intake, trace, final=piece.final)
-        tx.session.add(
-            Chunk(
-                session_id=session.id,
-                producer=piece.producer,
-                number=piece.number,
-                sha256=piece.sha256,
-                received_at=piece.received_at,
-                final=piece.final,
-                body_bytes=piece.size,
-                operations=len(trace),
-                cells=_cells(trace),
-                blob=self._blob(piece.staged),
-            )
-        )
-        self.size += piece.size
-        self.operations += len(trace)
-
-    def _blob(self, staged: Staged) -> uuid.UUID:
-        blob_id = uuid.uuid4()
-        self.blobs[blob_id] = staged
-        return blob_id
-
-    def count(self, container: Container, tx: UnitOfWork, *, first: bool) -> None:
-        """Store what the chunks hold and add to what the project has used; last in the transaction.
-
-        Raises
-        ------
-        QuotaExceededError
-        """
-        tx.session.flush()
-        write_blobs(tx, self.blobs)
-        count(
-            tx,
-            container.settings,
-            container.project_id,
-            sessions=int(first),
-            size=self.size,
-            operations=self.operations,
-        )
-
-
-def begin(tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]) -> Adding:
-    """Return what takes chunks of a session whose intake is locked."""
-    before = tx.session.execute(
-        select(Chunk.producer)
-        .where(Chunk.session_id == session_id, Chunk.producer.in_(list(producers)))
-        .distinct()
-    ).scalars()
-    return Adding(
-        tx.session.get_one(Session, session_id), tx.session.get_one(Intake, session_id), set(before)
-    )
-
-
-def lock(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
-    """Lock the intake of a session and return the session's id; None where there is none."""
-    return tx.session.execute(
-        select(Intake.session_id)
-        .join(Session, Session.id == Intake.session_id)
-        .join(Job)
-        .where(path.names_session())
-        # Not against the references of the inbox: senders go on.
-        .with_for_update(of=Intake, key_share=True)
-    ).scalar_one_or_none()
-
-
-def create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
-    """Make the session of a first chunk, or find that another chunk just made it."""
-    # As in `receive_session`: the transaction that makes a session of a job locks the job's row.
-    job_id = make_job(container, tx, path.job)
-    made = lock(tx, path)
-    if made is not None:
-        return made
-    sizes = decoded.trace.meta.sizes
-    number = path.session if path.folder is None else next_number(tx, job_id)
-    values = {
-        "id": uuid.uuid4(),
-        "job_id": job_id,
-        "attempt": path.attempt,
-        "number": number,
-        "content_sha256": path.folder,
-        "state": SessionState.OPEN,
-        "received_at": tx.now,
-        "state_changed_at": tx.now,
-        "meta": metadata_document(decoded.trace.meta),
-        "labels": dict(decoded.trace.meta.labels),
-        "dp": sizes.dp,
-        "pp": sizes.pp,
-        "tp": sizes.tp,
-        "cp": sizes.cp,
-        "vpp": sizes.vpp,
-        "world": sizes.world,
-        "trace_format": decoded.trace_format,
-        "body_bytes": 0,
-        "operations": 0,
-        "steps": 0,
-    }
-    session_id = tx.session.execute(
-        insert(Session)
-        .values(**values)
-        .on_conflict_do_nothing(index_elements=["job_id", "attempt", "number"])
-        .returning(Session.id)
-    ).scalar()
-    if session_id is None:
-        raise no_chunks(number)
-    tx.session.add(
-        Intake(
-            session_id=session_id,
-            chunks=0,
-            producers=0,
-            last_chunk_at=tx.now,
-            longest_gap_s=0.0,
-            # One large file over a slow line takes long, and so does a browser that is asleep.
-            pause_s=0.0 if path.folder is None else FOLDER_SILENCE_S,
-            refused_chunks=0,
-            refused_bytes=0,
-            traceparent=current(),
-        )
-    )
-    tx.session.flush()
-    tx.notify_session(session_id)
-    return session_id
-
-
-def _check_formats(known: str, added: str) -> None:
-    """Refuse times that count from the start of their step mixed with clock readings."""
-    if FORMATS[known].step_relative != FORMATS[added].step_relative:
-        raise ConflictError(
-            f"The session's chunks are {known}; {added} has times of another kind.",
-            code="session.formats_mixed",
-        )
-
-
-def check_same_format(known: str, added: str, name: str) -> None:
-    """Refuse a file of a folder that is of another format than those before it."""
-    if known != added:
-        title = FORMATS[added].title
-        raise InvalidFolderError(
-            f"{name} is {title}, and the files before it are {FORMATS[known].title}: "
-            "move one kind to a folder of its own",
-            code="file.mixed_formats",
-        )
-
-
-def _cells(trace: Trace) -> list[int]:
-    cells: list[int] = np.unique(
-        trace.dp.astype(np.int64) * trace.meta.sizes.pp + trace.pp
-    ).tolist()
-    return cells
-
-
-def _pause_s(tx: UnitOfWork, intake: Intake, trace: Trace, *, final: bool) -> float:
-    """Return the pause to expect after a chunk: none that is longer once a producer has ended."""
-    told = trace.meta.extra.get(PAUSE_KEY)
-    if final:
-        return 0.0
-    if not isinstance(told, int | float) or told <= intake.pause_s:
-        return intake.pause_s
-    ended = select(Chunk).where(Chunk.session_id == intake.session_id, Chunk.final).exists()
-    return 0.0 if tx.session.execute(select(ended)).scalar_one() else float(told)
-
 
 log = structlog.get_logger(__name__)
 
 
 class ChunkRefusedError(PacelineError):
-    """The same bytes were sent before, acknowledged, and refused when they were decoded."""
+    """The same bytes were acknowledged before, and refused when they were decoded."""
 
     code = "chunk.refused"
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A session that takes a chunk."""
+class _OpenSession:
+    """An open session, as a new chunk finds it."""
 
     session: uuid.UUID
     number: int
     state: SessionState
     sent_before: bool
-    """A chunk of the same producer is there."""
+    """Whether it has a chunk of the same producer."""
     refused: bool
-    """Chunks were refused."""
+    """Whether any of its chunks was refused."""
 
 
 class _AlreadyStoredError(Exception):
-    """Another request stored the same chunk meanwhile: roll back what this one wrote."""
+    """Another request stored the same chunk first: roll back this one's writes."""
 
     def __init__(self, receipt: ChunkReceipt) -> None:
         super().__init__()
@@ -307,7 +83,7 @@ class _AlreadyStoredError(Exception):
 
 
 class _NotAppendedError(Exception):
-    """Meanwhile its path came, or its session was made or sealed: roll back and look again."""
+    """The chunk's path, its session or the seal appeared meanwhile: roll back and retry."""
 
 
 def receive_chunk(
@@ -318,23 +94,19 @@ def receive_chunk(
     final: bool,
     pressure: inbox.Pressure | None = None,
 ) -> ChunkReceipt:
-    """Store a chunk durably.
+    """Store a chunk durably; return its receipt after the commit.
 
-    The first chunk makes its session. The same bytes under the same path are the same chunk.
+    The first chunk creates its session. The same bytes under the same path are the same chunk.
 
     Parameters
     ----------
     path : ChunkPath
-        Of names that `check_path` passed.
+        Checked by `check_path`.
     final : bool
-        The producer's last one. Once every producer is complete, the session is sealed.
+        Whether it is the producer's last chunk. Once every producer is complete, the session is
+        sealed.
     pressure : Pressure, optional
-        Puts senders off while workers are behind; without it nothing does.
-
-    Returns
-    -------
-    ChunkReceipt
-        Only after the commit: what it says survives a crash.
+        Refuses chunks while workers are behind; without it none is refused for that.
 
     Raises
     ------
@@ -361,21 +133,21 @@ def receive_chunk(
         )
     try:
         with container.uow() as tx:
-            found = _find(tx, path, body)
-            if isinstance(found, ChunkReceipt):
-                # A repeated body need not be decoded to be recognized.
-                return found
-            _check_room(container, tx, found)
-            if found is not None and to_inbox:
-                return _append(tx, found, path, body, final=final)
+            session = _find(tx, path, body)
+            if isinstance(session, ChunkReceipt):
+                # A repeated body is recognized without decoding it.
+                return session
+            _check_quotas(container, tx, session)
+            if session is not None and to_inbox:
+                return _append(tx, session, path, body, final=final)
         return _add_now(container, path, body, final=final, to_inbox=to_inbox)
     except _NotAppendedError:
-        # Found now, with what is there or with its seal.
+        # This time the session, the chunk or the seal is found.
         return receive_chunk(container, path, body, final=final, pressure=pressure)
 
 
 def count_refused(container: Container, path: ChunkPath, size: int, code: str) -> None:
-    """Count a chunk of `size` bytes that was refused, of its session where that is known."""
+    """Count a refused chunk of `size` bytes for the project, and for its session if it exists."""
     session = select(Session.id).join(Job).where(path.names_session())
     with container.uow() as tx:
         tx.session.execute(
@@ -389,8 +161,8 @@ def count_refused(container: Container, path: ChunkPath, size: int, code: str) -
         count_refusal(tx, path.job, size, code)
 
 
-def _check_room(container: Container, tx: UnitOfWork, found: _Open | None) -> None:
-    """Refuse what is over a quota, before it costs anything.
+def _check_quotas(container: Container, tx: UnitOfWork, session: _OpenSession | None) -> None:
+    """Refuse a chunk over a quota before it is decoded.
 
     Raises
     ------
@@ -398,35 +170,39 @@ def _check_room(container: Container, tx: UnitOfWork, found: _Open | None) -> No
     """
     settings, project_id = container.settings, container.project_id
     stored = BYTES, OPERATIONS
-    if found is None or any(quota.limit(settings) is not None for quota in stored):
+    if session is None or any(quota.limit(settings) is not None for quota in stored):
         check_room(tx, settings, project_id, stored)
     producers = PRODUCERS.limit(settings)
-    if found is not None and not found.sent_before and producers is not None:
+    if session is not None and not session.sent_before and producers is not None:
         use = use_of(tx, project_id, made=())
         if use.producers + inbox.new_producers(tx) >= producers:
             raise exceeded(PRODUCERS, use, producers)
 
 
 def _append(
-    tx: UnitOfWork, found: _Open, path: ChunkPath, body: Body, *, final: bool
+    tx: UnitOfWork, session: _OpenSession, path: ChunkPath, body: Body, *, final: bool
 ) -> ChunkReceipt:
     try:
-        if not inbox.append(tx, found.session, [inbox.Arrived(path, body, final)]):
+        if not inbox.append(tx, session.session, [ArrivedChunk(path, body, final)]):
             raise _NotAppendedError
     except inbox.SealedMeanwhileError as sealed:
         raise _NotAppendedError from sealed
-    refused = inbox.refused_chunks(tx, found.session, path.producer) if found.refused else ()
+    refused = inbox.refused_chunks(tx, session.session, path.producer) if session.refused else ()
     return ChunkReceipt(
-        found.session, found.number, found.state, None, created=True, refused=refused
+        session.session, session.number, session.state, None, created=True, refused=refused
     )
 
 
 def _add_now(
     container: Container, path: ChunkPath, body: Body, *, final: bool, to_inbox: bool
 ) -> ChunkReceipt:
-    """Decode and check a chunk, and add it to its session, made where it is the first.
+    """Decode a chunk and add it to its session, which the first one creates.
 
-    One that goes to the inbox and is not the first after all does so: its twin may be there.
+    Raises
+    ------
+    _NotAppendedError
+        The chunk belongs in the inbox after all, as another one created the session: an equal
+        chunk may wait there.
     """
     decoded = decode(
         body.source,
@@ -441,14 +217,14 @@ def _add_now(
     staged = container.stage(pack(decoded.trace))
     try:
         with container.uow() as tx:
-            made = lock(tx, path)
-            if made is not None and to_inbox:
+            session_id = lock_intake(tx, path)
+            if session_id is not None and to_inbox:
                 raise _NotAppendedError
-            session_id = made or create(container, tx, path, decoded)
-            piece = Piece(
+            session_id = session_id or create_session(container, tx, path, decoded)
+            chunk = DecodedChunk(
                 path.producer, path.number, body.sha256, body.size, final, tx.now, decoded, staged
             )
-            receipt = _store(container, tx, path, body, session_id, piece, to_inbox=to_inbox)
+            receipt = _store(container, tx, path, body, session_id, chunk, to_inbox=to_inbox)
     except _AlreadyStoredError as twin:
         return twin.receipt
     log.info(
@@ -463,8 +239,14 @@ def _add_now(
     return receipt
 
 
-def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _Open | None:
-    """Return what is there already of a chunk or its session, or refuse it for what is there."""
+def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSession | None:
+    """Return the receipt of an equal chunk, else the chunk's session; None without a session.
+
+    Raises
+    ------
+    ChunkRefusedError, ConflictError
+        The session or its chunks contradict this one.
+    """
     same = and_(
         Chunk.session_id == Intake.session_id,
         Chunk.producer == path.producer,
@@ -478,8 +260,8 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _Open |
     )
     sent_before = or_(
         *(
-            exists().where(one.session_id == Intake.session_id, one.producer == path.producer)
-            for one in (aliased(Chunk), aliased(InboxItem))
+            exists().where(table.session_id == Intake.session_id, table.producer == path.producer)
+            for table in (aliased(Chunk), aliased(InboxItem))
         )
     )
     row = tx.session.execute(
@@ -522,7 +304,7 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _Open |
             f"Chunk {path.number} of {path.producer} exists with other bytes.",
             code="chunk.differs",
         )
-    return _Open(row.id, row.number, row.state, row.sent_before, row.refused_chunks > 0)
+    return _OpenSession(row.id, row.number, row.state, row.sent_before, row.refused_chunks > 0)
 
 
 def _store(  # noqa: PLR0913, PLR0917 - one request
@@ -531,30 +313,206 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     path: ChunkPath,
     body: Body,
     session_id: uuid.UUID,
-    piece: Piece,
+    chunk: DecodedChunk,
     *,
     to_inbox: bool,
 ) -> ChunkReceipt:
     twin = _find(tx, path, body)
     if isinstance(twin, ChunkReceipt):
         raise _AlreadyStoredError(twin)
-    adding = begin(tx, session_id, [piece.producer])
-    first = adding.intake.chunks == 0
+    writer = chunk_writer(tx, session_id, [chunk.producer])
+    first = writer.intake.chunks == 0
     if to_inbox and not first:
         raise _NotAppendedError
-    adding.add(container, tx, piece)
+    writer.add(container, tx, chunk)
     tx.session.flush()
-    session = adding.session
+    session = writer.session
     state = session.state
     if is_complete(tx, session):
         seal(tx, session_id, "final")
         state = SessionState.QUEUED
-    adding.count(container, tx, first=first)
+    writer.finish(container, tx, first=first)
     return ChunkReceipt(
         session_id,
         session.number,
         state,
-        len(piece.decoded.trace),
+        len(chunk.decoded.trace),
         created=True,
-        unmapped=piece.decoded.unmapped,
+        unmapped=chunk.decoded.unmapped,
     )
+
+
+def receive_together(
+    container: Container, path: SessionPath, chunks: Sequence[ArrivedChunk]
+) -> list[ChunkReceipt | None]:
+    """Store chunks of one session durably in one transaction; return their receipts in order.
+
+    Handles the common case: an open session, room under the quotas, new and small chunks. The
+    others get None instead of a receipt: pass these to `receive_chunk` one by one.
+
+    Parameters
+    ----------
+    path : SessionPath
+        Their session.
+    chunks : sequence of ArrivedChunk
+        Their paths are checked by `check_path`.
+    """
+    wanted: dict[ChunkName, ArrivedChunk] = {}
+    for chunk in chunks:
+        body = chunk.body
+        if (
+            body.own is None
+            and body.size <= inbox.LARGEST_BYTES
+            and _is_recognized(container, body)
+        ):
+            wanted.setdefault(chunk.name, chunk)
+    receipts = _store_batch(container, path, wanted)
+    if receipts is None and wanted:
+        # The first one creates the session of the others.
+        name, first = next(iter(wanted.items()))
+        try:
+            receipt = receive_chunk(container, first.path, first.body, final=first.final)
+        except PacelineError:
+            # `receive_chunk` raises the reason again, for each of them.
+            return [None for _ in chunks]
+        rest = {other: chunk for other, chunk in wanted.items() if other != name}
+        receipts = {name: receipt, **(_store_batch(container, path, rest) or {})}
+    # Of two chunks with one name, `receive_chunk` compares the second with the first.
+    return [
+        None
+        if receipts is None or wanted.get(chunk.name) is not chunk
+        else receipts.get(chunk.name)
+        for chunk in chunks
+    ]
+
+
+def receive_each(
+    container: Container,
+    path: SessionPath,
+    chunks: Sequence[ArrivedChunk],
+    pressure: inbox.Pressure,
+) -> list[ChunkReceipt | PacelineError]:
+    """Store chunks durably; return for each its receipt, or the error if it is not stored.
+
+    Raises
+    ------
+    InboxFullError
+        None is stored.
+    """
+    pressure.check(container.everywhere())
+    outcomes: list[ChunkReceipt | PacelineError] = []
+    stored = receive_together(container, path, chunks)
+    for chunk, receipt in zip(chunks, stored, strict=True):
+        if receipt is not None:
+            outcomes.append(receipt)
+            continue
+        try:
+            outcomes.append(receive_chunk(container, chunk.path, chunk.body, final=chunk.final))
+        except PacelineError as error:
+            outcomes.append(error)
+            if not isinstance(error, TryLaterError):
+                count_refused(container, chunk.path, chunk.body.size, error.stable_code)
+    return outcomes
+
+
+def _store_batch(
+    container: Container, path: SessionPath, wanted: Mapping[ChunkName, ArrivedChunk]
+) -> dict[ChunkName, ChunkReceipt] | None:
+    """Append chunks; return receipts of those appended, None if there is no open session."""
+    if not wanted:
+        return {}
+    try:
+        with container.uow() as tx:
+            return _append_batch(tx, container, path, wanted)
+    except (QuotaExceededError, inbox.SealedMeanwhileError):
+        return {}
+
+
+def _is_recognized(container: Container, body: Body) -> bool:
+    try:
+        recognize(
+            body.source,
+            limits=trace_limits(container.settings),
+            content_type=body.content_type,
+            format_name=body.format_name,
+        )
+    except PacelineError:
+        return False
+    return True
+
+
+def _append_batch(
+    tx: UnitOfWork,
+    container: Container,
+    path: SessionPath,
+    wanted: Mapping[ChunkName, ArrivedChunk],
+) -> dict[ChunkName, ChunkReceipt] | None:
+    session = tx.session.execute(
+        select(Session.id, Session.number, Session.state, Intake.refused_chunks)
+        .join(Job)
+        .join(Intake, Intake.session_id == Session.id)
+        .where(path.names_session(), Intake.sealed_at.is_(None))
+    ).one_or_none()
+    if session is None:
+        return None
+    there = {
+        (row.producer, row.number)
+        for row in tx.session.execute(
+            select(Chunk.producer, Chunk.number).where(
+                Chunk.session_id == session.id,
+                tuple_(Chunk.producer, Chunk.number).in_(list(wanted)),
+            )
+        )
+    }
+    new = [chunk for name, chunk in wanted.items() if name not in there]
+    if not new:
+        return {}
+    _check_batch_quotas(tx, container, session.id, new)
+    added = inbox.append(tx, session.id, new)
+    refused: Mapping[str, tuple[RefusedChunk, ...]] = {}
+    if session.refused_chunks:
+        refused = inbox.refused_of_each(tx, session.id, sorted({name[0] for name in added}))
+    return {
+        name: ChunkReceipt(
+            session.id,
+            session.number,
+            session.state,
+            None,
+            created=True,
+            refused=refused.get(name[0], ()),
+        )
+        for name in added
+    }
+
+
+def _check_batch_quotas(
+    tx: UnitOfWork, container: Container, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]
+) -> None:
+    """Refuse all chunks where one of them may be over a quota.
+
+    Raises
+    ------
+    QuotaExceededError
+    """
+    stored = BYTES, OPERATIONS
+    settings, project_id = container.settings, container.project_id
+    if any(quota.limit(settings) is not None for quota in stored):
+        check_room(tx, settings, project_id, stored)
+    limit = PRODUCERS.limit(settings)
+    if limit is None:
+        return
+    producers = {chunk.path.producer for chunk in chunks}
+    present: set[str] = set()
+    for table in (Chunk, InboxItem):
+        present.update(
+            tx.session.execute(
+                select(table.producer)
+                .where(table.session_id == session_id, table.producer.in_(producers))
+                .distinct()
+            ).scalars()
+        )
+    new = len(producers - present)
+    if new:
+        use = use_of(tx, project_id, made=())
+        if use.producers + inbox.new_producers(tx) + new > limit:
+            raise exceeded(PRODUCERS, use, limit)

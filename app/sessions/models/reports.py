@@ -1,6 +1,6 @@
-"""Where the report of a session is kept: two blobs and one row.
+"""Store and read reports of sessions: one row and two blobs each.
 
-The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file, which carries its own shape.
+The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ZSTD_LEVEL: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class StagedReport:
-    """A report on its way into a transaction."""
+    """The blobs of a report that is not stored yet."""
 
     document: Staged
     heatmaps: Staged
@@ -44,19 +44,19 @@ def stage_report(
     report: document.Report,
     heatmaps: NDArray[np.float32],
 ) -> StagedReport:
-    """Make the bytes of a report, and send what is large to where large blobs are.
+    """Encode a report and stage its blobs.
 
     Parameters
     ----------
     stage : callable
-        Of the project: `Container.stage`.
+        `Container.stage` of the project.
     heatmaps : float32 array, shape (analyzed steps, dp, pp)
         Slowdown of a step if only this worker kept its recorded durations.
 
     Raises
     ------
     ValueError
-        If the report holds NaN or infinity, which JSON has no way to say.
+        The report has NaN or infinity, which JSON lacks.
     ObjectStoreError
     """
     text = to_json(report, compact=True).encode()
@@ -68,7 +68,7 @@ def stage_report(
 def replace_report(
     tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport, verdict: SessionVerdict
 ) -> None:
-    """Store the report of a session, and its verdict, in place of earlier ones."""
+    """Store the report and verdict of a session, replacing earlier ones."""
     delete_report(tx, session_id)
     tx.session.execute(
         insert(StoredReport).values(
@@ -81,7 +81,7 @@ def replace_report(
 
 
 def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete the report of a session and its verdict, if there are any."""
+    """Delete the report and verdict of a session, if present."""
     tx.session.execute(delete(StoredVerdict).where(StoredVerdict.session_id == session_id))
     old = tx.session.execute(
         delete(StoredReport)
@@ -107,15 +107,12 @@ def read_heatmaps(tx: Reads, heatmap_blob: uuid.UUID) -> NDArray[np.float32]:
     return array
 
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 REPORT: Final = TypeAdapter(Report)
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What a document says of its own version."""
+    """The version fields of a document."""
 
     schema: str
     revision: int
@@ -125,7 +122,7 @@ _VERSION: Final = TypeAdapter(_Version)
 
 
 def open_report(text: bytes) -> Report:
-    """Return a stored report, upgraded to this revision: what an older one lacks has no value.
+    """Return a stored report, upgraded to this revision; fields that an older one lacks are empty.
 
     Raises
     ------
@@ -135,7 +132,7 @@ def open_report(text: bytes) -> Report:
     try:
         report = REPORT.validate_json(text)
     except ValidationError:
-        # One of another version may differ in more than it says of itself.
+        # A report of an unknown version is invalid for that reason.
         check_version(text)
         raise
     _require_known(report.schema, report.revision)
@@ -143,7 +140,7 @@ def open_report(text: bytes) -> Report:
 
 
 def check_version(text: bytes) -> None:
-    """Refuse a stored report that this version does not read, as `open_report` does."""
+    """Raise `UnknownDocumentError` for a stored report of a later version."""
     version = _VERSION.validate_json(text)
     _require_known(version.schema, version.revision)
 

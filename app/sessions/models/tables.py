@@ -1,4 +1,4 @@
-"""Tables of jobs, what is noted of them, their sessions, and the reports on these."""
+"""Tables of sessions, verdicts and reports, and of the intake of their chunks."""
 
 from __future__ import annotations
 
@@ -43,31 +43,30 @@ from app.platform.database.columns import (
 )
 from app.platform.database.states import InboxKind, SealedBy, SessionState
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
+# Key of the metadata: the producers to wait for before a session is sealed.
+PRODUCERS_KEY: Final = "producers"
 
-
+# Typed JSON documents of columns and of their parts.
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
-# Of a body that was refused.
 FAULTS: Final = JsonDocument(TypeAdapter(tuple[Fault, ...]))
 VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
-# Of a stored verdict.
 CAUSES: Final = JsonDocument(TypeAdapter(tuple[VerdictCause, ...]))
 SHARES: Final = JsonDocument(TypeAdapter(Shares))
 COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 
 
 def _of_document(kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> MappedColumn[Any]:
-    """Return a column that a trigger writes with the document, whoever writes that."""
+    """Return a column that a database trigger derives from the document."""
     return mapped_column(kind, FetchedValue(), nullable=True)
 
 
 def _number(path: str) -> MappedColumn[Any]:
-    """Return a number of a document, found anew whenever that is written."""
+    """Return a generated column: the number at a path of the document."""
     return mapped_column(Double, Computed(f"((document #>> '{path}'::text[]))::double precision"))
 
 
 class Session(OfProject, Base):
-    """One profiling session: what was received, where it stands and what came out."""
+    """One profiling session: its trace, state and reason of its state."""
 
     __tablename__ = "session"
     __table_args__ = (
@@ -78,25 +77,25 @@ class Session(OfProject, Base):
         one_of("state", SessionState),
         Index("ix_session_project_id_received_at_id", "project_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
-        # the latest sessions of each job
+        # The latest sessions of each job.
         Index("ix_session_job_id_received_at", "job_id", "received_at"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # Counts a job's sessions from 1: what people call it ("session 14").
+    # Counts a job's sessions from 1; shown to users ("session 14").
     number: Mapped[int]
-    # Of the body and its metadata, or of the beginnings and ends of the files of a folder: the same
-    # again is the same session. Null where it came in chunks otherwise, which have their own.
+    # Digest of body and metadata, or of the beginnings and ends of the files of a folder, by which
+    # a repeated session is found. Null where it came in chunks, which have their own digests.
     content_sha256: Mapped[bytes | None]
     state: Mapped[SessionState] = mapped_column(StateColumn(SessionState))
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
-    # metadata document as sent, normalised (app.analysis.trace.metadata)
+    # Metadata document as sent, normalized (`app.analysis.trace.metadata`).
     meta: Mapped[dict[str, Any]]
-    # those of it, which lists show and ask for: of a large job it is long
+    # Labels of the metadata, for lists: the metadata of a large job are long.
     labels: Mapped[dict[str, Any] | None]
     dp: Mapped[int]
     pp: Mapped[int]
@@ -108,26 +107,25 @@ class Session(OfProject, Base):
     body_bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)
     steps: Mapped[int]
-    # null until the chunks of a session that came in such are merged
+    # Null until the chunks of a session are merged.
     trace_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    # Its trace, its report and its heatmaps stay whatever the project's retention says.
+    # Exempt from the project's retention.
     pinned: Mapped[bool] = mapped_column(server_default=text("false"))
-    # when retention took them away
+    # When retention deleted them.
     trace_removed_at: Mapped[datetime | None]
     report_removed_at: Mapped[datetime | None]
 
-    # why there is no verdict: a stable code, a sentence, and details for the page
+    # Why there is no verdict: a stable code, a sentence, and details for the page.
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
 
 class StoredVerdict(OfProject, Base):
-    """A `SessionVerdict`, written and replaced with the report that it is of.
+    """The `SessionVerdict` of a report; it stays when retention deletes the report.
 
-    It stays where retention takes the report away. Its document is written; the columns that are
-    sorted, filtered and added up are made from that by the database: lists read no documents for
-    them, which are stored apart.
+    The database derives the columns for sorting, filters and sums from the document: lists need not
+    read documents for them.
     """
 
     __tablename__ = "session_verdict"
@@ -136,16 +134,16 @@ class StoredVerdict(OfProject, Base):
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     document: Mapped[SessionVerdict] = mapped_column(VERDICT)
     level: Mapped[str] = mapped_column(Computed("(document ->> 'level'::text)"))
-    # of the headline, null without a verdict
+    # Of the headline; null without a verdict.
     slowdown: Mapped[float | None] = _number("{headline,slowdown}")
     low: Mapped[float | None] = _number("{headline,ci95,0}")
     high: Mapped[float | None] = _number("{headline,ci95,1}")
-    # S
+    # S of the paper.
     published: Mapped[float | None] = _number("{published,slowdown}")
     discrepancy: Mapped[float] = _number("{discrepancy}")
     step_time_s: Mapped[float | None] = _number("{step_time_s}")
     measured_s: Mapped[float | None] = _number("{measured_s}")
-    # the leading cause, and its host or that of the slowest worker
+    # The leading cause, and its host or else that of the slowest worker.
     cause: Mapped[str | None] = mapped_column(Computed("(document #>> '{causes,0,cause}'::text[])"))
     host: Mapped[str | None] = mapped_column(
         Computed(
@@ -153,80 +151,72 @@ class StoredVerdict(OfProject, Base):
             "(document #>> '{worst,0,host}'::text[]))"
         )
     )
-    # A trigger writes these with the document, as `SessionVerdict` computes them.
-    # share of a step that is known to be lost, also without a verdict
+    # A trigger derives these as the properties of `SessionVerdict` do.
+    # Share of a step known to be lost, also without a verdict.
     waste: Mapped[float | None] = _of_document(Double)
-    # share of the time of the largest loss, whatever it is lost to
+    # Share of the time of the largest loss.
     lost: Mapped[float | None] = _of_document(Double)
-    # lost_to_stragglers, lost_between, lost_together: shares of the time, null where it is not
-    # known where that goes
+    # Shares of the time lost to stragglers, between steps and to slower computing of all workers;
+    # null without a time budget.
     lost_to_stragglers: Mapped[float | None] = _of_document(Double)
     lost_between: Mapped[float | None] = _of_document(Double)
     lost_together: Mapped[float | None] = _of_document(Double)
-    # GPU-hours each hour
+    # GPU-hours per hour, by cause.
     lost_by_cause: Mapped[dict[str, float] | None] = _of_document(JSONB)
     shares: Mapped[Shares | None] = _of_document(SHARES)
 
 
-# What the verdict of a session is joined by, and how slow it says that is: null while the session
-# is analyzed anew.
+# Join of a session's verdict, and the slowdown of it: null while the session is analyzed again.
 OF_SESSION: Final = (StoredVerdict, StoredVerdict.session_id == Session.id)
 SLOWDOWN: Final = case((Session.state == SessionState.ANALYZED, StoredVerdict.slowdown))
 
 
 class StoredReport(OfProject, Base):
-    """Result of the analysis of a session: at most one, replaced as a whole."""
+    """The report of a session: at most one, replaced by the next analysis."""
 
     __tablename__ = "report"
     __table_args__ = (belongs_to("session_id", "session.id"),)
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # `paceline.report/1` as zstd-compressed JSON, and the per-step heatmaps, both in blob_part
+    # Blobs of `paceline.report/1` as zstd-compressed JSON, and of the heatmaps of each step.
     document_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # null once retention took them away
+    # Null once retention deleted them.
     heatmap_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-# ---- Tables of sessions that come in chunks ----------------------------------------------------
-
-
 class Intake(OfProject, Base):
-    """What is known of the arrival of a session in chunks; others have none.
-
-    Whoever adds a chunk or seals the session locks this row first.
-    """
+    """The intake of a session in chunks; its row is the lock for adding chunks and sealing."""
 
     __tablename__ = "intake"
     __table_args__ = (
         belongs_to("session_id", "session.id"),
         UniqueConstraint("project_id", "session_id"),
-        # the sessions that the sweeper looks at
+        # Candidates of the sweeper for a seal.
         Index("ix_intake_open", "last_chunk_at", postgresql_where=text("sealed_at IS NULL")),
     )
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     chunks: Mapped[int]
-    # that sent at least one of them
+    # Producers with at least one chunk.
     producers: Mapped[int]
     last_chunk_at: Mapped[datetime]
-    # between two chunks so far
+    # Longest pause between two chunks so far.
     longest_gap_s: Mapped[float]
-    # that producers expect between two chunks, until the first of them has sent its last one
+    # Longest pause that producers expect; 0 once the first of them has sent its last chunk.
     pause_s: Mapped[float] = mapped_column(server_default=text("0"))
-    # of chunks of this session that were not taken
     refused_chunks: Mapped[int]
     refused_bytes: Mapped[int] = mapped_column(BigInteger)
     sealed_at: Mapped[datetime | None]
     sealed_by: Mapped[SealedBy | None] = mapped_column(Text)
-    # the span that began the session, as the header `traceparent` writes it; null without tracing
+    # Span of the first chunk, in the format of the header `traceparent`; null without tracing.
     traceparent: Mapped[str | None]
-    # what was dropped when the chunks were merged, as reports show it; null until then
+    # Coverage of the merged chunks, for the report; null before the merge.
     merged: Mapped[Chunks | None] = mapped_column(CHUNKS)
 
 
 class Chunk(OfProject, Base):
-    """One chunk of a session: identified by producer and number, and by its bytes."""
+    """A decoded chunk of a session, identified by producer and number."""
 
     __tablename__ = "chunk"
     __table_args__ = (belongs_to("session_id", "intake.session_id"),)
@@ -237,38 +227,38 @@ class Chunk(OfProject, Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[bytes]
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # the producer sends none with a higher number
+    # The producer's last chunk.
     final: Mapped[bool]
     body_bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)
-    # DP × PP cells with operations: dp · stages + pp
+    # DP × PP cells with operations: dp · stages + pp.
     cells: Mapped[list[int]] = mapped_column(ARRAY(Integer))
-    # null once it is part of the session's trace
+    # Null once it is merged into the session's trace.
     blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
 class IngestRefusal(OfProject, Base):
-    """Bodies of a day that were refused for one reason."""
+    """Number of bodies refused for one reason on one day."""
 
     __tablename__ = "ingest_refusal"
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     day: Mapped[date] = mapped_column(Date, primary_key=True)
-    # of the problem that answered them
+    # Code of the problem.
     code: Mapped[str] = mapped_column(primary_key=True)
     bodies: Mapped[int] = mapped_column(BigInteger)
     bytes: Mapped[int] = mapped_column(BigInteger)
     last_at: Mapped[datetime]
-    # as its sender called it
+    # The name as its sender wrote it.
     last_job: Mapped[str]
 
 
 class InboxItem(OfProject, Base):
-    """A body as it came: durable when its sender is answered, decoded by a worker afterwards.
+    """A chunk or pulse as it was sent, durable before the answer and decoded by a worker later.
 
-    Senders only append. What was taken is deleted; a chunk that was refused stays, without its
-    bytes, to be named to its producer.
+    Decoded items are deleted; a refused chunk stays without its bytes, to report it to its
+    producer.
     """
 
     __tablename__ = "inbox"
@@ -281,38 +271,38 @@ class InboxItem(OfProject, Base):
             " ELSE job_id IS NOT NULL AND attempt IS NOT NULL END",
             name="subject",
         ),
-        # what workers look for, the oldest first
+        # Waiting items, the oldest first, for workers.
         Index("ix_inbox_waiting", "received_at", postgresql_where=text("code IS NULL")),
         Index("ix_inbox_pulse", "job_id", "attempt", "id", postgresql_where=text("kind = 'pulse'")),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     kind: Mapped[InboxKind] = mapped_column(Text)
-    # of a chunk
+    # Only of a chunk.
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    # of a pulse, which has no producer, and 0 for a number
+    # Only of a pulse, which has an empty producer and number 0.
     job_id: Mapped[int | None] = mapped_column(BigInteger)
     attempt: Mapped[int | None]
     producer: Mapped[str]
-    # counts a producer's chunks from 0
+    # Counts a producer's chunks from 0.
     number: Mapped[int]
     sha256: Mapped[bytes]
     received_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-    # the producer sends none with a higher number
+    # The producer's last chunk.
     final: Mapped[bool]
     body_bytes: Mapped[int] = mapped_column(BigInteger)
-    # as the sender told them; null where the bytes say it
+    # As sent; null where they are detected from the bytes.
     content_type: Mapped[str | None]
     format_name: Mapped[str | None]
     meta: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    # null once it was refused
+    # Null once it is refused.
     body: Mapped[bytes | None]
-    # the worker that decodes it, and until when the others leave it alone
+    # Lease of the worker that decodes it.
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
-    # how often a worker began to decode it
+    # Number of leases so far.
     tries: Mapped[int] = mapped_column(server_default=text("0"))
-    # why it was refused; null while it waits
+    # Reason of the refusal; null while it waits.
     code: Mapped[str | None]
     reason: Mapped[str | None]
     faults: Mapped[tuple[Fault, ...] | None] = mapped_column(FAULTS)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from app.analysis.budget.split import Part
 from app.analysis.mitigation.fixes import WithheldTemplate
 from app.analysis.report.document import Recommendation, Report
-from app.analysis.trace.metadata import Unmapped, said
+from app.analysis.trace.metadata import Unmapped, unmapped_of
 from app.sessions.pages.arrivals import arrivals_csv, breakdown_csv, ranks_csv, unsaid_csv
 from app.sessions.pages.facts import fault_rows
 from app.sessions.pages.tables import coverage_rows
@@ -245,5 +245,5 @@ EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
 # File name → what makes it of a session, which may have no report.
 WITHOUT_REPORT: Final[Mapping[str, Callable[[SessionView], Table]]] = {
     "faults": lambda view: Table.of(Row, fault_rows(view)),
-    "unmapped": lambda view: Table.of(Unmapped, said(view.meta)),
+    "unmapped": lambda view: Table.of(Unmapped, unmapped_of(view.meta)),
 }

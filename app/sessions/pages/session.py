@@ -15,7 +15,7 @@ from markupsafe import Markup
 from app.analysis.report.charts import HEATMAP_SCALE
 from app.analysis.report.document import Report
 from app.analysis.trace.formats.registry import FORMATS
-from app.analysis.trace.metadata import said
+from app.analysis.trace.metadata import unmapped_of
 from app.incidents.everywhere import Onset
 from app.incidents.pages.parts import Actions
 from app.platform.database.states import SessionState
@@ -406,7 +406,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         why=body.why,
         faults=fault_rows(view),
         # With a report it is among what that covers.
-        unmapped=unmapped_rows(said(view.meta)) if report is None else (),
+        unmapped=unmapped_rows(unmapped_of(view.meta)) if report is None else (),
         ghosts=body.ghosts,
         report=shown,
         incidents=incidents,

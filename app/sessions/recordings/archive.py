@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Protocol, cast
 
-from app.analysis.trace.compression import opened, read_text
+from app.analysis.trace.compression import open_body, read_text
 from app.analysis.trace.limits import MAX_RATIO, MIB, UNJUDGED_BYTES, Limits
 from app.errors import (
     BodyTooLargeError,
@@ -190,7 +190,7 @@ def _entries(body: Path | bytes, limits: Limits, store: Files) -> list[NamedFile
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
     unpacking = _Unpacking(store, limits, size)
     if kind is ArchiveKind.ZIP:
-        with opened(body) as file:
+        with open_body(body) as file:
             return _of_zip(file, unpacking)
     if kind is ArchiveKind.TAR:
         return _of_tar(body, limits, unpacking)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from app.analysis.documents import UnreadableDocumentError, document_text
-from app.analysis.trace.compression import opened, read_text
+from app.analysis.trace.compression import open_body, read_text
 from app.analysis.trace.formats.kind import Head, TraceFormat, head_of
 from app.analysis.trace.formats.registry import format_of, why_unread
 from app.analysis.trace.limits import Limits
@@ -74,7 +74,7 @@ def archive_at(body: Path | bytes) -> ArchiveKind | None:
     OSError
         The file cannot be read.
     """
-    with opened(body) as file:
+    with open_body(body) as file:
         start = file.read(_MOST_MAGIC)
     if start.startswith(_ZIP):
         return ArchiveKind.ZIP
@@ -89,7 +89,7 @@ def other_archive(body: Path | bytes) -> str | None:
     OSError
         The file cannot be read.
     """
-    with opened(body) as file:
+    with open_body(body) as file:
         start = file.read(_MOST_MAGIC)
     return next((words for magic, words in _OTHERS.items() if start.startswith(magic)), None)
 

@@ -16,7 +16,7 @@ from app.analysis.trace.formats.kind import Decoded, head_of
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.merge import Merged, TraceChunk, merge
-from app.analysis.trace.metadata import Unmapped, join_metadata, said, saying, total
+from app.analysis.trace.metadata import Unmapped, join_metadata, note_unmapped, total, unmapped_of
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.recordings.files import (
     FileNames,
@@ -144,7 +144,7 @@ def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
     if not not_read:
         return recorded
     before = recorded.trace.meta
-    meta = saying(before, (*said(before.extra), *left_out(not_read)))
+    meta = note_unmapped(before, (*unmapped_of(before.extra), *left_out(not_read)))
     return replace(recorded, trace=replace(recorded.trace, meta=meta))
 
 

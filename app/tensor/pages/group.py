@@ -1,4 +1,4 @@
-"""What the page of a tensor-parallel group shows."""
+"""Page of a tensor-parallel group, its files, and the routes of all pages of such groups."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from app.tensor.pages.parts import (
     AlternativeRow,
     ColumnsBar,
     TimesFigure,
+    active_plan,
     alternative_row,
     alternatives_title,
     columns_bar,
     groups_page,
     replace_note,
     replace_title,
-    standing_of,
     state_of,
     times_figure,
 )
@@ -80,7 +80,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class SwitchView:
-    """The switch and who turned it."""
+    """The switch between advice and application, and its history."""
 
     on: bool
     job_applies: bool
@@ -105,7 +105,6 @@ class GroupPage:
     facts: tuple[Fact, ...]
     now: datetime
     version: str
-    standing: PlanRow | None
     slow: str
     others: int
     figure: TimesFigure | None
@@ -129,52 +128,47 @@ class GroupPage:
 def group_page(view: GroupView) -> GroupPage:
     """Return a group's page."""
     row, latest = view.row, view.row.latest
-    standing = standing_of(row)
+    active = active_plan(row)
     document = advise(view.problem)
-    slow = _slow_rank(view, standing)
-    name_of = _names(view)
+    slow = _slow_rank(view, active)
+    name_of = [str(number) for number in view.row.ranks or range(view.row.world_size)]
     figure = times_figure(view.reports, slow, view.plans)
     others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
-    ranked = tuple(alternative_row(item, document, standing) for item in document.alternatives)
     return GroupPage(
         job=view.job,
         name=row.name,
         title=f"{view.job}, tensor group {row.name}",
         subject=_subject(view),
-        state=state_of(standing, straggles=bool(document.stragglers)),
+        state=state_of(active, straggles=bool(document.stragglers)),
         line=(
             f"acts above {times(STRAGGLES)}, plans anew above |Δγ| 0.05, expires after "
             f"{plural(view.switch.expires_after_steps, 'step')} unless renewed"
         ),
-        heading=_heading(view, standing, document, name_of[slow]),
-        facts=_facts(view, standing, document, name_of[slow]),
+        heading=_heading(view, active, document, name_of[slow]),
+        facts=_facts(view, active, document, name_of[slow]),
         now=view.now,
         version=f"{row.attempt}.{len(view.plans)}.{row.step}.{view.switch.mode}.{len(view.history)}",
-        standing=standing,
         slow=name_of[slow],
         others=row.world_size - 1,
         figure=figure,
-        figure_title=_figure_title(view, standing, slow, name_of[slow]),
+        figure_title=_figure_title(view, active, slow, name_of[slow]),
         slow_now=seconds(latest.times_s[slow]),
         others_now=seconds(sum(others) / len(others)),
-        ranks_title=_ranks_title(standing, name_of),
+        ranks_title=_ranks_title(active, name_of),
         ranks_note=f"K = {count(row.columns)} columns a rank; per rank without a plan and now",
-        ranks=_rank_rows(view, standing, slow, name_of),
+        ranks=_rank_rows(view, active, slow, name_of),
         switch=_switch(view),
         history_title=_history_title(view.plans),
         plans=tuple(_plan_line(plan) for plan in view.plans),
         replace_title=replace_title(view, document, _straggler(view, name_of)),
         replace_note=replace_note(view, document),
         alternatives_title=alternatives_title(document),
-        alternatives=ranked,
+        alternatives=tuple(
+            alternative_row(item, document, active) for item in document.alternatives
+        ),
         costs_sampled=document.costs_sampled,
         neighbors=tuple(name for name in view.others if name != row.name),
     )
-
-
-def _names(view: GroupView) -> list[str]:
-    numbers = view.row.ranks or range(view.row.world_size)
-    return [str(number) for number in numbers]
 
 
 def _subject(view: GroupView) -> str:
@@ -185,40 +179,40 @@ def _subject(view: GroupView) -> str:
     return f"{of}, attempt {row.attempt}"
 
 
-def _slow_rank(view: GroupView, standing: PlanRow | None) -> int:
-    if standing is not None:
-        shed = [rank.resized_columns + rank.migrated_columns for rank in standing.ranks]
+def _slow_rank(view: GroupView, active: PlanRow | None) -> int:
+    if active is not None:
+        shed = [rank.resized_columns + rank.migrated_columns for rank in active.ranks]
         return max(range(len(shed)), key=shed.__getitem__)
     free = view.row.latest.free_times_s
     return max(range(len(free)), key=free.__getitem__)
 
 
 def _straggler(view: GroupView, names: list[str]) -> str:
-    """Return what would be replaced: the host where the job says it."""
+    """Return the host of the slowest rank; the rank itself if the job sends no hosts."""
     rank = _slow_rank(view, None)
     return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
 
 
 def _heading(
-    view: GroupView, standing: PlanRow | None, document: MitigationDocument, slow: str
+    view: GroupView, active: PlanRow | None, document: MitigationDocument, slow: str
 ) -> str:
-    if standing is None:
+    if active is None:
         if not document.stragglers:
             return (
                 f"The {view.row.world_size} ranks compute evenly: none is over {times(STRAGGLES)}"
             )
         over = document.slowest_time_s / document.fastest_time_s
         return f"Rank {slow} takes {times(over)} as long as the fastest of its group"
-    each = [rank.resized_columns + rank.migrated_columns for rank in standing.ranks]
+    each = [rank.resized_columns + rank.migrated_columns for rank in active.ranks]
     shedding = sum(shed > 0 for shed in each)
-    gain = 1 - standing.predicted_time_s / standing.slowest_time_s
+    gain = 1 - active.predicted_time_s / active.slowest_time_s
     columns = (
         f"{count(sum(each))} of {plural(view.row.columns, 'column')} of rank {slow}"
         if shedding == 1
         else f"{plural(sum(each), 'column')} of {plural(shedding, 'rank')}"
     )
-    if standing.state is TensorPlanState.IN_FORCE and standing.measured_time_s is not None:
-        took = 1 - standing.measured_time_s / standing.slowest_time_s
+    if active.state is TensorPlanState.IN_FORCE and active.measured_time_s is not None:
+        took = 1 - active.measured_time_s / active.slowest_time_s
         return (
             f"Shedding {columns} took {percent(took)} off its group’s computing; "
             f"predicted {percent(gain)}"
@@ -227,11 +221,11 @@ def _heading(
 
 
 def _facts(
-    view: GroupView, standing: PlanRow | None, document: MitigationDocument, slow: str
+    view: GroupView, active: PlanRow | None, document: MitigationDocument, slow: str
 ) -> tuple[Fact, ...]:
     row, latest = view.row, view.row.latest
     over = document.slowest_time_s / document.fastest_time_s
-    index = _slow_rank(view, standing)
+    index = _slow_rank(view, active)
     found = [
         Fact("Slowest rank", slow, view.hosts[index] if view.hosts else "without a plan"),
         Fact(
@@ -242,22 +236,18 @@ def _facts(
         Fact(
             "Slowest rank now",
             seconds(max(latest.times_s)),
-            "" if standing is None else f"predicted {seconds(standing.predicted_time_s)}",
+            "" if active is None else f"predicted {seconds(active.predicted_time_s)}",
         ),
         Fact(
             "Excess work", f"γ {_to_shed(view):.3f}", "columns that the slowest rank has too many"
         ),
-        Fact(
-            "Accuracy budget", f"γ {view.problem.accuracy_budget:g}", _budget_note(view, standing)
-        ),
+        Fact("Accuracy budget", f"γ {view.problem.accuracy_budget:g}", _budget_note(view, active)),
     ]
-    if standing is not None:
-        step = standing.applied_step or standing.created_step
-        acknowledged = f"{standing.acknowledged} of {row.world_size} acknowledged"
-        note = acknowledged if standing.apply else "advice: nothing is applied"
-        found.append(
-            Fact("Plan since", f"Step {count(step)}", f"version {standing.version}, {note}")
-        )
+    if active is not None:
+        step = active.applied_step or active.created_step
+        acknowledged = f"{active.acknowledged} of {row.world_size} acknowledged"
+        note = acknowledged if active.apply else "advice: nothing is applied"
+        found.append(Fact("Plan since", f"Step {count(step)}", f"version {active.version}, {note}"))
     found.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
     return tuple(found)
 
@@ -268,31 +258,31 @@ def _to_shed(view: GroupView) -> float:
     return float(pruning_ratios(group.time_s, group.matmul_s, group.fastest_s).max())
 
 
-def _budget_note(view: GroupView, standing: PlanRow | None) -> str:
-    if standing is None or not standing.resized_columns:
+def _budget_note(view: GroupView, active: PlanRow | None) -> str:
+    if active is None or not active.resized_columns:
         return "nothing is resized"
-    most = max(rank.resized_columns for rank in standing.ranks)
+    most = max(rank.resized_columns for rank in active.ranks)
     return f"{count(most)} of {plural(view.row.columns, 'column')} resized"
 
 
-def _figure_title(view: GroupView, standing: PlanRow | None, slow: int, name: str) -> str:
+def _figure_title(view: GroupView, active: PlanRow | None, slow: int, name: str) -> str:
     latest = view.row.latest.times_s
     rest = [value for rank, value in enumerate(latest) if rank != slow]
     share = latest[slow] / (sum(rest) / len(rest)) - 1
     near = f"{percent(abs(share), 0)} {'above' if share >= 0 else 'below'} its peers"
-    if standing is not None and standing.applied_step is not None:
-        return f"Rank {name} is {near} since step {count(standing.applied_step)}"
+    if active is not None and active.applied_step is not None:
+        return f"Rank {name} is {near} since step {count(active.applied_step)}"
     return f"Rank {name} is {near}"
 
 
-def _ranks_title(standing: PlanRow | None, names: list[str]) -> str:
-    if standing is None:
+def _ranks_title(active: PlanRow | None, names: list[str]) -> str:
+    if active is None:
         return "Every rank computes its own columns"
-    shedding = [rank for rank in standing.ranks if rank.resized_columns or rank.migrated_columns]
+    shedding = [rank for rank in active.ranks if rank.resized_columns or rank.migrated_columns]
     if len(shedding) > 1:
         return (
-            f"{plural(len(shedding), 'rank')} leave out {count(standing.resized_columns)} columns "
-            f"and hand {count(standing.migrated_columns)} to the others"
+            f"{plural(len(shedding), 'rank')} leave out {count(active.resized_columns)} columns "
+            f"and hand {count(active.migrated_columns)} to the others"
         )
     one = shedding[0]
     parts = []
@@ -301,16 +291,16 @@ def _ranks_title(standing: PlanRow | None, names: list[str]) -> str:
     if one.migrated_columns:
         takers = len(one.to)
         parts.append(f"hands {count(one.migrated_columns)} to {plural(takers, 'other')}")
-    would = "" if standing.state is TensorPlanState.IN_FORCE else ", once it is applied"
+    would = "" if active.state is TensorPlanState.IN_FORCE else ", once it is applied"
     return f"Rank {names[one.rank]} {' and '.join(parts)}{would}"
 
 
 def _rank_rows(
-    view: GroupView, standing: PlanRow | None, slow: int, names: list[str]
+    view: GroupView, active: PlanRow | None, slow: int, names: list[str]
 ) -> tuple[RankRow, ...]:
     latest, columns = view.row.latest, view.row.columns
     fastest = min(latest.free_times_s)
-    shares = None if standing is None else standing.ranks
+    shares = None if active is None else active.ranks
     most = (
         columns + max((rank.received_columns for rank in shares), default=0) if shares else columns
     )
@@ -333,7 +323,7 @@ def _rank_rows(
                     given=0 if share is None else share.migrated_columns,
                     received=0 if share is None else share.received_columns,
                 ),
-                slow=rank == slow and (standing is not None or over > STRAGGLES),
+                slow=rank == slow and (active is not None or over > STRAGGLES),
             )
         )
     return tuple(found)
@@ -387,9 +377,6 @@ def _plan_line(plan: PlanRow) -> PlanLine:
         predicted="" if plan.method is Method.NONE else seconds(plan.predicted_time_s),
         measured=seconds(plan.measured_time_s or 0.0) if measured else "",
     )
-
-
-# ---- Files behind the figures of a tensor-parallel group's page --------------------------------
 
 
 def _times(view: GroupView) -> Table:
@@ -453,22 +440,18 @@ def _alternatives(view: GroupView) -> Table:
     )  # fmt: skip
 
 
-def _advice(view: GroupView) -> str:
-    return to_json(advise(view.problem))
-
-
 FILES: Final[Mapping[str, Callable[[GroupView], Table | str]]] = {
     "times.csv": _times,
     "ranks.csv": _ranks,
     "plans.csv": _plans,
     "alternatives.csv": _alternatives,
     "switches.csv": lambda view: Table.of(Switched, view.history),
-    "advice.json": _advice,
+    "advice.json": lambda view: to_json(advise(view.problem)),
 }
 
 
 def groups_csv(found: JobGroups) -> Table:
-    """Return the groups of a job."""
+    """Return the table of a job's groups."""
     return Table(
         ("group", "attempt", "ranks", "columns", "step", "reported_at", "slowest_s", "plan",
          "plan_state", "predicted_s", "replace_node"),
@@ -484,10 +467,7 @@ def groups_csv(found: JobGroups) -> Table:
     )  # fmt: skip
 
 
-# ---- The pages of a job's tensor-parallel groups -----------------------------------------------
-
-
-# A group reports all the time.
+# Not cached: a group reports all the time.
 FILE_HEADERS: Final = {"Cache-Control": "no-store"}
 
 

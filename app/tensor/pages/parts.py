@@ -1,4 +1,4 @@
-"""Lines over steps as SVG, drawn on the server: the times of a group's ranks."""
+"""Parts of the pages of tensor-parallel groups: states, ranking, bars, SVG of times, costs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from app.tensor.read import GroupRow, GroupView, JobGroups, PlanRow, ReportRow
 from app.web.format import MINUS, age, byte_size, count, heat_color, percent, plural, seconds, times
 from app.web.parts import StateLabel
 
-# ---- What pages call methods, criteria and risks of tensor-parallel plans ----------------------
-
-
 METHOD_NAMES: Final = {
     Method.NONE: "None",
     Method.ZERO: "ZERO, resize",
@@ -41,9 +38,6 @@ RISKS: Final = {
 }
 
 
-# ---- How a tensor-parallel group does ----------------------------------------------------------
-
-
 IN_FORCE: Final = StateLabel("run", "Plan in force", 0)
 ADVISED: Final = StateLabel("slow", "Plan advised", 0)
 OFFERED: Final = StateLabel("wait", "Plan offered", 0)
@@ -51,30 +45,27 @@ STRAGGLING: Final = StateLabel("slow", "Straggler", 0)
 EVEN: Final = StateLabel("ok", "Even", 2, quiet=True)
 
 
-def standing_of(row: GroupRow) -> PlanRow | None:
-    """Return the plan of a group that stands, unless it is to do nothing."""
+def active_plan(row: GroupRow) -> PlanRow | None:
+    """Return the active plan of a group; None if its method is ``none``."""
     plan = row.plan
-    if plan is None or not plan.state.standing or plan.method is Method.NONE:
+    if plan is None or not plan.state.active or plan.method is Method.NONE:
         return None
     return plan
 
 
-def state_of(standing: PlanRow | None, *, straggles: bool) -> StateLabel:
-    """Return how a group does: what its plan is at, else whether a rank straggles."""
-    if standing is None:
+def state_of(active: PlanRow | None, *, straggles: bool) -> StateLabel:
+    """Return the state of a group: that of its active plan, else whether a rank straggles."""
+    if active is None:
         return STRAGGLING if straggles else EVEN
     return {
         TensorPlanState.IN_FORCE: IN_FORCE,
         TensorPlanState.OFFERED: OFFERED,
-    }.get(standing.state, ADVISED)
-
-
-# ---- The ranking of the ways to shed the work of a slow rank -----------------------------------
+    }.get(active.state, ADVISED)
 
 
 @dataclass(frozen=True, slots=True)
 class AlternativeRow:
-    """A method in the ranking; `share` is per cent of the widest bar."""
+    """A method in the ranking; `share` is its predicted time in per cent of that without it."""
 
     name: str
     share: float
@@ -89,14 +80,14 @@ class AlternativeRow:
 
 
 def alternative_row(
-    item: Alternative, document: MitigationDocument, standing: PlanRow | None
+    item: Alternative, document: MitigationDocument, active: PlanRow | None
 ) -> AlternativeRow:
-    """Return the row of a method; the own one is that of the plan which stands, else the best."""
+    """Return the row of a method; `own` marks that of the active plan, else the best one."""
     change = item.predicted_time_s / document.slowest_time_s - 1
-    if standing is None:
+    if active is None:
         own = item is document.best
     else:
-        same = (item.method, item.criterion) == (standing.method, standing.criterion)
+        same = (item.method, item.criterion) == (active.method, active.criterion)
         own = item.within_budget and same
     name = METHOD_NAMES[item.method] + CRITERIA[item.criterion]
     if item.method is Method.ZERO and item.within_budget:
@@ -124,7 +115,7 @@ def _extra(item: Alternative) -> str:
 
 
 def alternatives_title(document: MitigationDocument) -> str:
-    """Return what the ranking says."""
+    """Return the title of the ranking: the fastest method within the accuracy budget."""
     if not document.stragglers:
         return "There is nothing to gain: no rank straggles"
     within = [item for item in document.alternatives if item.within_budget]
@@ -140,12 +131,9 @@ def alternatives_title(document: MitigationDocument) -> str:
     return f"{title}; {lossless.method.short} is lossless and {percent(slower)} slower"
 
 
-# ---- The columns of a rank as a bar: those kept, left out, handed to others and taken from them --
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnsBar:
-    """The bar of a rank and what is written next to it; widths are per cent of the widest bar."""
+    """The columns of a rank as a bar with labels; widths in per cent of the widest bar."""
 
     kept_width: float
     resized_width: float
@@ -156,7 +144,7 @@ class ColumnsBar:
     migrated: str
 
 
-def columns_bar(  # noqa: PLR0913 - what becomes of columns
+def columns_bar(  # noqa: PLR0913 - one number for each part of the bar
     columns: int,
     most: int,
     *,
@@ -193,18 +181,18 @@ def columns_bar(  # noqa: PLR0913 - what becomes of columns
     )
 
 
-# Of the drawing, in its own units; it is stretched to the page.
+# Size of the drawing in its own units; it is stretched to the page.
 WIDTH: Final = 1000.0
 HEIGHT: Final = 120.0
 # Room above the highest and below the lowest value, as a share of their distance.
 _MARGIN: Final = 0.08
 _TICKS: Final = 4
 _STEP_TICKS: Final = 4
-# A reports' gap that is longer than this multiple of the typical one is no line.
+# Reports further apart than this multiple of the typical gap are not joined by a line.
 _GAP: Final = 5.0
 # Versions that were applied, newest first.
 _MOST_MARKS: Final = 6
-# Labels right of this are written to the left of what they belong to, in per cent.
+# Labels right of this position, in per cent, are written to the left of their line.
 _LATE: Final = 70.0
 
 
@@ -225,13 +213,13 @@ class Mark:
 
     @property
     def late(self) -> bool:
-        """Return whether the label belongs to the left of the line."""
+        """Return whether the label is written to the left of the line."""
         return self.at > _LATE
 
 
 @dataclass(frozen=True, slots=True)
 class TimesFigure:
-    """T of the slow rank, of the others, and what was predicted."""
+    """Times T of the slow rank and of the others over steps, and the predictions."""
 
     # slow, others: SVG paths in `WIDTH` × `HEIGHT`; others is the mean of all other ranks
     slow: str
@@ -245,7 +233,7 @@ class TimesFigure:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where steps and times stand, as shares of the drawing; times count from above."""
+    """Positions of steps and times as shares of the drawing; y counts from the top."""
 
     first: int
     span: int
@@ -265,7 +253,7 @@ class _Scale:
 def times_figure(
     reports: Sequence[ReportRow], slow: int, plans: Sequence[PlanRow]
 ) -> TimesFigure | None:
-    """Return the times over steps; None of a single report."""
+    """Return the times over steps; None if there is a single report."""
     if len(reports) == 1:
         return None
     steps = [report.step for report in reports]
@@ -273,10 +261,19 @@ def times_figure(
     rest = [(sum(r.times_s) - r.times_s[slow]) / (len(r.times_s) - 1) for r in reports]
     ticks = _nice(min(*own, *rest), max(*own, *rest))
     scale = _Scale(steps[0], steps[-1] - steps[0], ticks[0], ticks[-1])
+    parts = []
+    for plan in plans:
+        if plan.method is Method.NONE or plan.applied_step is None:
+            continue
+        begin = scale.within(plan.applied_step)
+        end = 1.0 if plan.ended_step is None else scale.within(plan.ended_step)
+        if end > begin and scale.low <= plan.predicted_time_s <= scale.high:
+            level = scale.y(plan.predicted_time_s) * HEIGHT
+            parts.append(f"M{begin * WIDTH:.1f} {level:.1f}H{end * WIDTH:.1f}")
     return TimesFigure(
         slow=_path(scale, steps, own),
         others=_path(scale, steps, rest),
-        predicted=_predictions(scale, plans),
+        predicted="".join(parts),
         values=tuple(Tick(100 * scale.y(value), f"{value:g}") for value in ticks),
         steps=tuple(
             Tick(100 * n / _STEP_TICKS, count(round(scale.first + scale.span * n / _STEP_TICKS)))
@@ -296,19 +293,6 @@ def _path(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
         place = f"{scale.x(step) * WIDTH:.1f} {scale.y(value) * HEIGHT:.1f}"
         parts.append(("L" if joined else "M") + place)
         before = step
-    return "".join(parts)
-
-
-def _predictions(scale: _Scale, plans: Sequence[PlanRow]) -> str:
-    parts = []
-    for plan in plans:
-        if plan.method is Method.NONE or plan.applied_step is None:
-            continue
-        begin = scale.within(plan.applied_step)
-        end = 1.0 if plan.ended_step is None else scale.within(plan.ended_step)
-        if end > begin and scale.low <= plan.predicted_time_s <= scale.high:
-            level = scale.y(plan.predicted_time_s) * HEIGHT
-            parts.append(f"M{begin * WIDTH:.1f} {level:.1f}H{end * WIDTH:.1f}")
     return "".join(parts)
 
 
@@ -334,18 +318,15 @@ def _nice(low: float, high: float) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-# ---- What replacing the slow node would cost a job, and when it has paid -----------------------
-
-
 _HOUR_S: Final = 3600.0
-# Less than this is within what T is measured to.
+# Smaller gains are within the measurement error of T.
 _LEAST_GAIN: Final = 0.005
-# From here on a gain is told in whole per cent.
+# From here on a gain is written in whole per cent.
 _ROUND: Final = 0.02
 
 
 def replace_title(view: GroupView, document: MitigationDocument, where: str) -> str:
-    """Return what a replacement would bring; nothing where no rank straggles."""
+    """Return the gain of replacing the slow host or rank; "" if no rank straggles."""
     if not document.stragglers:
         return ""
     gain = _gain(view, document)
@@ -356,7 +337,7 @@ def replace_title(view: GroupView, document: MitigationDocument, where: str) -> 
 
 
 def replace_note(view: GroupView, document: MitigationDocument) -> str:
-    """Return what the restart costs, and after how long it has paid."""
+    """Return the cost of the restart, and after how long the replacement pays off."""
     restart, gain = view.restart, _gain(view, document)
     cost = f"about {age(restart.takes_s)} of restart"
     if restart.gpus:
@@ -365,7 +346,7 @@ def replace_note(view: GroupView, document: MitigationDocument) -> str:
         cost += f", {spent} GPU-hours of this job"
     parts = [f"Replacing costs {cost}"]
     if gain >= _LEAST_GAIN:
-        # By then the steps would have taken as long without it, as they and the restart took with.
+        # The time saved by then equals the length of the restart.
         pays_s = restart.takes_s / gain
         planned = view.row.latest.plan_version is not None
         so = "at this plan" if planned else "without a plan"
@@ -382,14 +363,11 @@ def replace_note(view: GroupView, document: MitigationDocument) -> str:
 
 
 def _gain(view: GroupView, document: MitigationDocument) -> float:
-    """Return the share of today's step that goes where no rank is slow."""
+    """Return the share of the current step time that is saved if no rank is slow."""
     latest = view.row.latest
     now_s = max(latest.times_s)
     step_s = max(latest.measured_step_s or now_s, now_s)
     return max(now_s - document.fastest_time_s, 0.0) / step_s
-
-
-# ---- The list of the tensor-parallel groups of a job -------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +390,7 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class GroupsPage:
-    """The groups of a job."""
+    """The page that lists the tensor-parallel groups of a job."""
 
     job: str
     heading: str
@@ -440,7 +418,7 @@ def _group_line(job: str, row: GroupRow) -> GroupLine:
     free = row.latest.free_times_s
     slow = max(range(len(free)), key=free.__getitem__)
     over = free[slow] / min(free)
-    plan = standing_of(row)
+    plan = active_plan(row)
     straggles = over > STRAGGLES
     return GroupLine(
         url=f"/jobs/{job}/tensor/{row.name}",

@@ -8,7 +8,7 @@ from app.errors import InvalidChannelError
 from app.incidents.channel_settings import send_example
 from app.incidents.channel_writes import create_channel
 from app.incidents.channels.apprise import APPRISE
-from app.incidents.channels.kind import Parcel
+from app.incidents.channels.kind import OutgoingMessage
 from app.platform.outbound import AddressGuard, DeliveryError, Outbound
 from benchmarks.support.receiver import Reply
 from tests.integration.incidents.messages import incident, message, notes
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:Deprecati
 def _send(url: str) -> str:
     config = APPRISE.config.validate_python({"urls": [url]})
     with Outbound(AddressGuard(), 20.0) as outbound:
-        return APPRISE.send(config, Parcel(message(incident(1)), None, outbound)).text
+        return APPRISE.send(config, OutgoingMessage(message(incident(1)), None, outbound)).text
 
 
 def test_a_message_goes_out_through_the_library(receiver: Receiver) -> None:
@@ -59,7 +59,7 @@ def test_what_is_too_long_comes_in_parts(receiver: Receiver) -> None:
     config = APPRISE.config.validate_python({"urls": [f"json://127.0.0.1:{receiver.port}/hook"]})
     with Outbound(AddressGuard(), 20.0) as outbound:
         found = message(*(incident(number, text=long) for number in range(1, 4)))
-        APPRISE.send(config, Parcel(found, None, outbound))
+        APPRISE.send(config, OutgoingMessage(found, None, outbound))
     assert len(receiver.got) > 1
     assert all(len(got.json["message"]) <= 32_768 for got in receiver.got)
 

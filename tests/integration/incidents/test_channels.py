@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from app.incidents.channels.kind import Parcel
+from app.incidents.channels.kind import OutgoingMessage
 from app.incidents.channels.registry import KINDS
 from app.incidents.message import Message
 from app.incidents.models.tables import IncidentState
@@ -61,7 +61,7 @@ def send(
     config = known.config.validate_python(config_of(kind, server.url) | changes)
     shown = picture if known.pictures else None
     with Outbound(GUARD, 30.0) as outbound:
-        return known.send(config, Parcel(sent, shown, outbound))
+        return known.send(config, OutgoingMessage(sent, shown, outbound))
 
 
 @pytest.mark.parametrize("name", list(MESSAGES))

@@ -17,7 +17,7 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
-from app.incidents.channels.kind import Note, Parcel
+from app.incidents.channels.kind import Note, OutgoingMessage
 from app.incidents.channels.mail import MAIL
 from app.incidents.message import Message
 from app.incidents.picture import heatmap_png
@@ -98,7 +98,7 @@ def send(
 ) -> ReceiverAnswer:
     config = config_of(port, **changes)
     with Outbound(GUARD, 20.0, tls=tls) as outbound:
-        return MAIL.send(config, Parcel(sent or message(incident(1)), PICTURE, outbound))
+        return MAIL.send(config, OutgoingMessage(sent or message(incident(1)), PICTURE, outbound))
 
 
 def test_a_message_has_text_html_and_the_picture(
@@ -237,5 +237,5 @@ def test_a_relay_in_a_private_network_is_refused(plain_server: Controller) -> No
         }
     )
     with Outbound(AddressGuard(), 5.0) as outbound, pytest.raises(DeliveryError) as refused:
-        MAIL.send(config, Parcel(message(incident(1)), None, outbound))
+        MAIL.send(config, OutgoingMessage(message(incident(1)), None, outbound))
     assert refused.value.code == "address.refused"

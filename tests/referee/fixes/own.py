@@ -179,7 +179,7 @@ def executed_s(work: StepWork, session: SyntheticSession, *, of_turns: bool = Fa
     """Return what the steps of a session take with other work, or steps and the gaps before."""
     execution = execute(work, session.job.costs.contention)
     if of_turns:
-        turns_ns = execution.turn_times_ns()[1:] + session.job.costs.turn_ns
+        turns_ns = execution.turn_times_ns()[1:] + session.job.costs.step_gap_ns
         return float(turns_ns.sum()) / 1e9
     return float(execution.step_times_ns().sum()) / 1e9
 

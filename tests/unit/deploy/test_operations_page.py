@@ -29,7 +29,10 @@ _ANALYZE: Final = "tests/integration/retention/test_api.py::test_the_commands_do
 _RULES: Final = (
     "tests/integration/retention/test_command.py::test_what_is_kept_is_shown_and_changed"
 )
-_BLOBS: Final = "tests/integration/platform/blobs/test_processes.py::test_the_command_line_moves_checks_and_backs_up"
+_BLOBS: Final = (
+    "tests/integration/platform/blobs/test_processes.py"
+    "::test_the_command_line_moves_checks_and_backs_up"
+)
 _BACKUP: Final = (
     "tests/integration/retention/test_backup.py::test_a_restored_installation_gives_the_same_report"
 )

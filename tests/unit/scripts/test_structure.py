@@ -29,23 +29,32 @@ def structure(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_room_may_have_fifteen_files_and_not_one_more(root: Path) -> None:
-    for number in range(14):
-        (root / "app" / "room" / f"file_{number}.py").touch()
+def test_each_folder_is_counted(root: Path) -> None:
+    (root / "app" / "room" / "b.py").write_text(
+        "def _once():\n    pass\n\n\ndef _twice():\n    pass\n\n\ndef call():\n"
+        "    _once()\n    _twice()\n    _twice()\n"
+    )
+
     done = structure(root)
+
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["1", "lines", "app"],
-        ["1", "lines", "app/room"],
-        ["1", "lines", "workers"],
-        ["15", "app/room"],
-        ["1", "workers"],
+        ["files", "lines", "private", "once", "short", "depth"],
+        ["app/room", "2", "13", "2", "1", "1", "1"],
+        ["workers", "1", "1", "0", "0", "0", "0"],
+        ["all", "3", "14", "2", "1", "1", "1"],
         ["circles", "of", "imports:", "0"],
     ]
 
-    (root / "app" / "room" / "one_more.py").touch()
+
+def test_a_file_four_folders_below_the_program_is_too_deep_but_in_the_analysis(root: Path) -> None:
+    for folders in ("room/b/c/d", "analysis/b/c/d"):
+        (root / "app" / folders).mkdir(parents=True)
+        (root / "app" / folders / "deep.py").write_text("VALUE = 1\n")
+
     done = structure(root, "--quiet")
-    assert (done.returncode, done.stdout) == (1, "  16 app/room: over 15 files\n")
+
+    assert (done.returncode, done.stdout) == (1, "deeper than allowed: app/room/b/c/d/deep.py\n")
 
 
 def test_a_circle_is_found_through_other_files_and_imports_for_types(root: Path) -> None:

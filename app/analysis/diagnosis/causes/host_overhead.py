@@ -203,8 +203,8 @@ def _find(signs: Signs) -> Finding | None:
     slow = _slow_hosts(observation, idling.share)
     if slow is None:
         return None
-    turn_ns = _launch_gap_ns(signs, idling) if slow.everywhere else 0.0
-    late_ns, on_time = _late_launches(observation, idling, slow, turn_ns)
+    step_gap_ns = _launch_gap_ns(signs, idling) if slow.everywhere else 0.0
+    late_ns, on_time = _late_launches(observation, idling, slow, step_gap_ns)
     # A single slow host leaves healthy ones to compare with.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
@@ -221,7 +221,7 @@ def _find(signs: Signs) -> Finding | None:
             late_ns,
             regular,
             _lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
-            turn_ns,
+            step_gap_ns,
         ),
         uncertainty=(
             slow.uncertainty(observation.layout.dp) if healthy is None else healthy.uncertainty
@@ -268,7 +268,7 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _SlowHosts) -
 
 
 def _late_launches(
-    observation: Observation, idling: _Idling, slow: _SlowHosts, turn_ns: float
+    observation: Observation, idling: _Idling, slow: _SlowHosts, step_gap_ns: float
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
     """Return launch delays by node, shape (steps, dp), ns, and the DP ranks whose host is slow.
 
@@ -277,7 +277,7 @@ def _late_launches(
 
     Parameters
     ----------
-    turn_ns : float
+    step_gap_ns : float
         The part of the regular gap between steps that counts as late launch.
     """
     layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
@@ -293,7 +293,7 @@ def _late_launches(
             if not mine.any() and node not in lags:
                 continue
             begins = not observation.after[node]
-            late = observation.delay_ns(node, regular=turn_ns > 0 or not begins)
+            late = observation.delay_ns(node, regular=step_gap_ns > 0 or not begins)
             if node not in later and begins:
                 late = np.minimum(late, THRESHOLDS.first_launches * idling.launch_ns[stage])
             late_ns[node] = np.where(mine, late, late if node in lags else 0.0)
@@ -307,12 +307,12 @@ def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
     A host that is never ahead of its device has launched nothing of the next step when a step ends.
     Recorded operations between steps, such as loading a batch, are not part of it.
     """
-    turn_ns, gaps = signs.observation.group.graph.turn_ns, signs.step_gaps
-    if not turn_ns > 0 or gaps is None or not len(gaps.steps):
+    step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
+    if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):
         return 0.0
     known = gaps.turns.known
     recorded_ns = np.sum([np.zeros(len(known)), *gaps.recorded_ns.values()], axis=0)
-    empty_ns = turn_ns - float(np.median(recorded_ns[known]))
+    empty_ns = step_gap_ns - float(np.median(recorded_ns[known]))
     longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
     return min(max(empty_ns, 0.0), longest_ns)
 

@@ -78,13 +78,15 @@ def _hides(signs: Signs) -> bool:
     shared = signs.observation.shares_processors
     past = signs.past
     slower = past is not None and past.all_slower
-    return not shared and (slower or bool(signs.observation.once(slow_together).factor.slow.any()))
+    return not shared and (
+        slower or bool(signs.observation.memoize(slow_together).factor.slow.any())
+    )
 
 
 def _find(signs: Signs) -> Finding | None:
     """Return the slow steps; without the cause all workers compute as in their best steps."""
     observation = signs.observation
-    found = observation.once(slow_together)
+    found = observation.memoize(slow_together)
     factor = found.factor
     within = bool(factor.slow.any()) and not _are_of_long_microbatches(signs, factor)
     before = signs.past if signs.past is not None and signs.past.all_slower else None

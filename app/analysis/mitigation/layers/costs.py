@@ -1,8 +1,9 @@
-"""Costs of layers, embedding and head from the typical stage times of a session, ns.
+"""Costs of layers, embedding and head, estimated from the typical stage times of a session.
 
-A chunk of n layers has n equal ones. The time of the first and last chunk beyond layers at the
-usual price is the embedding and the head. Chunks between them with another price hold layers of
-another kind. The plan of a whole running job takes its measured costs from here.
+The layers of a chunk are taken as equal. The time of the first and last chunk beyond the usual
+price of their layers is the embedding and the head. Inner chunks with another price a layer hold
+layers of another kind, which keep their price in every division. The plan of a whole running job
+takes its measured times from here (`app.plans.specs.session`).
 """
 
 from __future__ import annotations
@@ -18,52 +19,42 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
-# ---- What the layers of a model take, and its embedding and its head: from lasting times of stages
-#
-# A chunk of n layers gives n equal ones. What the first and the last chunk take beyond layers
-# priced like the cheapest of them and like those between is the embedding and the head. Chunks
-# between that take more or less a layer than the others hold layers of another kind, which keep
-# what they take wherever they go.
-
-
-# Chunks whose layers take the same but for noise.
+# Prices a layer that differ by a smaller share are equal but for noise.
 _ALIKE: Final = 0.04
-# Chunks of a model that may have an embedding or a head.
+# The first and the last chunk may have an embedding or a head.
 _ENDS: Final = 2
-# What is shorter is no time.
+# Lower bound of modelled times, which are divisors.
 _LEAST_NS: Final = 1.0
-# In which a chunk computes.
+_MS_PER_NS: Final = 1e-6
+# Computations of a chunk.
 PASSES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
-# The field of the metadata that says what stages can hold, and what stands for no limit.
+# Metadata key of the most layers of a stage, and the limit without it.
 KEY: Final = "max_layers"
-_ANY: Final = 1 << 30
+_UNLIMITED: Final = 1 << 30
 
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCosts:
-    """What the chunks of a model take in a pass, and what they would take with other layers."""
+    """Times of a model's chunks for one microbatch, today and with other numbers of layers."""
 
-    # tuple of (stage, chunk): in the order in which a forward goes through them
-    places: tuple[Place, ...]
-    layers: IntArray  # (places,): layers of each today
+    places: tuple[Place, ...]  # (stage, chunk) of each chunk, in the order of the forward pass
+    layers: IntArray  # (places,): layers of each chunk today
     passes: tuple[str, ...]  # types of computations
-    level_ns: FloatArray  # (passes, places): what each chunk takes, lastingly
-    layer_ns: FloatArray  # (passes, total layers): what each layer takes, in the order of the model
-    # (passes, places): what a chunk takes beyond its layers: the embedding of the first, the
-    # head of the last
-    extra_ns: FloatArray
+    level_ns: FloatArray  # (passes, places): typical time of each chunk
+    layer_ns: FloatArray  # (passes, total layers): time of each layer, in the order of the model
+    extra_ns: FloatArray  # (passes, places): embedding of the first chunk, head of the last one
 
     def times_ns(self, layers: IntArray) -> FloatArray:
-        """Return what chunks of these numbers of layers take, shape (passes, places).
+        """Return the times of chunks with these numbers of layers, shape (passes, places).
 
-        What a chunk takes today beyond what its layers cost anywhere stays its own.
+        Each place keeps its deviation from the modelled time.
         """
-        return np.asarray(self._modelled(layers) * self.own())
+        return np.asarray(self._modelled(layers) * self.deviation())
 
-    def own(self) -> FloatArray:
-        """Return what chunks take today over what their layers cost anywhere."""
+    def deviation(self) -> FloatArray:
+        """Return typical ÷ modelled time of each chunk today, shape (passes, places)."""
         return np.asarray(self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS))
 
     def _modelled(self, layers: IntArray) -> FloatArray:
@@ -74,11 +65,12 @@ class LayerCosts:
         return np.asarray(total[:, ends] - total[:, ends - layers] + self.extra_ns)
 
     @property
-    def told_apart(self) -> bool:
-        """Return whether a chunk without embedding and head shows what its layers alone take.
+    def separable(self) -> bool:
+        """Return whether the time of layers is separable from that of embedding and head.
 
-        Else it is assumed that the cheaper end has neither; where both have, a layer takes less,
-        and moving one brings less. Ends that take the same a layer have nothing to be told apart.
+        An inner chunk shows the time of layers alone, and so do ends of equal price. Else the
+        cheaper end is assumed to have neither embedding nor head, which overestimates the gain of
+        moving layers where both ends have one.
         """
         if len(self.places) > _ENDS:
             return True
@@ -87,25 +79,25 @@ class LayerCosts:
 
     @property
     def median_layer_ns(self) -> float:
-        """Return what the median layer takes of a microbatch, forward and backward."""
+        """Return the median layer's time for one microbatch, forward and backward."""
         return float(np.median(self.layer_ns.sum(axis=0)))
 
     @property
     def embedding_ns(self) -> float:
-        """Return what the embedding takes of a microbatch."""
+        """Return the embedding's time for one microbatch, forward and backward."""
         return float(self.extra_ns[:, 0].sum())
 
     @property
     def head_ns(self) -> float:
-        """Return what the head and the loss take of a microbatch."""
+        """Return the time of head and loss for one microbatch, forward and backward."""
         return float(self.extra_ns[:, -1].sum())
 
 
-def lasting_levels(observation: Observation) -> dict[str, FloatArray]:
-    """Return what a pass takes on each stage and chunk, shape (pp, chunks), by type.
+def typical_pass_times(observation: Observation) -> dict[str, FloatArray]:
+    """Return the typical time of each pass by stage and chunk, ns, shape (pp, chunks), by type.
 
-    The median over microbatches and steps, and the lower median over DP ranks: neither a slow
-    worker nor a spell of one makes a stage heavy.
+    The median over microbatches and steps, then the lower median over DP ranks, so that neither a
+    slow worker nor an intermittent one makes a stage heavy.
     """
     return {
         name: lower_median(passes.own_ns, axis=2)
@@ -115,20 +107,20 @@ def lasting_levels(observation: Observation) -> dict[str, FloatArray]:
 
 
 def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) -> LayerCosts | None:
-    """Return what layers take, given those of each chunk of each stage.
+    """Return the costs of layers, given the number of layers of each chunk of each stage.
 
-    None where stages cannot be compared, or there is one chunk.
+    None where the stages do not compute the same microbatches, or the model has a single chunk.
     """
-    levels = lasting_levels(observation)
+    levels = typical_pass_times(observation)
     if not levels:
         return None
     shape = next(iter(levels.values())).shape
-    places = _in_order(observation, shape)
+    places = _model_order(observation, shape)
     if len(places) <= 1 or shape != (len(layers), len(layers[0])):
         return None
     counts = np.array([layers[stage][chunk] for stage, chunk in places], dtype=np.int64)
     level_ns = np.array([[level[place] for place in places] for level in levels.values()])
-    rates, extra_ns = _rates(level_ns, counts)
+    rates, extra_ns = _layer_rates(level_ns, counts)
     return LayerCosts(
         places=places,
         layers=counts,
@@ -139,20 +131,20 @@ def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) ->
     )
 
 
-def _in_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
-    """Return stage and chunk of each part of the model, in the order of a forward.
+def _model_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
+    """Return (stage, chunk) of each chunk in the order of the forward pass.
 
-    Empty where the model is there twice, once for each direction that microbatches come from.
+    Empty in a bidirectional pipeline, where the model is there once for each direction.
     """
     stages, chunks = shape
-    in_turn = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
+    interleaved = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
     routes = observation.layout.routes
-    whole = [tuple(route) for route in routes if sorted(route) == sorted(in_turn)]
-    return whole[0] if whole else () if routes else in_turn
+    whole = [tuple(route) for route in routes if sorted(route) == sorted(interleaved)]
+    return whole[0] if whole else () if routes else interleaved
 
 
-def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return what a layer of each chunk takes, and what the ends take beyond layers."""
+def _layer_rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return the time of a layer of each chunk and that of embedding and head, (passes, places)."""
     blocks = level_ns / layers
     last = len(layers) - 1
     rates = blocks.copy()
@@ -171,23 +163,23 @@ def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
-    """The most layers that each stage can hold."""
+class StageCapacity:
+    """The most layers that the memory of each stage can hold."""
 
-    stage: IntArray  # (places,): stage of each place of the model
-    layers: IntArray  # (stages,): the most that fits
-    known: bool  # whether the metadata say so
+    stage: IntArray  # (places,): stage of each chunk of the model
+    layers: IntArray  # (stages,): the most layers that fit
+    known: bool  # whether the metadata have the limit
 
     def most(self, place: int) -> int:
-        """Return the most layers of one chunk."""
+        """Return the most layers that fit the stage of one chunk."""
         return int(self.layers[self.stage[place]])
 
 
-def room_of(extra: Mapping[str, Any], costs: LayerCosts) -> Room:
-    """Return what the metadata of a session say of the memory of its stages.
+def stage_capacity(extra: Mapping[str, Any], costs: LayerCosts) -> StageCapacity:
+    """Return the most layers of each stage by the metadata's ``max_layers``.
 
-    ``max_layers`` is a number, or a list with one for each stage. A stage that holds more today
-    holds what it holds.
+    ``max_layers`` is a number, or a list with one for each stage. A stage can always hold its
+    layers of today.
     """
     stage = np.array([stage for stage, _ in costs.places])
     stages = int(stage.max()) + 1
@@ -198,49 +190,40 @@ def room_of(extra: Mapping[str, Any], costs: LayerCosts) -> Room:
     known = len(numbers) == stages and all(
         isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
     )
-    layers = np.array(numbers if known else [_ANY] * stages, dtype=np.int64)
+    layers = np.array(numbers if known else [_UNLIMITED] * stages, dtype=np.int64)
     today = np.bincount(stage, weights=costs.layers, minlength=stages).astype(np.int64)
-    return Room(stage, np.maximum(layers, today), known)
-
-
-# ---- What a session says of the whole job that runs: its blocks' times, and how fast its workers a
-#
-# With the model's shape and the batch, which metadata say, this is what the plan of the whole job
-# takes as measured (`app.plans.specs.session`).
-
-
-_MS_PER_NS = 1e-6
+    return StageCapacity(stage, np.maximum(layers, today), known)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """The measured part of a job as it runs."""
+    """Measured times and speeds of a running job."""
 
     forward_ms: float
-    """The median block's forward pass of one microbatch, on workers that are not slow."""
+    """Forward time of the median block for one microbatch, on workers that are not slow."""
     backward_ms: float
-    """The same of its backward pass, with gradients of weights."""
+    """Backward time of the median block for one microbatch, gradients of weights included."""
     microbatches: int
-    """Of a pipeline in a step."""
+    """Microbatches of a pipeline in a step."""
     speeds: Mapping[int, float]
-    """By traced rank; 1 is that of its peers, the same stage of other DP ranks."""
+    """Speed of each traced rank; 1 is the speed of its peers, the same stage of other DP ranks."""
 
 
 def running_job(observation: Observation, layers: Sequence[Sequence[int]]) -> RunningJob | None:
-    """Return what a session's blocks take and how fast its workers are.
+    """Return the time of a session's blocks and the speeds of its workers.
 
     Parameters
     ----------
     layers : sequence of sequences of int
-        Of each chunk of each stage, embedding and head not counted. Of a single chunk, embedding
-        and head are told from no block: they are shared out among its blocks.
+        Layers of each chunk of each stage, embedding and head not counted. In a single chunk,
+        embedding and head are not separable: their time is shared out among its blocks.
 
     Returns
     -------
     RunningJob or None
         None where the stages do not all compute the same microbatches, forward and backward.
     """
-    levels = lasting_levels(observation)
+    levels = typical_pass_times(observation)
     if len(levels) < 2 or FORWARD_COMPUTE not in levels:  # noqa: PLR2004 - forward and backward
         return None
     if sum(map(len, layers)) > 1:
@@ -252,6 +235,8 @@ def running_job(observation: Observation, layers: Sequence[Sequence[int]]) -> Ru
         blocks = {name: float(level.sum()) / layers[0][0] for name, level in levels.items()}
     forward_ns = blocks.pop(FORWARD_COMPUTE)
     passes = observation.passes[FORWARD_COMPUTE]
+    typical = np.add.reduce([level.sum(axis=1) for level in levels.values()])
+    taken = np.add.reduce([observation.passes[name].own_ns.sum(axis=1) for name in levels])
     return RunningJob(
         forward_ms=forward_ns * _MS_PER_NS,
         backward_ms=sum(blocks.values()) * _MS_PER_NS,
@@ -259,15 +244,8 @@ def running_job(observation: Observation, layers: Sequence[Sequence[int]]) -> Ru
         speeds=dict(
             zip(
                 observation.layout.ranks.ravel().tolist(),
-                _speeds(observation, levels).ravel().tolist(),
+                np.asarray((typical[:, None] / np.maximum(taken, 1.0)).T).ravel().tolist(),
                 strict=True,
             )
         ),
     )
-
-
-def _speeds(observation: Observation, levels: Mapping[str, FloatArray]) -> FloatArray:
-    """Return speeds of workers, shape (dp, pp)."""
-    typical = np.add.reduce([level.sum(axis=1) for level in levels.values()])
-    taken = np.add.reduce([observation.passes[name].own_ns.sum(axis=1) for name in levels])
-    return np.asarray((typical[:, None] / np.maximum(taken, 1.0)).T)

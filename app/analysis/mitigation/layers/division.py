@@ -1,8 +1,8 @@
-"""A better division of the layers over the stages, replayed on the session's own durations.
+"""Better divisions of the layers over the stages, replayed on the session's own durations.
 
-Each microbatch keeps its own luck on its worker, and takes the share of the chunk's new time in its
-old one; parameters, gradients and the optimizer go with the number of layers. Transfers between
-stages stay as they were recorded.
+The replay scales each recorded computation by its chunk's new ÷ old time. Collectives of
+parameters and gradients and the optimizer scale with the number of layers; transfers between stages
+stay as recorded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fixes import ByChunk, Division
-from app.analysis.mitigation.layers.costs import LayerCosts, Place, Room, estimate_costs, room_of
-from app.analysis.mitigation.layers.execution import Lane, find_owners
+from app.analysis.mitigation.layers.costs import (
+    LayerCosts,
+    Place,
+    StageCapacity,
+    estimate_costs,
+    stage_capacity,
+)
+from app.analysis.mitigation.layers.execution import TypicalStep, find_owners
 from app.analysis.mitigation.layers.search import EQUAL, search
 from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -24,28 +30,31 @@ from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.model import FORWARD_COMPUTE
 from app.analysis.trace.parallelism import layers_per_chunk
 
-# Divisions of the lasting step that are replayed on the session itself.
+# The best divisions of the typical step that are replayed on the session itself.
 _REPLAYED: Final = 6
-_MS: Final = 1e-6
+_MS_PER_NS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A division that may be the best one, and how it is replayed."""
+    """A division to replay, with the costs that it is based on."""
 
     division: Division
     costs: LayerCosts
     counts: IntArray
 
     def replacement(self, group: ShapeGroup) -> Replacement:
-        """Return what the operations of some steps take with the division."""
-        return _scaled(group, self.costs, self.counts)
+        """Return the durations of a group's operations with the division."""
+        factors = self.costs.times_ns(self.counts) / np.maximum(self.costs.level_ns, 1.0)
+        return _by_factors(
+            group, self.costs, factors, self.counts / self.costs.layers, self.costs.layers
+        )
 
 
 def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
-    """Return the divisions that may be best, today's not among them.
+    """Return the best divisions of the typical step that beat today's, best first.
 
-    Empty where the metadata do not say how many layers each stage has.
+    Empty where the metadata lack the layers of each stage.
     """
     meta = observation.trace.meta
     today = layers_per_chunk(meta.extra, meta.sizes.pp, meta.sizes.vpp)
@@ -54,8 +63,8 @@ def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
     costs = estimate_costs(observation, today)
     if costs is None:
         return []
-    room = room_of(meta.extra, costs)
-    found = search(Lane(replayed.main, costs), room)
+    room = stage_capacity(meta.extra, costs)
+    found = search(TypicalStep(replayed.main, costs), room)
     proven = found.proven and not replayed.graph.chained
     as_good_ns = (1 + EQUAL) * found.best[0][0]
     now_ns = next(time for time, counts in found.best if (counts == costs.layers).all())
@@ -69,9 +78,9 @@ def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
 
 
 def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
-    """Return what computations take where every chunk takes the mean of all, lastingly.
+    """Return the computations' durations with every chunk at the mean typical time.
 
-    That is the most that a better division of layers can bring.
+    An upper bound of the gain of any division of the layers.
     """
     recorded = group.durations.recorded_ns
     chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
@@ -80,11 +89,6 @@ def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
         return Replacement(np.empty(0, dtype=np.int64), lambda steps: recorded[:0, steps])
     factors = costs.level_ns.mean(axis=1, keepdims=True) / np.maximum(costs.level_ns, 1.0)
     return _by_factors(group, costs, factors, np.ones(len(costs.places)))
-
-
-def _scaled(group: ShapeGroup, costs: LayerCosts, counts: IntArray) -> Replacement:
-    factors = costs.times_ns(counts) / np.maximum(costs.level_ns, 1.0)
-    return _by_factors(group, costs, factors, counts / costs.layers, costs.layers)
 
 
 def _by_factors(
@@ -109,14 +113,16 @@ def _by_factors(
     return Replacement(nodes, lambda steps: recorded[nodes, steps] * changed)
 
 
-def _division(costs: LayerCosts, counts: IntArray, room: Room, *, proven: bool) -> Division:
+def _division(
+    costs: LayerCosts, counts: IntArray, room: StageCapacity, *, proven: bool
+) -> Division:
     layers = _by_chunk(costs.places, counts)
     return Division(
         today=_by_chunk(costs.places, costs.layers),
         layers=layers,
-        layer_ms=costs.median_layer_ns * _MS,
-        embedding_ms=costs.embedding_ns * _MS,
-        head_ms=costs.head_ns * _MS,
+        layer_ms=costs.median_layer_ns * _MS_PER_NS,
+        embedding_ms=costs.embedding_ns * _MS_PER_NS,
+        head_ms=costs.head_ns * _MS_PER_NS,
         proven=proven,
         max_layers=tuple(room.layers.tolist()) if room.known else None,
         flag=launcher_flag(layers),
@@ -132,9 +138,9 @@ def _by_chunk(places: Sequence[Place], counts: IntArray) -> ByChunk:
 
 
 def launcher_flag(layers: ByChunk) -> str:
-    """Return what tells Megatron-LM to divide a model's layers so.
+    """Return Megatron-LM's flag for a division of the layers.
 
-    Where only the ends differ the older flags say it, which more of its versions have.
+    Where only the ends differ, the older flags suffice, which more versions of it have.
 
     Examples
     --------
@@ -151,6 +157,6 @@ def launcher_flag(layers: ByChunk) -> str:
         return (
             f"--decoder-first-pipeline-num-layers {first} --decoder-last-pipeline-num-layers {last}"
         )
-    in_turn = [stage[chunk] for chunk in range(len(layers[0])) for stage in layers]
-    parts = "|".join(f"t*{count}" for count in in_turn)
+    interleaved = [stage[chunk] for chunk in range(len(layers[0])) for stage in layers]
+    parts = "|".join(f"t*{count}" for count in interleaved)
     return f'--pipeline-model-parallel-layout "E{parts}L"'

@@ -1,7 +1,7 @@
-"""Noise-free execution of one step under a division of the layers, and its longest chain.
+"""Noise-free execution of one step under a division of the layers, and its critical path.
 
-Every operation takes its typical time. The longest chain of dependent operations bounds the step
-from below under every other division, which makes an exact search possible.
+Every operation takes its typical time. The critical path under one division is a chain of
+dependent operations, whose length bounds the step from below under every other division.
 """
 
 from __future__ import annotations
@@ -17,35 +17,32 @@ from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 
-# In proportion to the parameters of a chunk, or of a stage.
+# Operations whose time is proportional to the parameters of a chunk or stage.
 BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
 _NOWHERE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Operations that follow one another: how often each chunk's passes are among them."""
+    """A path of dependent operations, as a linear function of the chunks' times and layers."""
 
-    fixed_ns: float  # what does not depend on the division
-    passes: FloatArray  # (passes, places): how many passes of each chunk
-    # (places,): what each layer of a chunk adds to its passes: its parameters are gathered, its
-    # gradients reduced
-    by_layer_ns: FloatArray
+    fixed_ns: float  # part that does not depend on the division
+    passes: FloatArray  # (passes, places): number of passes of each chunk on the path
+    by_layer_ns: FloatArray  # (places,): time of collectives and optimizer for each layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """Which nodes change with the division."""
+    """Chunk of each node whose duration depends on the division of the layers."""
 
-    kind: IntArray  # (nodes,): number of the type of computation; -1 where a node is none
-    # (nodes,): the chunk that a computation, or a collective of its parameters, belongs to
+    kind: IntArray  # (nodes,): index of the type of computation; -1 for other nodes
+    # (nodes,): chunk of a computation, or of a collective of its parameters; -1 without one
     place: IntArray
-    # The chunks of a stage, by node, where a node belongs to all of them.
-    shared: dict[int, IntArray]
+    shared: dict[int, IntArray]  # chunks of a stage, by node that serves all of them
 
     @property
     def scaled(self) -> IntArray:
-        """Return the nodes that grow with the layers they belong to, computations not among them.
+        """Return the collectives and optimizer steps of single chunks, which scale with layers.
 
         Those of a whole stage are in `shared`.
         """
@@ -53,7 +50,7 @@ class Owners:
 
 
 def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
-    """Return which nodes belong to which chunk."""
+    """Return the chunk of each node."""
     layout, nodes = group.layout, group.layout.nodes
     number = {place: index for index, place in enumerate(costs.places)}
     kind = np.full(len(nodes), _NOWHERE, dtype=np.int64)
@@ -79,8 +76,8 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
     return Owners(kind, place, shared)
 
 
-class Lane:
-    """The lasting step of a session's most frequent shape, for any division of its layers."""
+class TypicalStep:
+    """The typical step of a session's most frequent shape, executable with any division."""
 
     def __init__(self, group: ShapeGroup, costs: LayerCosts) -> None:
         self.costs = costs
@@ -95,13 +92,13 @@ class Lane:
         self._lags = group.graph.lags_ns
 
     def longest(self, layers: IntArray) -> tuple[float, Chain]:
-        """Return how long a step takes with these numbers of layers of the chunks, and why."""
+        """Return the step time with these layers of the chunks, ns, and its critical path."""
         ends, before = self._run(self.durations_ns(layers).tolist())
         last = max(ends, key=ends.__getitem__)
         return ends[last], self._chain(_walk(before, last)[::-1], ends[last], layers)
 
     def durations_ns(self, layers: IntArray) -> FloatArray:
-        """Return what each node takes with a division."""
+        """Return the duration of each node with a division."""
         owners, today = self._owners, self.costs.layers
         durations = self._typical_ns.copy()
         times = self.costs.times_ns(layers)
@@ -114,10 +111,10 @@ class Lane:
         return durations
 
     def through_stages(self, layers: IntArray) -> list[Chain]:
-        """Return for each stage what leads to its first pass, all of its passes, what follows."""
+        """Return for each stage the chain through its first pass, all its passes and its last."""
         durations = self.durations_ns(layers).tolist()
         ends, before = self._run(durations)
-        after = self._follow(durations)
+        after = self._successors(durations)
         chains = []
         for stage in sorted({stage for stage, _ in self.costs.places}):
             mine = [
@@ -131,7 +128,7 @@ class Lane:
         return chains
 
     def _run(self, durations: list[float]) -> tuple[dict[int, float], dict[int, int]]:
-        """Return when nodes end, and which one each waited for last."""
+        """Return the end of each node, and its critical predecessor."""
         ends: dict[int, float] = {}
         before: dict[int, int] = {}
         for members, afters in self._units:
@@ -146,8 +143,8 @@ class Lane:
                 ends[node] = begin + durations[node]
         return ends, before
 
-    def _follow(self, durations: list[float]) -> dict[int, int]:
-        """Return which node follows each on the longest way to the end."""
+    def _successors(self, durations: list[float]) -> dict[int, int]:
+        """Return the successor of each node on its longest path to the end."""
         remaining: dict[int, float] = {}
         then: dict[int, int] = {}
         for members, afters in reversed(self._units):
@@ -165,9 +162,9 @@ class Lane:
     def _chain(
         self, nodes: list[int], total_ns: float | None = None, layers: IntArray | None = None
     ) -> Chain:
-        """Return a chain of nodes, each of which follows the one before.
+        """Return the chain of dependent nodes.
 
-        Where its whole length with a division is known, what regularly passes between them counts.
+        With its whole length `total_ns` under `layers`, lags between the nodes count as fixed.
         """
         owners, today = self._owners, self.costs.layers
         passes = np.zeros((len(self.costs.passes), len(today)))
@@ -190,7 +187,7 @@ class Lane:
 
 
 def _walk(links: dict[int, int], node: int) -> list[int]:
-    """Return the nodes that links lead to, one after the other."""
+    """Return the nodes of a linked list, from `node` on."""
     nodes = []
     while node != _NOWHERE:
         nodes.append(node)

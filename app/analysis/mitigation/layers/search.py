@@ -1,8 +1,8 @@
-"""Exact search for the best division of the layers, with lower bounds from chains.
+"""Exact search for the best division of the layers, with lower bounds from critical paths.
 
-Known chains bound every division from below. The division with the least bound is executed: it is
-proven best or yields another chain. Divisions that move one layer are tried first, then all by
-branch and bound.
+The step is as long as its longest chain of operations, so the known chains bound every division
+from below. The division with the least bound is executed, which proves it best or yields another
+chain. Hill climbing over single layers finds a good division first; branch and bound follows.
 """
 
 from __future__ import annotations
@@ -13,29 +13,34 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.mitigation.layers.costs import LayerCosts, Room
-from app.analysis.mitigation.layers.execution import Chain, Lane
+from app.analysis.mitigation.layers.costs import LayerCosts, StageCapacity
+from app.analysis.mitigation.layers.execution import Chain, TypicalStep
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 
-# ---- What chains of operations say of divisions of the layers: each bounds the step from below ---
-
-
-# Layers whose prices differ by a smaller share are alike.
+# Prices of layers that differ by a smaller share are equal.
 _ALIKE: Final = 1e-9
-# Turns of making the mean of the chains a better bound.
+# Iterations that improve the weights of the mean chain.
 _LIFTS: Final = 60
-# How much more a chain counts that is longer by the length of a step.
-_EAGER: Final = 2.0
+# Exponent by which longer chains gain weight in an iteration, relative to the step.
+_LEARNING_RATE: Final = 2.0
+# Limit of executed divisions; the best one is then returned without a proof.
+_MOST_RUNS: Final = 250
+# Limit of nodes of all branch and bound trees.
+_MOST_NODES: Final = 40_000
+# Divisions that differ by a smaller share of a step are equal: it cannot be measured.
+EQUAL: Final = 5e-4
+# Layers moved at once by hill climbing, and the most chunks among which more than one is moved.
+_MOVES: Final = 2
+_MOST_PLACES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Chains as prices."""
+class ChainPrices:
+    """Lengths of chains as sums of prices of the layers at their places."""
 
     fixed_ns: FloatArray  # (chains,)
-    # (places, layers + 1, chains): what all layers before one cost at a place
-    before_ns: FloatArray
-    added_ns: FloatArray  # (places, chains): what each place costs beyond layers
+    before_ns: FloatArray  # (places, layers + 1, chains): cost of the first layers at a place
+    added_ns: FloatArray  # (places, chains): cost of each place beyond its layers
 
     @property
     def places(self) -> int:
@@ -48,49 +53,49 @@ class Rows:
         return int(self.before_ns.shape[1] - 1)
 
     def cost_ns(self, place: int, first: int, sizes: IntArray) -> FloatArray:
-        """Return what chunks of these sizes cost from a layer on, shape (sizes, chains)."""
+        """Return the costs of chunks that begin at a layer, by size, shape (sizes, chains)."""
         before = self.before_ns[place]
         return np.asarray(before[first + sizes] - before[first] + self.added_ns[place])
 
     def lengths_ns(self, counts: IntArray) -> FloatArray:
-        """Return how long each chain is with each division, shape (divisions, chains)."""
+        """Return the length of each chain under each division, shape (divisions, chains)."""
         ends = np.cumsum(counts, axis=1)
         number = np.arange(self.places)
         cost = self.before_ns[number, ends] - self.before_ns[number, ends - counts]
         return np.asarray((cost + self.added_ns).sum(axis=1) + self.fixed_ns)
 
-    def mean(self, weights: FloatArray) -> Rows:
-        """Return a mean of the chains, as the only one."""
-        return Rows(
+    def mean(self, weights: FloatArray) -> ChainPrices:
+        """Return the weighted mean of the chains as a single chain."""
+        return ChainPrices(
             np.array([self.fixed_ns @ weights]),
             (self.before_ns @ weights)[:, :, None],
             (self.added_ns @ weights)[:, None],
         )
 
-    def with_row(self, other: Rows) -> Rows:
-        """Return these chains and others."""
-        return Rows(
+    def with_row(self, other: ChainPrices) -> ChainPrices:
+        """Return these chains followed by others."""
+        return ChainPrices(
             np.concatenate([self.fixed_ns, other.fixed_ns]),
             np.concatenate([self.before_ns, other.before_ns], axis=2),
             np.concatenate([self.added_ns, other.added_ns], axis=1),
         )
 
 
-def rows_of(costs: LayerCosts, chains: Sequence[Chain]) -> Rows:
-    """Return each chain's price of every layer at every place, and of what is fixed there."""
-    weights = np.stack([chain.passes for chain in chains], axis=2) * costs.own()[:, :, None]
+def chain_prices(costs: LayerCosts, chains: Sequence[Chain]) -> ChainPrices:
+    """Return the prices of every layer at every place, by chain."""
+    weights = np.stack([chain.passes for chain in chains], axis=2) * costs.deviation()[:, :, None]
     by_layer = np.stack([chain.by_layer_ns for chain in chains], axis=1)
     price = np.einsum("pkc,pl->klc", weights, costs.layer_ns) + by_layer[:, None, :]
     before = np.zeros((price.shape[0], price.shape[1] + 1, price.shape[2]))
     before[:, 1:] = np.cumsum(price, axis=1)
     added = np.einsum("pkc,pk->kc", weights, costs.extra_ns)
-    return Rows(np.array([chain.fixed_ns for chain in chains]), before, added)
+    return ChainPrices(np.array([chain.fixed_ns for chain in chains]), before, added)
 
 
-def rest_ns(rows: Rows, room: Room) -> FloatArray:
-    """Return for each chain alone the least that places from one on cost with remaining layers.
+def suffix_bounds_ns(rows: ChainPrices, room: StageCapacity) -> FloatArray:
+    """Return for each chain the least cost of the remaining layers on the remaining places.
 
-    Shape (places + 1, layers + 1, chains), by place and the first of the layers.
+    Shape (places + 1, layers + 1, chains), by first place and first layer.
     """
     places, total = rows.places, rows.total
     rest = np.full((places + 1, total + 1, len(rows.fixed_ns)), np.inf)
@@ -103,7 +108,7 @@ def rest_ns(rows: Rows, room: Room) -> FloatArray:
 
 
 def _best_ends(costs: FloatArray, most: int) -> FloatArray:
-    """Return the least cost of an end after each first layer, at most `most` layers later."""
+    """Return for each first layer the least cost of an end at most `most` layers later."""
     if most >= len(costs):
         return np.asarray(np.minimum.accumulate(costs[::-1], axis=0)[::-1][1:])
     return np.array(
@@ -111,8 +116,10 @@ def _best_ends(costs: FloatArray, most: int) -> FloatArray:
     )
 
 
-def largest(rows: Rows, room: Room, rest: FloatArray, below_ns: float) -> IntArray:
-    """Return for each place the most layers with which a step may be shorter than a time."""
+def largest_chunks(
+    rows: ChainPrices, room: StageCapacity, rest: FloatArray, below_ns: float
+) -> IntArray:
+    """Return for each place the most layers whose bound is below a step time."""
     places, total = rows.places, rows.total
     ahead = np.full((places + 1, total + 1, len(rows.fixed_ns)), np.inf)
     ahead[0, 0] = rows.fixed_ns
@@ -126,7 +133,7 @@ def largest(rows: Rows, room: Room, rest: FloatArray, below_ns: float) -> IntArr
         before = rows.before_ns[place]
         first = np.arange(place, total)
         low, high = 1, min(total - places + 1, room.most(place))
-        # A larger chunk costs more: where one size is too long, so are all larger ones.
+        # Bisection is valid since a larger chunk always costs more.
         while low < high:
             size = (low + high + 1) // 2
             start = first[first + size <= total]
@@ -143,55 +150,57 @@ def largest(rows: Rows, room: Room, rest: FloatArray, below_ns: float) -> IntArr
     return most
 
 
-def largest_of_stages(rows: Rows, room: Room, most: IntArray, below_ns: float) -> IntArray:
-    """Return the same of each stage, all of its chunks together.
+def largest_stages(
+    rows: ChainPrices, room: StageCapacity, most: IntArray, below_ns: float
+) -> IntArray:
+    """Return for each stage the most layers of all its chunks whose bound is below a step time.
 
-    Where layers take the same wherever they come in the model; else what its chunks can take.
+    The sum of its chunks' limits `most` where layers have unequal prices.
     """
     price = np.diff(rows.before_ns, axis=1)
     stages = range(len(room.layers))
-    found = np.array([most[room.stage == stage].sum() for stage in stages])
+    largest = np.array([most[room.stage == stage].sum() for stage in stages])
     if np.ptp(price, axis=1).max() > _ALIKE * price.max():
-        return found
+        return largest
     price = price[:, 0]
     fixed = rows.fixed_ns + rows.added_ns.sum(axis=0)
     for stage in stages:
         mine = room.stage == stage
         if mine.all():
             continue
-        sizes = np.arange(int(mine.sum()), int(found[stage]) + 1)[:, None]
+        sizes = np.arange(int(mine.sum()), int(largest[stage]) + 1)[:, None]
         others = (rows.total - sizes) * price[~mine].min(axis=0)
         fits = (fixed + sizes * price[mine].min(axis=0) + others).max(axis=1) < below_ns
-        found[stage] = int(sizes[fits].max()) if fits.any() else 0
-    return found
+        largest[stage] = int(sizes[fits].max()) if fits.any() else 0
+    return largest
 
 
-def mean_of_chains(rows: Rows, room: Room) -> Rows:
-    """Return the mean of the chains, with weights that bound all divisions well.
+def best_mean_chain(rows: ChainPrices, room: StageCapacity) -> ChainPrices:
+    """Return the mean chain of the best bound found by multiplicative weights.
 
-    No division is shorter than its longest chain, and so than any mean of them.
+    A step is at least as long as its longest chain, and so as any mean of them.
     """
     count = len(rows.fixed_ns)
     weights = np.full(count, 1 / count)
     best, best_weights = -np.inf, weights
     total = np.zeros(count)
     for turn in range(1, _LIFTS + 1):
-        bound, layers = _alone(rows.mean(weights), room)
+        bound, layers = _cheapest_division(rows.mean(weights), room)
         if bound > best:
             best, best_weights = bound, weights
         if layers is None:
             break
-        # Chains that were longer than the others, turn after turn, count more.
+        # Multiplicative weights: chains that were longer over the iterations gain weight.
         total += rows.lengths_ns(layers[None])[0]
         lead = (total - total.max()) / turn / max(abs(bound), 1.0)
-        weights = np.exp(_EAGER * lead * np.sqrt(turn))
+        weights = np.exp(_LEARNING_RATE * lead * np.sqrt(turn))
         weights = weights / weights.sum()
     return rows.mean(best_weights)
 
 
-def _alone(row: Rows, room: Room) -> tuple[float, IntArray | None]:
-    """Return the least that one chain can cost, and the division that does."""
-    rest = rest_ns(row, room)[:, :, 0]
+def _cheapest_division(row: ChainPrices, room: StageCapacity) -> tuple[float, IntArray | None]:
+    """Return the least length of a single chain over all divisions, and that division."""
+    rest = suffix_bounds_ns(row, room)[:, :, 0]
     if not np.isfinite(rest[0, 0]):
         return np.inf, None
     layers, first = np.zeros(row.places, dtype=np.int64), 0
@@ -204,58 +213,39 @@ def _alone(row: Rows, room: Room) -> tuple[float, IntArray | None]:
     return float(row.fixed_ns[0] + rest[0, 0]), layers
 
 
-# ---- The best division of the layers: exact, by chains that bound the step from below ----------
-# The step is as long as its longest chain of operations. The chains that are known bound every
-# division from below; the division with the least bound is executed, which either proves that
-# nothing is better or brings another chain. First among the divisions that move one layer, which
-# finds a good one soon; then among all, by branch and bound.
-
-
-# Divisions that are executed, at most, before the best one so far is taken, unproven.
-_MOST_RUNS: Final = 250
-# Parts of divisions that are looked at, altogether.
-_MOST_NODES: Final = 40_000
-# Divisions that differ by a smaller share of a step are as good: that cannot be measured.
-EQUAL: Final = 5e-4
-# Layers that are moved at once, and chunks among which more than one is.
-_MOVES: Final = 2
-_MOST_PLACES: Final = 10
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """Divisions by how long the lasting step takes, the best first."""
+class RankedDivisions:
+    """Executed divisions with the time of their typical step, best first."""
 
-    # tuple of (float, int64 array): time of a step in ns, and layers of each chunk
-    best: tuple[tuple[float, IntArray], ...]
+    best: tuple[tuple[float, IntArray], ...]  # step time in ns, and layers of each chunk
     proven: bool  # whether no division is better than the first by more than `EQUAL`
 
 
-def search(lane: Lane, room: Room) -> Found:
-    """Return divisions of a model's layers; today's is among them."""
+def search(lane: TypicalStep, room: StageCapacity) -> RankedDivisions:
+    """Return the executed divisions of a model's layers, today's among them."""
     return _Search(lane, room).result()
 
 
 class _Search:
-    """A search under way: what was executed, and the chains that it showed."""
+    """State of a search: the executed divisions and their chains."""
 
-    def __init__(self, lane: Lane, room: Room) -> None:
+    def __init__(self, lane: TypicalStep, room: StageCapacity) -> None:
         self._lane, self._room = lane, room
         self._tried: dict[bytes, tuple[float, IntArray]] = {}
         self._chains: dict[bytes, Chain] = {}
         self._nodes = _MOST_NODES
 
-    def result(self) -> Found:
+    def result(self) -> RankedDivisions:
         costs = self._lane.costs
-        for layers in (costs.layers, self._even(costs)):
+        for layers in (costs.layers, self._balanced_start(costs)):
             self._run(layers)
             for chain in self._lane.through_stages(layers):
                 self._add(chain)
         proven = False
         while len(self._tried) < _MOST_RUNS:
-            self._move_layers()
+            self._hill_climb()
             below = (1 - EQUAL) * self._best()[0]
-            found = self._least_bound(below)
+            found = self._most_promising(below)
             if found is None:
                 proven = self._nodes > 0
                 break
@@ -263,7 +253,7 @@ class _Search:
                 break
             self._run(found)
         order = sorted(self._tried.values(), key=lambda item: (item[0], *item[1].tolist()))
-        return Found(tuple(order), proven)
+        return RankedDivisions(tuple(order), proven)
 
     def _best(self) -> tuple[float, IntArray]:
         return min(self._tried.values(), key=lambda item: item[0])
@@ -280,13 +270,13 @@ class _Search:
         if known is None or known.fixed_ns < chain.fixed_ns:
             self._chains[key] = chain
 
-    def _rows(self) -> Rows:
-        return rows_of(self._lane.costs, list(self._chains.values()))
+    def _rows(self) -> ChainPrices:
+        return chain_prices(self._lane.costs, list(self._chains.values()))
 
-    def _even(self, costs: LayerCosts) -> IntArray:
-        """Return today's division with layers moved from the heaviest chunk of the heaviest stage.
+    def _balanced_start(self, costs: LayerCosts) -> IntArray:
+        """Return today's division after greedy moves of layers to the lightest stage.
 
-        To the lightest stage, as long as that makes the heaviest one lighter.
+        Each move takes a layer of the heaviest stage, as long as the maximum load falls.
         """
         layers = costs.layers.copy()
         stage = self._room.stage
@@ -308,8 +298,8 @@ class _Search:
             layers = moved
         return layers
 
-    def _move_layers(self) -> None:
-        """Move a layer at a time from the best division, then two, as long as that may help."""
+    def _hill_climb(self) -> None:
+        """Improve the best division by moves of one layer, then of two, while bounds allow it."""
         moves = 1
         while len(self._tried) < _MOST_RUNS and moves <= _MOVES:
             best_ns, layers = self._best()
@@ -324,7 +314,7 @@ class _Search:
                 moves = 1
 
     def _neighbors(self, layers: IntArray, moves: int) -> IntArray:
-        """Return the divisions not executed yet that have this number of layers elsewhere."""
+        """Return the divisions, not yet executed, that differ by this number of moved layers."""
         places = len(layers)
         unit = np.eye(places, dtype=np.int64)
         step = (unit[None, :, :] - unit[:, None, :]).reshape(-1, places)
@@ -339,29 +329,29 @@ class _Search:
         new = [item.tobytes() not in self._tried for item in near]
         return np.asarray(near[new])
 
-    def _least_bound(self, below_ns: float) -> IntArray | None:
-        """Return the division whose longest known chain is shortest; None if all are too long."""
+    def _most_promising(self, below_ns: float) -> IntArray | None:
+        """Return the division of the least bound; None where no bound is below a step time."""
         rows = self._rows()
-        rows = rows.with_row(mean_of_chains(rows, self._room))
-        rest = rest_ns(rows, self._room)
+        rows = rows.with_row(best_mean_chain(rows, self._room))
+        rest = suffix_bounds_ns(rows, self._room)
         if float((rows.fixed_ns + rest[0, 0]).max()) >= below_ns:
             return None
-        most = largest(rows, self._room, rest, below_ns)
-        branch = _Branch(rows, rest, most, self._room, below_ns, self._nodes)
+        most = largest_chunks(rows, self._room, rest, below_ns)
+        branch = _BranchAndBound(rows, rest, most, self._room, below_ns, self._nodes)
         found = branch.best()
         self._nodes = branch.nodes
         return found
 
 
-class _Branch:
-    """Branch and bound over the chunks, in the order of the model."""
+class _BranchAndBound:
+    """Branch and bound over the sizes of the chunks, in the order of the model."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what bounds a division
         self,
-        rows: Rows,
+        rows: ChainPrices,
         rest: FloatArray,
         most: IntArray,
-        room: Room,
+        room: StageCapacity,
         below_ns: float,
         nodes: int,
     ) -> None:
@@ -369,10 +359,10 @@ class _Branch:
         self._below_ns, self.nodes = below_ns, nodes
         self._found: IntArray | None = None
         self._chosen = np.zeros(rows.places, dtype=np.int64)
-        # the most layers that the places from one on can take
+        # the most layers of the places from one on
         self._behind = np.append(np.cumsum(most[::-1])[::-1], 0)
-        # the most that each stage can still take
-        self._free = np.minimum(room.layers, largest_of_stages(rows, room, most, below_ns))
+        # remaining capacity of each stage
+        self._free = np.minimum(room.layers, largest_stages(rows, room, most, below_ns))
         self._later = [
             int((room.stage[place + 1 :] == room.stage[place]).sum()) for place in range(len(most))
         ]
@@ -395,15 +385,15 @@ class _Branch:
         sizes = np.arange(least, min(int(self._most[place]), free, remaining - behind) + 1)
         if not len(sizes):
             return
-        here = prefix + self._rows.cost_ns(place, first, sizes)
-        bound = (here + self._rest[place + 1, first + sizes]).max(axis=1)
+        cost = prefix + self._rows.cost_ns(place, first, sizes)
+        bound = (cost + self._rest[place + 1, first + sizes]).max(axis=1)
         for index in np.argsort(bound, kind="stable").tolist():
             if bound[index] >= self._below_ns:
                 break
             self._chosen[place] = sizes[index]
             if behind:
                 self._free[stage] -= sizes[index]
-                self._descend(place + 1, first + int(sizes[index]), here[index])
+                self._descend(place + 1, first + int(sizes[index]), cost[index])
                 self._free[stage] += sizes[index]
             else:
                 self._below_ns = float(bound[index])

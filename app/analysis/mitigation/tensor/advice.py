@@ -32,18 +32,17 @@ ALL_METHODS = frozenset(Method)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A group and what may be done about it."""
+    """A tensor-parallel group with the constraints of its workload control."""
 
-    group: Group  # without a plan
-    accuracy_budget: float  # the largest γ that is accepted
-    # None where nothing was sampled: columns are then sent and taken apart for free.
-    costs: Costs | None = None
-    sizes: tuple[Sizes, ...] = ()  # for the bytes that are moved, and for what goes in coarse units
-    methods: frozenset[Method] = ALL_METHODS  # those that the job knows
+    group: Group  # times without a plan
+    accuracy_budget: float  # largest accepted γ
+    costs: Costs | None = None  # None without a pre-test: communication then counts as free
+    sizes: tuple[Sizes, ...] = ()  # of the layers: for traffic in bytes and for coarse units
+    methods: frozenset[Method] = ALL_METHODS  # methods that the job supports
 
 
-# Columns are left out only where that is faster by this share than the best plan that leaves out
-# none: the loss of accuracy is certain, a per cent of a step time is within the noise.
+# Resizing must beat plans without it by this share: it costs accuracy for certain, while a per cent
+# of a step time is within the noise.
 LOSS_PAYS_FROM: Final = 0.05
 
 
@@ -54,12 +53,12 @@ class _Candidate:
     shares: Shares
 
     def key(self) -> tuple[Method, bytes, bytes]:
-        """Return what two candidates that are the same have in common."""
+        """Return a key by which equal candidates are recognized."""
         return self.method, self.shares.resized.tobytes(), self.shares.moved.tobytes()
 
 
 def advise(problem: Problem) -> MitigationDocument:
-    """Return all alternatives, best first, and which one to take.
+    """Return all alternatives, best first, and the chosen one.
 
     Examples
     --------
@@ -70,7 +69,7 @@ def advise(problem: Problem) -> MitigationDocument:
     ('sticky', 1.142)
     """
     group = problem.group
-    # The same shares by another criterion are no alternative.
+    # Equal shares by another criterion are listed once.
     unlike = {item.key(): item for item in reversed(list(_candidates(problem)))}
     order = list(Method)
     ranked = sorted(
@@ -99,7 +98,7 @@ def advise(problem: Problem) -> MitigationDocument:
 
 
 def _weighed_s(item: Alternative) -> float:
-    """Return the time by which an alternative is ranked: leaving out columns has to pay."""
+    """Return the time by which an alternative is ranked, with the handicap of resizing."""
     loses = item.loss_risk is not LossRisk.NONE
     return item.predicted_time_s * (1 + LOSS_PAYS_FROM) if loses else item.predicted_time_s
 
@@ -145,20 +144,17 @@ def _alternative(problem: Problem, item: _Candidate) -> Alternative:
         speedup=float(group.time_s.max()) / max(times),
         loss_risk=risk if shares.resized.any() else LossRisk.NONE,
         within_budget=within,
-        extra_bytes=_extra_bytes(problem, shares, once=moves_once),
+        extra_bytes=extra_bytes(
+            problem.sizes, int(shares.moved.sum()) * group.unit, group.columns, once=moves_once
+        )
+        if problem.sizes
+        else None,
         ranks=rank_shares(group, shares, times),
     )
 
 
-def _extra_bytes(problem: Problem, shares: Shares, *, once: bool) -> int | None:
-    group, columns = problem.group, int(shares.moved.sum()) * problem.group.unit
-    if not problem.sizes:
-        return None
-    return extra_bytes(problem.sizes, columns, group.columns, once=once)
-
-
 def rank_shares(group: Group, shares: Shares, times_s: list[float]) -> tuple[RankShare, ...]:
-    """Return the shares rank by rank, in columns."""
+    """Return the shares of each rank, in columns."""
     unit = group.unit
     return tuple(
         RankShare(

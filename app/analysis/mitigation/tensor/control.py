@@ -1,8 +1,9 @@
 """Control loop of a tensor-parallel group: when to plan, replan and withdraw a plan.
 
-A job applies a decision at the end of the next step. To react within two slow steps, one report is
-enough where a rank's time is far outside of its own noise between reports; otherwise two reports
-in a row must agree, so that work does not move back and forth.
+A job applies a decision at the end of the next step. For a plan to act after two slow steps, and to
+be gone two steps after a recovery, a single report is enough where a rank's time is far outside of
+its noise from report to report. Otherwise two reports in a row must agree, so that work does not
+move back and forth.
 """
 
 from __future__ import annotations
@@ -19,61 +20,67 @@ from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
 from app.analysis.mitigation.tensor.group import STRAGGLES, FloatArray, Group, Shares
 
-# ---- Which changes of a rank's time one report is enough for, and which may be its noise -------
-# A rank's noise is how far its time moves from one report to the next. A change that is far outside
-# of it needs no second report; where too few reports came, or the rank is unsteady, it does.
-
-
 BoolArray = NDArray[np.bool_]
 
-# Reports that noise is taken from, and how many it takes at least.
+# Window of reports for the estimate of noise, and the fewest for one.
 LOOKED_BACK: Final = 32
 FEWEST: Final = 9
-# That many standard deviations of a change are outside of the noise.
+# A change by more standard deviations is clear.
 FAR: Final = 6.0
-# Three quarters of normal changes are within 1.15 standard deviations. That quarter which is not
-# counted leaves room for stragglers that came and went meanwhile.
+# Three quarters of normal changes are within 1.15 standard deviations. The estimate ignores the
+# last quarter, which stragglers within the window may have caused.
 _QUANTILE: Final = 0.75
 _WITHIN: Final = 1.1503
+# A group is recovered once its slowest rank is this near to its fastest; between this and
+# `STRAGGLES` the current plan stays (hysteresis).
+RECOVERED: Final = 1.05
+# Consecutive reports that confirm a change which one report leaves unclear.
+IN_A_ROW: Final = 2
+# Largest difference of shares |Δγ| between the current plan and a new one before it is replaced.
+MOST_DRIFT: Final = 0.05
+# Another method takes over where it is this much faster.
+WORTH_A_CHANGE: Final = 1.05
+# Steps of straggling after which work is moved for good, and after which the node is replaced.
+STICKY_AFTER: Final = 100
+REPLACE_AFTER: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clarity:
-    """Changes from one report to the next that no noise explains.
+class ClearChanges:
+    """Changes from one report to the next that are beyond noise.
 
-    A rank that changed so for a single report not long ago is none of them: steps out of line must
-    not change the job's work again and again.
+    Excludes ranks with such a change for a single report within the window: isolated slow steps
+    must not move the job's work again and again.
     """
 
-    # risen, fallen: (ranks,): ranks that became slower, and faster
-    risen: BoolArray
-    fallen: BoolArray
+    risen: BoolArray  # (ranks,): slower than in the report before
+    fallen: BoolArray  # (ranks,): faster than in the report before
 
     @classmethod
-    def nothing(cls, ranks: int) -> Clarity:
-        """Return that nothing is clear."""
+    def nothing(cls, ranks: int) -> ClearChanges:
+        """Return no clear change of any rank."""
         return cls(np.zeros(ranks, dtype=np.bool_), np.zeros(ranks, dtype=np.bool_))
 
 
-def clarity(earlier_s: FloatArray, time_s: FloatArray) -> Clarity:
-    """Return what has changed clearly since the report before.
+def clear_changes(earlier_s: FloatArray, time_s: FloatArray) -> ClearChanges:
+    """Return the ranks whose time changed beyond noise since the report before.
 
     Parameters
     ----------
     earlier_s : float64 array, shape (reports, ranks)
-        T of the latest reports of the attempt without plans, oldest first, seconds.
+        T of the attempt's latest reports without plans, oldest first, seconds.
     time_s : float64 array, shape (ranks,)
-        T now.
+        T of the current report, seconds.
 
     Examples
     --------
     >>> import numpy as np
     >>> steady = [[1.0, 1.0], [1.01, 1.0], [1.0, 0.99]]
-    >>> clarity(np.array(3 * steady), np.array([1.3, 1.0])).risen.tolist()
+    >>> clear_changes(np.array(3 * steady), np.array([1.3, 1.0])).risen.tolist()
     [True, False]
     """
     if len(earlier_s) < FEWEST:
-        return Clarity.nothing(len(time_s))
+        return ClearChanges.nothing(len(time_s))
     logs = np.log(earlier_s[-LOOKED_BACK:])
     changes = np.diff(logs, axis=0)
     noise = np.quantile(np.abs(changes), _QUANTILE, axis=0) / _WITHIN
@@ -82,32 +89,11 @@ def clarity(earlier_s: FloatArray, time_s: FloatArray) -> Clarity:
     up, down = changes > far, changes < -far
     slow_once = (up[:-1] & down[1:]).any(axis=0)
     fast_once = (down[:-1] & up[1:]).any(axis=0)
-    return Clarity((now > far) & ~slow_once, (now < -far) & ~fast_once)
-
-
-# ---- When to plan, to plan anew and to withdraw: the loop between a job's reports and its plans --
-# A job applies what a report led to at the end of the next step. For a plan to be in force after
-# two slow steps, and gone two steps after a recovery, one report has to do where a rank's time is
-# far outside of its own noise. What may be noise is done when two reports in a row ask for it: it
-# would change the job's work back and forth.
-
-
-# A group whose slowest rank is this near to its fastest has recovered; between the two limits a
-# plan that stands stays.
-RECOVERED: Final = 1.05
-# That many reports in a row decide what one of them leaves unclear.
-IN_A_ROW: Final = 2
-# A plan whose shares differ by more than this from what is needed now is made anew.
-MOST_DRIFT: Final = 0.05
-# Another method takes over where it is this much faster.
-WORTH_A_CHANGE: Final = 1.05
-# Steps of straggling after which work is moved for good, and the node is to be replaced.
-STICKY_AFTER: Final = 100
-REPLACE_AFTER: Final = 1000
+    return ClearChanges((now > far) & ~slow_once, (now < -far) & ~fast_once)
 
 
 class Rung(IntEnum):
-    """How much a method costs the job; escalation goes upwards."""
+    """Escalation level of a method, by its cost for the job."""
 
     RESIZE = 0
     MIGRATE = 1
@@ -125,31 +111,28 @@ RUNGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """What the latest reports of a group have in common."""
+    """Counts of consecutive reports of a group, carried from decision to decision."""
 
-    # over, calm: reports in a row with a straggler while no plan stands, and without one while
-    # one does
-    over: int = 0
-    calm: int = 0
-    # Reports in a row that ask for other shares than those of the plan that stands.
-    drifted: int = 0
-    missed: int = 0  # reports in a row in which the plan in force took much longer than predicted
-    rung: Rung = Rung.RESIZE  # the lowest one that is still tried against this straggler
-    since_step: int | None = None  # when the straggling began
+    over: int = 0  # with a straggler and no current plan
+    calm: int = 0  # without a straggler, under a current plan
+    drifted: int = 0  # that need other shares than the current plan's
+    missed: int = 0  # with a step under the plan much longer than predicted
+    rung: Rung = Rung.RESIZE  # lowest level still tried against this straggler
+    since_step: int | None = None  # first step of the straggling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
-    """The plan that stands, offered or in force."""
+class CurrentPlan:
+    """The current plan of a group, offered or in force."""
 
     method: Method
     shares: Shares
     predicted_time_s: float  # of the slowest rank
-    fits: bool = True  # whether the job and the switch still allow it
+    fits: bool = True  # whether the job and the operator's switch still allow it
 
 
 class Act(StrEnum):
-    """What is to be done with the plan of a group."""
+    """Action on the plan of a group."""
 
     KEEP = "keep"
     PLAN = "plan"
@@ -158,73 +141,74 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a report leads to."""
+    """Decision on a report."""
 
     act: Act
-    streak: Streak  # to be handed to the next decision
+    streak: Streak  # input of the next decision
     alternative: Alternative | None = None  # the new plan
-    # Whether the straggler has lasted so long that its node is to be replaced.
-    replace_node: bool = False
+    replace_node: bool = False  # whether the straggler has lasted for `REPLACE_AFTER` steps
 
 
 def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
     problem: Problem,
     step: int,
     streak: Streak,
-    standing: Standing | None,
+    standing: CurrentPlan | None,
     under_plan_s: float | None,
-    clear: Clarity | None = None,
+    clear: ClearChanges | None = None,
 ) -> Decision:
-    """Return what a report leads to.
+    """Return the decision on a report.
 
     Parameters
     ----------
     problem : Problem
-        The group as it is without the plan that it was measured under.
+        The group, with its times converted to those without a plan (`without_plan`).
     step : int
         The last step of the report.
     streak : Streak
-        Of the report before.
+        State after the decision before.
     under_plan_s : float or None
-        T of the slowest rank where the report was measured under the plan that stands.
-    clear : Clarity, optional
-        What one report is enough for.
+        T of the slowest rank, where the report was measured under the current plan.
+    clear : ClearChanges, optional
+        Changes that need no second report.
     """
     group = problem.group
-    clear = clear or Clarity.nothing(group.ranks)
+    clear = clear or ClearChanges.nothing(group.ranks)
     slowdown = float(group.time_s.max()) / group.fastest_s
     if slowdown <= STRAGGLES and standing is None:
         return Decision(Act.KEEP, Streak())
     since = step if streak.since_step is None else streak.since_step
     streak = replace(streak, since_step=since)
     if slowdown <= RECOVERED:
-        streak = replace(streak, calm=_counted(streak.calm, clear.fallen), drifted=0, missed=0)
+        streak = replace(
+            streak, calm=_reports_in_a_row(streak.calm, clear.fallen), drifted=0, missed=0
+        )
         if streak.calm >= IN_A_ROW:
             return Decision(Act.WITHDRAW, Streak())
         return Decision(Act.KEEP, streak)
     lasting = step - since >= REPLACE_AFTER
     if standing is None:
-        over = _counted(streak.over, clear.risen[group.stragglers])
+        over = _reports_in_a_row(streak.over, clear.risen[group.stragglers])
         streak = replace(streak, over=over, calm=0)
-        return _first(problem, _escalated(streak, problem.methods, step), lasting=lasting)
+        return _first_plan(problem, _escalated(streak, problem.methods, step), lasting=lasting)
     if slowdown <= STRAGGLES:
-        # Between the limits: neither recovered nor worth another plan.
+        # Between both limits the current plan stays (hysteresis).
         return Decision(Act.KEEP, replace(streak, calm=0, drifted=0, missed=0))
     missed = under_plan_s is not None and under_plan_s > STRAGGLES * standing.predicted_time_s
     streak = replace(streak, calm=0, missed=streak.missed + 1 if missed else 0)
-    # Another straggler than those whose work is shed, and no doubt of it.
+    # A clear straggler that the current plan does not relieve: replan at this report.
     another = clear.risen[group.stragglers] & (standing.shares.shed[group.stragglers] == 0)
     if another.any():
         streak = replace(streak, drifted=IN_A_ROW - 1)
-    return _again(problem, _escalated(streak, problem.methods, step), standing, lasting=lasting)
+    return _replan(problem, _escalated(streak, problem.methods, step), standing, lasting=lasting)
 
 
-def _counted(before: int, clear: BoolArray) -> int:
-    """Return how many reports in a row ask for the same; a clear one counts as all it takes."""
+def _reports_in_a_row(before: int, clear: BoolArray) -> int:
+    """Return the number of consecutive reports; a clear change counts as `IN_A_ROW` of them."""
     return max(before + 1, IN_A_ROW if clear.any() else 0)
 
 
-def _first(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:
+def _first_plan(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:
     if streak.over < IN_A_ROW:
         return Decision(Act.KEEP, streak, replace_node=lasting)
     wanted = _wanted(advise(problem), streak.rung)
@@ -234,7 +218,7 @@ def _first(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:
 
 
 def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
-    """Return a streak with the next rung, where the present one did not do or has lasted long."""
+    """Return a streak with a higher rung, where the present one failed or straggling lasts."""
     rung = streak.rung
     if streak.missed >= IN_A_ROW:
         rung = Rung(min(rung + 1, Rung.STICKY))
@@ -243,12 +227,12 @@ def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
     known = {RUNGS[method] for method in methods if method is not Method.NONE}
     if not any(rung <= other for other in known):
         rung = streak.rung
-    # What was tried in vain is not tried for two more reports.
+    # A failed plan is replaced at this report already.
     drifted = IN_A_ROW - 1 if rung > streak.rung else streak.drifted
     return replace(streak, rung=rung, missed=streak.missed % IN_A_ROW, drifted=drifted)
 
 
-def _again(problem: Problem, streak: Streak, standing: Standing, *, lasting: bool) -> Decision:
+def _replan(problem: Problem, streak: Streak, standing: CurrentPlan, *, lasting: bool) -> Decision:
     document = advise(problem)
     wanted = _wanted(document, streak.rung)
     same = _first_of(document, lambda item: item.method is standing.method)
@@ -274,7 +258,10 @@ def _again(problem: Problem, streak: Streak, standing: Standing, *, lasting: boo
 
 
 def _wanted(document: MitigationDocument, rung: Rung) -> Alternative:
-    """Return the cheapest method, from a rung on, that is near to the fastest rank; or the best."""
+    """Return the cheapest sufficient method from a rung on, else the best one.
+
+    Sufficient is a predicted time within `STRAGGLES` of the fastest rank.
+    """
     near_s = STRAGGLES * document.fastest_time_s
     for at in [other for other in Rung if other >= rung]:
         found = _first_of(
@@ -307,7 +294,7 @@ def shares_of(item: Alternative, group: Group) -> Shares:
 
 
 def drift_between(one: Shares, other: Shares, group: Group) -> float:
-    """Return |Δγ|: by how much two plans differ in what a rank sheds or takes over, at most."""
+    """Return |Δγ|: the largest difference of two plans in a rank's shed or received share."""
     shed = np.abs(one.shed - other.shed).max()
     received = np.abs(one.received - other.received).max()
     return float(max(shed, received)) / group.units

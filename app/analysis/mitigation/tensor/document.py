@@ -1,7 +1,4 @@
-"""Advice on a tensor-parallel group: the types behind ``paceline.mitigation/1``.
-
-`app.analysis.mitigation.tensor.advice` makes them, `app.analysis.json_text` writes them.
-"""
+"""Types of ``paceline.mitigation/1``: advice on the workload of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ SCHEMA: Final = "paceline.mitigation/1"
 
 
 class Method(StrEnum):
-    """How work is shed; in the order of what is preferred among equals."""
+    """Method of workload control; in order of preference among equals."""
 
     NONE = "none"
     STICKY = "sticky"
@@ -25,7 +22,7 @@ class Method(StrEnum):
 
     @property
     def short(self) -> str:
-        """Return its name where room is short: ``ZERO``, ``MIG``, ``water-filled``."""
+        """Return the short name: ``ZERO``, ``MIG``, ``water-filled``."""
         return _SHORT[self]
 
 
@@ -40,30 +37,30 @@ _SHORT: Final = {
 
 
 class Criterion(StrEnum):
-    """The time that ranks are brought down to."""
+    """Target time of stragglers."""
 
     T_MIN = "t_min"
     T_AVG = "t_avg"
 
 
 class LossRisk(StrEnum):
-    """What leaving columns out may do to the model's accuracy."""
+    """Risk of resizing for the model's accuracy."""
 
-    NONE = "none"  # nothing is dropped
-    SMALL = "small"  # within the budget: to be measured
+    NONE = "none"  # every column is computed
+    SMALL = "small"  # within the accuracy budget; the loss has to be measured
     BEYOND_BUDGET = "beyond_budget"
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What a rank does under an alternative."""
+    """Share of work of a rank under an alternative."""
 
     rank: int
-    """Within the group, from 0."""
+    """Rank within the group, from 0."""
     time_s: float
-    """T without any plan, seconds of a step without waiting at collectives."""
+    """T without any plan: seconds of a step without waiting at collectives."""
     predicted_time_s: float
-    """The same under the alternative."""
+    """T under the alternative, seconds."""
     gamma: float
     """The share of its columns that is not computed: `resized_columns` ÷ K."""
     resized_columns: int
@@ -71,20 +68,19 @@ class RankShare:
     migrated_columns: int
     """Columns that other ranks compute."""
     received_columns: int
-    """Columns that it computes for others."""
+    """Columns that the rank computes for others."""
     to: Mapping[str, int]
-    """By rank, how many of the migrated columns each computes."""
+    """Migrated columns by the rank that computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way to shed work, and what it is predicted to bring."""
+    """Shares of work by one method, with their predicted time."""
 
     method: Method
-    """How work is divided."""
+    """Method of workload control."""
     criterion: Criterion | None
-    """The time that stragglers are brought down to by Eq. 1; None where the
-    method has none."""
+    """Target time of stragglers in Eq. 1; None for methods without one."""
     predicted_time_s: float
     """T of the slowest rank, for which the step waits, seconds."""
     speedup: float
@@ -95,19 +91,19 @@ class Alternative:
     within_budget: bool
     """Whether no rank's γ is above the accuracy budget."""
     extra_bytes: int | None
-    """What is sent because of it: in each step, by ``sticky`` once. None where the specification
+    """Additional traffic, bytes: in each step, with ``sticky`` once. None where the specification
     has no sizes."""
     ranks: tuple[RankShare, ...]
     """All ranks of the group."""
 
     @property
     def gamma(self) -> float:
-        """Return the largest share that a rank leaves out."""
+        """Return the largest share of columns that a rank leaves out."""
         return max(rank.gamma for rank in self.ranks)
 
     @property
     def migrated_columns(self) -> int:
-        """Return how many columns other ranks compute."""
+        """Return the number of columns computed by other ranks than their own."""
         return sum(rank.migrated_columns for rank in self.ranks)
 
 
@@ -119,17 +115,17 @@ class MitigationDocument:
     columns: int
     """K, columns of each rank."""
     unit: int
-    """Columns that stay together."""
+    """Columns that move or are left out together, such as those of a head."""
     accuracy_budget: float
-    """The largest γ that is accepted."""
+    """Largest accepted γ."""
     fastest_time_s: float
-    """T of the fastest and of the slowest rank without any plan, seconds."""
+    """T of the fastest rank without any plan, seconds."""
     slowest_time_s: float
-    """T of the fastest and of the slowest rank without any plan, seconds."""
+    """T of the slowest rank without any plan, seconds."""
     stragglers: tuple[int, ...]
     """Ranks that take over 1.10 × the fastest's time, the slowest first."""
     costs_sampled: bool
-    """Whether the cost of communication was sampled; if not, predictions take it for free."""
+    """Whether the cost of communication was sampled; otherwise predictions count it as free."""
     alternatives: tuple[Alternative, ...]
     """Best first: by predicted time within the budget, then those beyond it."""
     chosen: Method

@@ -1,13 +1,14 @@
 """Methods of workload control: ZERO, MIG, SEMI, water-filling and sticky, with Eq. 1 to 3.
 
-Equations 1 to 3 are missing in the published text and restored from its prose. Algorithm 2 without
-communication: T_min, the stragglers, then Eq. 2 for one and Eq. 3 for several. Settled here: a
-straggler is over 1.10 × T_min (noise), ratios are whole units, each rank keeps at least one unit.
+Equations 1 to 3 of the paper on ZERO-resizing and SEMI-migration are missing in its published text
+and restored from its prose; tests compare them with its examples and with brute force. SEMI is its
+Algorithm 2 without communication: T_min, the stragglers, then Eq. 2 for one and Eq. 3 for several.
+Settled here: a straggler is over 1.10 × T_min, since noise would make all ranks but one stragglers;
+ratios are rounded to whole units; each rank keeps at least one unit, to measure its recovery by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -15,12 +16,7 @@ import numpy as np
 from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
 from app.analysis.mitigation.tensor.prediction import busy_s, levelled, predicted_s, routed, slices
 
-# ---- Equations 1, 2 and 3 of the paper on ZERO-resizing and SEMI-migration ---------------------
-# The published text lost them; they are restored from its prose, and tests hold them against its
-# examples and against brute force.
-
-
-# Halvings of [0, 1]: below what a double tells apart.
+# Bisections of [0, 1], to below the resolution of a double.
 _HALVINGS: Final = 60
 
 
@@ -37,7 +33,7 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
     Returns
     -------
     float64 array, shape (ranks,)
-        Within [0, 1]: of a rank that cannot catch up by its multiplications, all of them.
+        Within [0, 1]; 1 for a rank that even without its multiplications is over the criterion.
 
     Examples
     --------
@@ -50,24 +46,24 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
 
 
 def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: float) -> float:
-    """Return β, the share of one straggler's columns to resize, Eq. 2; the others migrate.
+    """Return β, the share of one straggler's shed columns to resize, Eq. 2; the others migrate.
 
-    Ω1 + Ω2(βL) = Φ1((1 − β)L) + Φ2((1 − β)L / (e − 1)): what resizing adds to the straggler is what
-    migration adds to each receiver. The left side grows with β, the right one falls.
+    Ω1 + Ω2(βL) = Φ1((1 − β)L) + Φ2((1 − β)L / (e − 1)): the cost of resizing for the straggler
+    equals the cost of migration for each receiver. The left side grows with β, the right one falls.
 
     Parameters
     ----------
     shed_columns : float
-        L, the columns that the straggler has too many.
+        L, the columns that the straggler sheds.
     receivers : int
-        e − 1.
+        e − 1, the number of other ranks.
     column_s : float
-        What a column takes on a receiver where `costs` has no samples of Φ2, seconds.
+        Time of a column on a receiver where `costs` has no samples of Φ2, seconds.
 
     Returns
     -------
     float
-        Within [0, 1]; 1 where resizing all of them costs less than migrating any.
+        Within [0, 1]; 1 where resizing all columns costs less than migrating any.
     """
     compute = costs.compute or Affine(0.0, column_s)
 
@@ -89,11 +85,11 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
 
 
 def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affine) -> int:
-    """Return x, how many of several stragglers migrate, Eq. 3; the others resize.
+    """Return x, the number of stragglers that migrate, Eq. 3; the others resize.
 
-    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i it is the largest x for which f(x) =
-    (T_x − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. f does not fall
-    steadily, so that every x is tried.
+    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, it is the largest x for which f(x) =
+    (T_x − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is
+    tried, since f is not monotonic.
 
     Parameters
     ----------
@@ -112,26 +108,17 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
     ranks = len(time_s)
     over_s = time_s - time_s[-1]
     volume = np.cumsum(workload * over_s / time_s)
-    found = 0
+    migrating = 0
     for x in range(1, ranks):
         columns = float(volume[x - 1])
         added_s = communicate(columns) + (time_s[x:] / workload[x:]).max() * columns / (ranks - x)
         if over_s[x - 1] > added_s:
-            found = x
-    return found
-
-
-# ---- The methods: what each rank resizes and migrates by ZERO, MIG, SEMI, water-filling and sticky
-#
-# This is Algorithm 2 of the paper without its communication: T_min, the stragglers, then Eq. 2 for
-# one and Eq. 3 for several. What it leaves open is settled so: a straggler is a rank over 1.10 ×
-# T_min, because by the paper's T > T_min noise makes all ranks but one stragglers; ratios are
-# rounded to whole units; a rank keeps a unit at least, without which its recovery could not be
-# measured.
+            migrating = x
+    return migrating
 
 
 def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
-    """Return ZERO-resizing: stragglers over the criterion leave out what they have too many.
+    """Return ZERO-resizing: stragglers leave out the columns that put them over the criterion.
 
     Parameters
     ----------
@@ -147,23 +134,23 @@ def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
 
 
 def migrate(group: Group) -> Shares:
-    """Return MIG: stragglers hand all that they have too many to the others, in even parts."""
+    """Return MIG: stragglers hand their excess over T_min to the others, in even parts."""
     return _migrated(group, group.stragglers, _to_shed(group, group.fastest_s))
 
 
 def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
-    """Return SEMI-migration: heavy stragglers migrate, others resize, one does both.
+    """Return SEMI-migration: heavy stragglers migrate, others resize, a single one does both.
 
     Parameters
     ----------
     most : float
-        The largest γ of any rank. What a straggler may not resize it migrates, where that ends the
+        The largest γ of any rank. A straggler migrates the columns beyond it where that ends the
         step sooner.
     """
     stragglers, shed = group.stragglers, _to_shed(group, group.fastest_s)
     budget = _most_units(group, most)
     if len(stragglers) == 1:
-        return _semi_of_one(group, int(stragglers[0]), costs, budget)
+        return _semi_for_one(group, int(stragglers[0]), costs, budget)
     order = np.argsort(-group.time_s, kind="stable")
     workload = np.full(group.ranks, float(group.columns))
     paying = migrating_ranks(group.time_s[order], workload, costs.communicate)
@@ -173,10 +160,10 @@ def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
     choices = [_migrated(group, migrating, shed, only_resized)]
     if (shed[resizing] > budget).any():
         choices.append(_migrated(group, stragglers, shed - only_resized, only_resized))
-    return _soonest(group, choices, costs)
+    return min(choices, key=lambda shares: float(predicted_s(group, shares, costs).max()))
 
 
-def _semi_of_one(group: Group, straggler: int, costs: Costs, budget: int) -> Shares:
+def _semi_for_one(group: Group, straggler: int, costs: Costs, budget: int) -> Shares:
     count = int(_to_shed(group, group.fastest_s)[straggler])
     receivers = np.delete(np.arange(group.ranks), straggler)
     column_s = float(group.unit_s[receivers].max()) / group.unit
@@ -189,19 +176,19 @@ def _semi_of_one(group: Group, straggler: int, costs: Costs, budget: int) -> Sha
 
 
 def fill(group: Group, costs: Costs) -> Shares:
-    """Return water-filling: work goes where it ends soonest, and none is dropped.
+    """Return water-filling: every column is computed, on the rank where it ends soonest.
 
-    Moving more levels the ranks, and costs more communication: the best of all levels that ranks
-    stand at, and of the one at which no rank waits.
+    Moving more columns levels the ranks and costs more communication: the candidates are the level
+    of each rank's time, no move, and equal times.
     """
     levels = np.unique(group.time_s)[1:-1].tolist()
-    choices = [_down_to(group, level_s) for level_s in levels]
+    choices = [_cut_to_level(group, level_s) for level_s in levels]
     choices += [np.full(group.ranks, group.units), _even(group)]
-    return _routed(group, min(choices, key=lambda units: _done_s(group, units, costs)))
+    return _routed(group, min(choices, key=lambda units: _finish_s(group, units, costs)))
 
 
 def even(group: Group) -> Shares:
-    """Return the division of all columns by which the slowest rank is soonest done: sticky's."""
+    """Return sticky's division of all columns, which minimizes the slowest rank's time."""
     return _routed(group, _even(group))
 
 
@@ -209,8 +196,8 @@ def _even(group: Group) -> IntArray:
     return levelled(group.fixed_s, group.unit_s, group.ranks * group.units)
 
 
-def _down_to(group: Group, level_s: float) -> IntArray:
-    """Return the units of each rank where those over a level come down to it."""
+def _cut_to_level(group: Group, level_s: float) -> IntArray:
+    """Return the units of each rank with the ranks over a time level cut down to it."""
     kept = np.floor((level_s - group.fixed_s) / group.unit_s)
     units = np.clip(kept, 1, group.units).astype(np.int64)
     below = np.flatnonzero(group.time_s <= level_s)
@@ -219,8 +206,8 @@ def _down_to(group: Group, level_s: float) -> IntArray:
     return units
 
 
-def _done_s(group: Group, units: IntArray, costs: Costs) -> float:
-    """Return when the slowest rank is done; who sends to whom does not matter for that."""
+def _finish_s(group: Group, units: IntArray, costs: Costs) -> float:
+    """Return the slowest rank's time, seconds, which does not depend on who sends to whom."""
     given, taken = np.maximum(group.units - units, 0), np.maximum(units - group.units, 0)
     return float(busy_s(group, np.zeros_like(units), given, taken, costs).max())
 
@@ -231,20 +218,20 @@ def _routed(group: Group, units: IntArray) -> Shares:
 
 
 def _to_shed(group: Group, criterion_s: float) -> IntArray:
-    """Return the units that each rank has too many by Eq. 1, shape (ranks,)."""
+    """Return the units that each rank sheds by Eq. 1, shape (ranks,)."""
     ratio = pruning_ratios(group.time_s, group.matmul_s, criterion_s)
     return np.minimum(np.rint(ratio * group.units).astype(np.int64), group.units - 1)
 
 
 def _most_units(group: Group, most: float) -> int:
-    # A budget of 0.3 of ten units is three of them, whatever 0.3 · 10 is in floating point.
+    # The epsilon makes a budget of 0.3 of ten units three in floating point, too.
     return min(int(np.floor(most * group.units + 1e-9)), group.units - 1)
 
 
 def _migrated(
     group: Group, senders: IntArray, shed: IntArray, resized: IntArray | None = None
 ) -> Shares:
-    """Return the shares by which some ranks hand over what they shed, in even parts."""
+    """Return the shares by which senders hand their shed units over, in even parts."""
     shares = Shares.nothing(group.ranks)
     if resized is not None:
         shares.resized[:] = resized
@@ -252,11 +239,3 @@ def _migrated(
     for sender in senders.tolist():
         shares.moved[sender] = slices(int(shed[sender]), sender, receivers, group.ranks)
     return shares
-
-
-def _soonest(group: Group, choices: Iterable[Shares], costs: Costs) -> Shares:
-    def slowest(shares: Shares) -> float:
-        times: FloatArray = predicted_s(group, shares, costs)
-        return float(times.max())
-
-    return min(choices, key=slowest)

@@ -1,4 +1,4 @@
-"""Predicted step time of each rank under a plan, placement of moved columns, traffic in bytes."""
+"""Predicted step time of each rank under a plan, placement of moved columns, and their traffic."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import numpy as np
 
 from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
 
-# ---- Who computes the columns that are handed over, and how work is levelled over ranks --------
-
 
 def renumbered(rank: int, sender: int, ranks: int) -> int:
-    """Return ν, a receiver's number among those of a sender: 1 … ranks − 1, cyclic from the sender.
+    """Return ν, the number of a receiver of a sender: 1 … ranks − 1, cyclic from the sender.
 
     Examples
     --------
-    Figure 4 of the paper, with three ranks of which the third straggles; both ranks from 0:
+    Figure 4 of the paper: three ranks, of which the third straggles; ranks count from 0:
 
     >>> [renumbered(rank, 2, 3) for rank in (0, 1)]
     [1, 2]
@@ -28,7 +26,7 @@ def renumbered(rank: int, sender: int, ranks: int) -> int:
 
 
 def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray:
-    """Return how many of a sender's units each rank computes, shape (ranks,).
+    """Return the number of a sender's units that each rank computes, shape (ranks,).
 
     The receiver with the number ν of n computes [(ν − 1)·count/n, ν·count/n), rounded down. Where
     some ranks receive nothing, the others are numbered in the same order.
@@ -36,11 +34,11 @@ def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray
     Parameters
     ----------
     count : int
-        Units that are handed over.
+        Units that the sender hands over.
     receivers : int64 array, shape (n,)
-        Ranks that take a part, without the sender; at least one.
+        Receiving ranks, at least one, without the sender.
     ranks : int
-        Of the group.
+        Ranks of the group.
     """
     in_order = sorted(receivers.tolist(), key=lambda rank: renumbered(rank, sender, ranks))
     bounds = np.arange(len(in_order) + 1) * count // len(in_order)
@@ -50,15 +48,14 @@ def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray
 
 
 def routed(shed: IntArray, received: IntArray) -> IntArray:
-    """Return who hands how many units to whom, from what each rank sheds and receives.
+    """Return the units that each rank hands to each other one, from their shed and received totals.
 
-    Senders fill receivers one after the other, so that few pairs of ranks have something to do with
-    each other.
+    Senders fill receivers one after the other, so that few pairs of ranks communicate.
 
     Parameters
     ----------
     shed, received : int64 arrays, shape (ranks,)
-        With the same sum; no rank has both.
+        Units of each rank, with equal sums; no rank has both.
 
     Returns
     -------
@@ -83,7 +80,7 @@ def routed(shed: IntArray, received: IntArray) -> IntArray:
 
 
 def apportioned(parts: Sequence[int], total: int) -> list[int]:
-    """Return `total` divided in proportion to parts, by largest remainders, as jobs do.
+    """Return `total` divided in proportion to parts by largest remainders, as the client does.
 
     Examples
     --------
@@ -99,25 +96,25 @@ def apportioned(parts: Sequence[int], total: int) -> list[int]:
 
 
 def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1) -> IntArray:
-    """Return how many of `total` units each rank computes for the slowest to be soonest done.
+    """Return the division of `total` units over ranks that minimizes the slowest rank's time.
 
-    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down, and the rest goes
-    one by one where it ends soonest. No other division in whole units ends sooner.
+    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down; the remaining units go
+    one by one to the rank where they end soonest. Optimal among divisions in whole units.
 
     Parameters
     ----------
     fixed_s, unit_s : float64 arrays, shape (ranks,)
-        What a rank takes without any unit, and for each.
+        Time of each rank without units, and of each unit, seconds.
     total : int
-        At least `least` × ranks.
+        Number of units, at least `least` × ranks.
     least : int
-        Units that each rank computes at least.
+        Fewest units of each rank.
 
     Returns
     -------
     int64 array, shape (ranks,)
     """
-    level_s = _level(fixed_s + least * unit_s, unit_s, total - least * len(fixed_s))
+    level_s = _water_level(fixed_s + least * unit_s, unit_s, total - least * len(fixed_s))
     units = np.maximum(np.floor((level_s - fixed_s) / unit_s), least).astype(np.int64)
     while units.sum() > total:  # a floor that floating point has rounded up
         units[np.argmax(np.where(units > least, fixed_s + unit_s * units, -np.inf))] -= 1
@@ -130,8 +127,8 @@ def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1
     return units
 
 
-def _level(fixed_s: FloatArray, unit_s: FloatArray, total: float) -> float:
-    """Return τ, where Σ (τ − fixed)⁺ / unit_s is the total."""
+def _water_level(fixed_s: FloatArray, unit_s: FloatArray, total: float) -> float:
+    """Return the water level τ with Σ (τ − fixed)⁺ / unit_s = total, seconds."""
     order = np.argsort(fixed_s, kind="stable")
     fixed, speed = fixed_s[order], 1.0 / unit_s[order]
     # With the first n ranks under water: τ = (total + Σ fixed · speed) / Σ speed.
@@ -140,54 +137,51 @@ def _level(fixed_s: FloatArray, unit_s: FloatArray, total: float) -> float:
     return float(levels[np.argmax(levels <= above)])
 
 
-# ---- What each rank takes for a step under a plan ----------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Layers in which a rank's columns are whole units: the heads of attention, for one."""
+    """Layers whose columns move in coarser units than the plan's, such as attention heads."""
 
-    # Of a rank, in each of these layers. Who leaves out 31 % of eight heads leaves out two.
+    # Units of a rank in each of these layers: leaving out 31 % of eight heads leaves out two.
     units: int
-    share: float  # of a rank's multiplications; those of all places add up to 1
+    share: float  # share of a rank's multiplications; shares of all places add up to 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Done:
-    """What each rank computes under a plan: shares of its own columns, shape (places, ranks)."""
+class _Computed:
+    """Columns that each rank computes under a plan, as shares of its own columns."""
 
-    own: FloatArray
-    received: FloatArray
-    weights: FloatArray
+    own: FloatArray  # (places, ranks)
+    received: FloatArray  # (places, ranks): for other ranks
+    weights: FloatArray  # (places,): share of multiplications
 
     @property
     def all_own(self) -> FloatArray:
-        """Return the ranks' own over all places, shape (ranks,)."""
+        """Return each rank's computed own columns over all places, shape (ranks,)."""
         total: FloatArray = self.weights @ self.own
         return total
 
     @property
     def all_received(self) -> FloatArray:
-        """Return what ranks do for others over all places, shape (ranks,)."""
+        """Return each rank's columns computed for others over all places, shape (ranks,)."""
         total: FloatArray = self.weights @ self.received
         return total
 
 
-def _done(group: Group, shares: Shares, places: Sequence[Place]) -> _Done:
+def _computed(group: Group, shares: Shares, places: Sequence[Place]) -> _Computed:
     if not places:
         remaining = (group.units - shares.shed)[None] / group.units
-        return _Done(remaining, shares.received[None] / group.units, np.ones(1))
+        return _Computed(remaining, shares.received[None] / group.units, np.ones(1))
     own = np.ones((len(places), group.ranks))
     received = np.zeros_like(own)
     for number, place in enumerate(places):
         for sender in np.flatnonzero(shares.shed).tolist():
             targets = np.flatnonzero(shares.moved[sender])
             parts = [int(shares.resized[sender]), *shares.moved[sender, targets].tolist()]
-            found = apportioned([*parts, group.units - sum(parts)], place.units)
-            own[number, sender] = found[-1] / place.units
-            received[number, targets] += np.array(found[1:-1]) / place.units
+            counts = apportioned([*parts, group.units - sum(parts)], place.units)
+            own[number, sender] = counts[-1] / place.units
+            received[number, targets] += np.array(counts[1:-1]) / place.units
     weights = np.array([place.share for place in places])
-    return _Done(own, received, weights / weights.sum())
+    return _Computed(own, received, weights / weights.sum())
 
 
 def predicted_s(
@@ -200,26 +194,25 @@ def predicted_s(
 ) -> FloatArray:
     """Return T of each rank under a plan, without waiting; the step waits for the slowest.
 
-    A rank that resizes also pays Ω1 + Ω2, and one that hands columns over what that takes of it.
-    Every rank takes part in sending columns and bringing their results back, Φ1 of all that is
-    migrated: the collectives of a migration are the group's.
+    A rank that resizes also pays Ω1 + Ω2, a rank that hands columns over its `Costs.lend`. Every
+    rank pays Φ1 of all migrated columns, since the collectives of a migration are the group's.
 
     Parameters
     ----------
     group : Group
-        Without a plan.
+        The group without a plan.
     each_step : bool
-        Whether what migrates is sent in each step; if not, columns have moved once, and are
-        computed with the receiver's own.
+        Whether columns are sent in each step; otherwise they have moved once, and are computed with
+        the receiver's own.
     places : sequence of Place
-        Where columns go in fewer units than the plan's; without any, in the plan's.
+        Layers with coarser units than the plan's.
 
     Returns
     -------
     float64 array, shape (ranks,)
         Seconds.
     """
-    done = _done(group, shares, places)
+    done = _computed(group, shares, places)
     return _taken_s(
         group,
         (group.matmul_s * done.all_own, done.all_received * group.units),
@@ -230,12 +223,12 @@ def predicted_s(
 
 
 def uneven_s(group: Group, shares: Shares, places: Sequence[Place]) -> float:
-    """Return what a step waits because ranks are level over all layers, but not in each of them.
+    """Return the waiting time of a step whose ranks are level in total but not in each layer, s.
 
-    A collective ends every layer: who has a head more there is waited for, whatever it does less in
-    the next one.
+    A collective ends every layer, so a rank with one more head there is waited for even where it
+    has less work in the next layer.
     """
-    done = _done(group, shares, places)
+    done = _computed(group, shares, places)
     each_s = done.weights[:, None] * (group.fixed_s + group.matmul_s * (done.own + done.received))
     return float(each_s.max(axis=1).sum() - each_s.sum(axis=0).max())
 
@@ -243,16 +236,12 @@ def uneven_s(group: Group, shares: Shares, places: Sequence[Place]) -> float:
 def busy_s(
     group: Group, resized: IntArray, given: IntArray, received: IntArray, costs: Costs
 ) -> FloatArray:
-    """Return the same from how many units each rank leaves out, hands over and takes over.
+    """Return T of each rank under a plan without routes, shape (ranks,), seconds.
 
     Parameters
     ----------
     resized, given, received : int64 arrays, shape (ranks,)
-
-    Returns
-    -------
-    float64 array, shape (ranks,)
-        Seconds, where what migrates is sent in each step.
+        Units that each rank leaves out, hands over and takes over in each step.
     """
     own_s = group.unit_s * (group.units - resized - given)
     return _taken_s(group, (own_s, received.astype(float)), (resized, given), costs, each_step=True)
@@ -266,12 +255,12 @@ def _taken_s(
     *,
     each_step: bool,
 ) -> FloatArray:
-    """Return what ranks take.
+    """Return T of each rank, shape (ranks,), seconds.
 
     Parameters
     ----------
     computed : (float64 array, float64 array)
-        Seconds of a rank's own columns, and the units that it takes over.
+        Time of each rank's own columns, seconds, and the units that it takes over.
     shed : (int64 array, int64 array)
         Units that each rank leaves out, and hands over.
     """
@@ -279,26 +268,25 @@ def _taken_s(
     unit = group.unit
     time_s: FloatArray = group.fixed_s + own_s
     if each_step and costs.compute is not None:
-        # The pre-test ran where nothing was slow.
+        # Φ2 was sampled on ranks without delay.
         slower = group.unit_s / group.unit_s.min()
-        time_s += slower * _each(costs.compute, received * unit)
+        time_s += slower * _cost_of_each(costs.compute, received * unit)
     else:
         time_s += group.unit_s * received
     if each_step:
-        time_s += costs.communicate(int(given.sum()) * unit) + _each(costs.lend, given * unit)
-    time_s += _each(costs.extract, resized * unit) + costs.allocate_s * (resized > 0)
+        time_s += costs.communicate(int(given.sum()) * unit) + _cost_of_each(
+            costs.lend, given * unit
+        )
+    time_s += _cost_of_each(costs.extract, resized * unit) + costs.allocate_s * (resized > 0)
     return time_s
 
 
-def _each(cost: Affine, columns: IntArray | FloatArray) -> FloatArray:
+def _cost_of_each(cost: Affine, columns: IntArray | FloatArray) -> FloatArray:
     return np.where(columns > 0, cost.fixed_s + cost.column_s * columns, 0.0)
 
 
-# ---- What the sizes of a job's layers say: bytes that a migration moves, and how finely it divides
-
-
 class Kind(StrEnum):
-    """What a column is, and with it what has to travel."""
+    """Kind of column, which determines the traffic of a migration."""
 
     HIDDEN_UNIT = "hidden_unit"  # a row of W1, its bias and a column of W2 together
     COLUMN = "column"  # of W in a column-parallel layer
@@ -306,10 +294,10 @@ class Kind(StrEnum):
 
 
 class Plans(StrEnum):
-    """Which plans shed a layer's columns so."""
+    """Plans that shed columns of a layer."""
 
-    STEP = "step"  # all that shed work in each step
-    ONCE = "once"  # sticky: moved once
+    STEP = "step"  # methods that shed work in each step
+    ONCE = "once"  # sticky, which moves columns once
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,19 +305,18 @@ class Sizes:
     """Sizes of a rank's layers of one kind."""
 
     kind: Kind
-    width: int  # of a hidden unit the width of the model; else O, the rows of the local W
+    width: int  # model width for hidden units; else O, the rows of the local W
     tokens: int  # rows of X of a step: sequences × their length
-    layers: int  # layers in which columns are shed
-    value_bytes: int  # of a number that travels
-    state_bytes: int  # of a parameter with its optimizer state
-    # Units that a rank's columns go in there; None: as many as the plan's columns.
-    units: int | None = None
-    share: float = 1.0  # of a rank's multiplications; weighs layers against each other
-    plans: Plans | None = None  # None: all of them
+    layers: int  # number of these layers
+    value_bytes: int  # bytes of a transferred number
+    state_bytes: int  # bytes of a parameter with its optimizer state
+    units: int | None = None  # units of a rank's columns; None: as fine as the plan's columns
+    share: float = 1.0  # weight of these layers: share of a rank's multiplications
+    plans: Plans | None = None  # None: all plans
 
     @property
     def moves_for_good(self) -> bool:
-        """Return whether columns that have moved need no traffic in a step: hidden units."""
+        """Return whether moved columns need no traffic in a step, which is true of hidden units."""
         return self.kind is Kind.HIDDEN_UNIT
 
     @property
@@ -338,12 +325,12 @@ class Sizes:
         return 2 * self.width + 1 if self.kind is Kind.HIDDEN_UNIT else self.width
 
     def step_bytes(self, columns: float) -> int:
-        """Return what a step sends for migrated columns, and brings back.
+        """Return the traffic of migrated columns in a step, both ways, bytes.
 
-        A hidden unit sends parameters and brings their gradients back; what it computes rides the
-        all-reduce. Columns of a column-parallel layer also need dY and bring back their part of Y,
-        which do not grow with the columns; those of a row-parallel one X[:, m], and dX[:, m] back.
-        All is counted once, however many ranks a broadcast reaches.
+        A hidden unit sends parameters and returns their gradients; its output is part of the
+        all-reduce. Columns of a column-parallel layer also need dY and return their part of Y,
+        whose sizes are independent of the columns; those of a row-parallel layer need X[:, m] and
+        return dX[:, m]. A broadcast counts once, however many ranks it reaches.
         """
         if columns == 0:
             return 0
@@ -355,44 +342,44 @@ class Sizes:
         return round(self.layers * self.value_bytes * (fixed + each * columns))
 
     def once_bytes(self, columns: float) -> int:
-        """Return what moving columns for good sends: parameters and optimizer state."""
+        """Return the traffic of moving columns once, bytes: parameters and optimizer state."""
         return round(self.layers * self.state_bytes * self._parameters * columns)
 
 
 def shed_by(sizes: Sequence[Sizes], *, once: bool) -> list[Sizes]:
-    """Return the layers of which sticky plans, or all others, shed columns."""
+    """Return the layers whose columns sticky plans (`once`), or all others, shed."""
     plans = Plans.ONCE if once else Plans.STEP
     return [item for item in sizes if item.plans in (None, plans)]
 
 
 def can_move(sizes: Sequence[Sizes]) -> bool:
-    """Return whether columns can be moved once; where nothing is known, they can."""
-    found = shed_by(sizes, once=True)
-    return all(item.moves_for_good for item in found) and bool(found or not sizes)
+    """Return whether columns can be moved once; True without any sizes."""
+    movable = shed_by(sizes, once=True)
+    return all(item.moves_for_good for item in movable) and bool(movable or not sizes)
 
 
 def layers_of(sizes: Sequence[Sizes]) -> list[tuple[object, ...]]:
-    """Return what stays while a model does; tokens and optimizer states come and go."""
+    """Return a key of the model's layers: without tokens and optimizer states, which may change."""
     return [(item.kind, item.width, item.layers, item.units, item.plans) for item in sizes]
 
 
 def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) -> int:
-    """Return what migrating some of a rank's columns sends, in a step or once.
+    """Return the traffic of migrating some of a rank's columns, bytes, in each step or once.
 
     Parameters
     ----------
     columns, of : int
-        Columns that migrate, and K.
+        Migrating columns, and K.
     """
     total = 0
     for item in shed_by(sizes, once=once):
-        here = columns if item.units is None else columns * item.units / of
-        total += item.once_bytes(here) if once else item.step_bytes(here)
+        moved = columns if item.units is None else columns * item.units / of
+        total += item.once_bytes(moved) if once else item.step_bytes(moved)
     return total
 
 
 def places(sizes: Sequence[Sizes], *, once: bool) -> tuple[Place, ...]:
-    """Return where columns go in units of their own; none where the sizes do not say for all."""
-    found = shed_by(sizes, once=once)
-    known = [Place(item.units, item.share) for item in found if item.units is not None]
-    return tuple(known) if len(known) == len(found) else ()
+    """Return the layers with units of their own; empty unless all layers have them."""
+    layers = shed_by(sizes, once=once)
+    known = [Place(item.units, item.share) for item in layers if item.units is not None]
+    return tuple(known) if len(known) == len(layers) else ()

@@ -1,8 +1,8 @@
 """Advice for slow tensor-parallel groups of a recorded session, checked by replay.
 
-All ranks end a collective together and the last does not wait: time beyond the shortest record is
-waiting, and computing time without it is T. A trace has no kernels: what is neither waiting nor
-transfer counts as M.
+All ranks end a collective together and the last one does not wait: a rank's time beyond the
+shortest record is waiting, and its computing time without that is T. A trace has no kernels, so all
+time that is neither waiting nor transfer counts as M.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from app.analysis.trace.model import Trace
 from app.analysis.wording import name_list, percent
 
 NS: Final = 1e-9
-# The paper's own question is how much; a quarter is what its accuracies bear.
+# Largest γ whose loss of accuracy is tolerable by the paper's measurements.
 ACCURACY_BUDGET: Final = 0.25
-# Where the metadata do not say how many columns a rank has, shares are of this number.
+# Assumed columns of a rank where the metadata lack them.
 THOUSANDTHS: Final = 1000
 MOST_COLUMNS: Final = 10_000_000
 COLUMNS_KEY: Final = "tensor_columns"
-# Groups that are advised on; a session rarely has more slow ones.
+# Limit of groups with advice; a session rarely has more slow ones.
 MOST_GROUPS: Final = 8
+# Smallest share of computing time left for T and M, since recorded ends differ a little by rank.
+_LEAST_SHARE: Final = 0.01
 
 _WORDS: Final = {
     Method.ZERO: "ZERO-resizing",
@@ -55,29 +57,29 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvice:
-    """What to do about the slow rank of a tensor-parallel group."""
+    """Advice on the slow rank of a tensor-parallel group."""
 
     worker: Worker
-    """The group: DP rank and stage."""
+    """DP rank and stage of the group."""
     ranks: tuple[int, ...]
-    """Global ranks of its members, in the order of the advice's."""
+    """Global ranks of its members, in the order of the advice's ranks."""
     columns_known: bool
-    """Whether the metadata say how many columns a rank has (``tensor_columns``); if not, columns
-    are thousandths of them."""
+    """Whether the metadata have the columns of a rank (``tensor_columns``); otherwise columns of
+    the advice are thousandths."""
     advice: MitigationDocument
-    """All alternatives, from the times that the session recorded."""
+    """All alternatives, from the recorded times of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAdvice:
-    """Work control in tensor-parallel groups that wait for one rank, replayed."""
+    """Replayed workload control of tensor-parallel groups that wait for one rank."""
 
     groups: tuple[GroupAdvice, ...]
-    """The one that waits longest first."""
+    """Groups, the one with the longest waiting first."""
     predicted_step_time: float
     """Mean step time with each group's chosen alternative, seconds."""
     predicted_gain: float
-    """The share of today's step time that it saves."""
+    """Saved share of today's step time."""
 
 
 def advise_session(
@@ -88,65 +90,60 @@ def advise_session(
     Parameters
     ----------
     causes : sequence of Cause
-        Those that the diagnosis names.
+        The causes that the diagnosis names.
     now_s : float
-        Today's mean step, seconds.
+        Mean step time today, seconds.
     """
     named_cause = next((c for c in causes if c.cause == cause_of(Plan.SHED_WORK)), None)
     if named_cause is None or not named_cause.saves:
         return None
-    # few sessions record the ranks of a worker, and this is slow to load
+    # Slow to load, and few sessions record the ranks of a worker.
     from app.analysis.mitigation.tensor.advice import Problem, advise  # noqa: PLC0415
 
     observation = Observation(trace, replayed.main)
     workers = set(named_cause.where.workers)
     waits = waiting_groups(observation, measure_waits(observation))
     slow = [group for group in waits if group.cell in workers][:MOST_GROUPS]
-    columns = _columns(trace.meta.extra)
+    columns = _tensor_columns(trace.meta.extra)
     total = computing_ns(observation)
     steps = len(observation.layout.steps)
     groups, kept = [], []
     for group in slow:
         dp, pp = group.cell
-        found = advise(
+        computing = float(total[pp, dp])
+        durations = group.waits.duration_ns
+        transfer = durations.min(axis=1)
+        waiting = (durations - transfer[:, None]).sum(axis=0)
+        time_ns = np.maximum(computing - waiting, _LEAST_SHARE * computing)
+        matmul_ns = np.maximum(time_ns - transfer.sum(), _LEAST_SHARE * time_ns)
+        advice = advise(
             Problem(
-                _group_of(group, float(total[pp, dp]), steps, columns or THOUSANDTHS),
+                Group(time_ns * NS / steps, matmul_ns * NS / steps, columns or THOUSANDTHS),
                 ACCURACY_BUDGET,
             )
         )
         groups.append(
-            GroupAdvice(group.cell, tuple(group.waits.ranks.tolist()), columns is not None, found)
+            GroupAdvice(group.cell, tuple(group.waits.ranks.tolist()), columns is not None, advice)
         )
-        kept.append(_share_gained(group, found.best, steps))
+        kept.append(_share_gained(group, advice.best, steps))
     if not groups:
         return None
-    gain = named_cause.saves * _of_all(observation, slow, kept, replayed)
+    gain = named_cause.saves * _share_of_gain(observation, slow, kept, replayed)
     return TensorAdvice(tuple(groups), now_s * (1 - gain), gain)
 
 
-def _columns(extra: Mapping[str, Any]) -> int | None:
+def _tensor_columns(extra: Mapping[str, Any]) -> int | None:
     given = extra.get(COLUMNS_KEY)
     if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_COLUMNS:
         return None
     return given
 
 
-def _group_of(group: Waiting, computing: float, steps: int, columns: int) -> Group:
-    """Return what each rank takes for a step, without waiting."""
-    durations = group.waits.duration_ns
-    transfer = durations.min(axis=1)
-    waiting = (durations - transfer[:, None]).sum(axis=0)
-    # Records of ends differ a little: some computing always remains.
-    time_ns = np.maximum(computing - waiting, 0.01 * computing)
-    matmul_ns = np.maximum(time_ns - transfer.sum(), 0.01 * time_ns)
-    return Group(time_ns * NS / steps, matmul_ns * NS / steps, columns)
-
-
 def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
-    """Return which share of the group's waiting a plan saves.
+    """Return the share of the group's waiting that a plan saves.
 
-    A plan takes the same share of the slow rank's work off in every step, and none can save more
-    than it waits for: of a rank that is slow by spells it saves less than of one that always is.
+    A plan takes the same share off the slow rank's work in every step, and saves at most the
+    waiting of each step. It therefore saves less where the rank is slow intermittently.
     """
     waited = np.maximum(group.waits.wait_ns, 0.0) * NS
     _, number = np.unique(group.waits.step, return_inverse=True)
@@ -158,10 +155,10 @@ def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
     return min(max(float(saved_s.sum() / by_step_s.sum()), 0.0), 1.0)
 
 
-def _of_all(
+def _share_of_gain(
     observation: Observation, slow: Sequence[Waiting], kept: Sequence[float], replayed: Replayed
 ) -> float:
-    """Return which share of what no waiting at all would save the plans save, replayed."""
+    """Return the plans' replayed gain ÷ the gain without any waiting of the groups."""
     whole: dict[int, FloatArray] = {}
     part: dict[int, FloatArray] = {}
     for group, share in zip(slow, kept, strict=True):
@@ -174,7 +171,7 @@ def _of_all(
 
 
 def fix_of(advice: TensorAdvice) -> Fix | None:
-    """Return the advice as a fix among others; None where nothing is to be shed."""
+    """Return the advice as a fix; None where no group has work to shed."""
     shedding = [group for group in advice.groups if group.advice.best.method is not Method.NONE]
     if not shedding:
         return None

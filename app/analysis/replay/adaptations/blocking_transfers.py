@@ -21,70 +21,69 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import LOCAL, P2P, Graph, with_edges
 from app.analysis.trace.model import GC
 
-# A type blocks on a stage when in that share of the cases nothing starts inside its intervals.
+# A type blocks on a stage if in this share of cases nothing on the stage starts in its intervals…
 BLOCKING_SHARE: Final = 0.98
-# It shows that it does where something could have started there: in every other step at least.
+# …although something could have, in at least this many operations a step on average…
 _HELD_UP: Final = 0.5
-# Hosts run the same program and block on most stages; by chance the first and the last one seem to.
+# …and on more than this share of stages: by chance the first and the last one seem to block.
 _STAGES: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Operations of one stage that are launched together; without edges among them."""
+    """Operations of one stage that are launched together, without edges among them."""
 
-    nodes: tuple[int, ...]  # in the order of their launch
-    blocking: tuple[int, ...]  # those of them that what comes later on the stage waits for
+    nodes: tuple[int, ...]  # in launch order
+    blocking: tuple[int, ...]  # those that later launches on the stage wait for
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """What blocks."""
+    """Launches of each stage, with the transfers that block it."""
 
-    stages: tuple[tuple[Posted, ...], ...]  # of each stage in the order of launch
+    stages: tuple[tuple[Posted, ...], ...]  # for each stage, in launch order
     sign: Sign
 
 
 def propose_blocking(draft: Draft) -> Proposal | None:
-    """Let launches follow the blocking operations of their stage, where transfers block.
+    """Propose that launches follow the blocking transfers of their stage.
 
-    A receive that is posted once the computation before it is over, of either direction, holds up
-    no host, though nothing else begins meanwhile; nor does a short transfer within the time that
-    launches regularly take: what they explain is no sign of a call.
+    Receives posted in turn and short transfers within regular launch delays also leave a stage
+    without launches. They are no sign of blocking, so they go into the graph first.
     """
-    found = [
-        find_blocking(few, _as_launched(few, graph))
-        for few, graph in zip(map(sampled, draft.layouts), draft.graphs, strict=True)
-    ]
-    first = next((blocking for blocking in found if blocking is not None), None)
+    blocks = []
+    for few, graph in zip(map(sampled, draft.layouts), draft.graphs, strict=True):
+        turned = in_turn(few, graph)
+        lags_ns = lags_after_transfers(few, turned, few.duration_ns.mean(axis=(1, 2)))
+        as_launched = replace(turned, lags_ns={**turned.lags_ns, **lags_ns})
+        blocks.append(find_blocking(few, as_launched))
+    first = next((blocking for blocking in blocks if blocking is not None), None)
     if first is None:
         return None
     graphs = tuple(
         graph if blocking is None else let_block(layout, graph, blocking)
-        for layout, graph, blocking in zip(draft.layouts, draft.graphs, found, strict=True)
+        for layout, graph, blocking in zip(draft.layouts, draft.graphs, blocks, strict=True)
     )
     return Proposal(first.sign, draft.with_graphs(graphs))
 
 
-def _as_launched(layout: Layout, graph: Graph) -> Graph:
-    """Return what launches follow if none of them blocks, and how long after."""
-    turned = in_turn(layout, graph)
-    takes_ns = layout.duration_ns.mean(axis=(1, 2))
-    return replace(
-        turned, lags_ns={**turned.lags_ns, **lags_after_transfers(layout, turned, takes_ns)}
-    )
-
-
 def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
-    """Return what blocks; None where no transfer does.
+    """Return the blocking transfers of each stage; None where no transfer blocks.
 
     Parameters
     ----------
     graph : Graph
-        What launches follow without it: where nothing could have been launched inside of a
-        transfer, it held up nothing, and that nothing was shows nothing.
+        Dependencies without blocking: they show which operations could have been launched during
+        a transfer.
     """
-    ready = _ready(layout, graph)
+    # (nodes, steps, dp): earliest launch by the graph, infinite without dependencies
+    ends = layout.start_ns + layout.duration_ns
+    ready = np.full(ends.shape, np.inf)
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if after:
+                lags_ns = [graph.lags_ns.get((node, other), 0.0) for other in after]
+                ready[node] = (ends[list(after)].T + lags_ns).T.max(axis=0)
     stages: list[tuple[Posted, ...]] = []
     where: list[str] = []
     shares: list[float] = []
@@ -101,23 +100,11 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
     return Blocking(tuple(stages), Sign(tuple(where), float(np.mean(shares))))
 
 
-def _ready(layout: Layout, graph: Graph) -> FloatArray:
-    """Return when each node could have been launched; never where it follows nothing."""
-    ends = layout.start_ns + layout.duration_ns
-    ready = np.full(ends.shape, np.inf)
-    for unit in graph.units:
-        for node, after in zip(unit.members, unit.after, strict=True):
-            if after:
-                lags_ns = [graph.lags_ns.get((node, other), 0.0) for other in after]
-                ready[node] = (ends[list(after)].T + lags_ns).T.max(axis=0)
-    return ready
-
-
 def _of_stage(
     layout: Layout, stage: int, ready: FloatArray
 ) -> tuple[tuple[Posted, ...], dict[str, float], set[str]]:
-    """Return what a stage posts together, the share of each type that blocks, what held up."""
-    # collections come when they please, and not in the order of a host's calls
+    """Return a stage's launches, (blocking type → share), and the types that held launches up."""
+    # garbage collections have no place in the order of a host's calls
     collected = layout.nodes.op == layout.codes(GC)[0]
     nodes = np.flatnonzero((layout.nodes.pp == stage) & ~collected)
     nodes = nodes[np.argsort(layout.launch[nodes], kind="stable")]
@@ -125,9 +112,9 @@ def _of_stage(
     start = layout.start_ns.reshape(-1, count)[nodes]
     end = start + layout.duration_ns.reshape(-1, count)[nodes]
     names = [layout.op_names[code] for code in layout.nodes.op[nodes].tolist()]
-    groups = list(_together(names, start, end))
+    groups = list(_posted_together(names, start, end))
     could = ready.reshape(-1, count)[nodes]
-    # the earliest start of all that is posted later, and the earliest that there could be
+    # earliest start of all later launches, and their earliest possible start
     later = np.full(count, np.inf)
     soonest = np.full(count, np.inf)
     clear: dict[str, list[float]] = {}
@@ -151,11 +138,13 @@ def _of_stage(
     return posted, blocking, held_up
 
 
-def _together(names: list[str], start: FloatArray, end: FloatArray) -> Iterator[tuple[int, int]]:
-    """Yield the (first, last + 1) of operations that are posted together.
+def _posted_together(
+    names: list[str], start: FloatArray, end: FloatArray
+) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of operations that are posted together.
 
-    Transfers with no computing between them, of which the later one regularly starts before the
-    earlier one has ended: fused calls, and batches of sends and receives.
+    Fused calls and batches of sends and receives: consecutive transfers of which the later one
+    often starts before the earlier one has ended.
     """
     first = 0
     for i in range(1, len(names) + 1):
@@ -168,15 +157,15 @@ def _together(names: list[str], start: FloatArray, end: FloatArray) -> Iterator[
 
 
 def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
-    """Let launches follow every earlier blocking operation of their stage.
+    """Return a graph in which launches follow every earlier blocking operation of their stage.
 
-    Edges of the graph that contradict the order of launch go: a receive that is posted before the
-    computation ends that the paper's model lets it follow.
+    Edges that contradict the launch order are removed: a receive may be posted before the end of
+    the computation that it follows in the paper's model.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.dependency_cycle`` where what blocks would wait for itself.
+        ``trace.dependency_cycle`` where a blocking operation would wait for itself.
     """
     added: dict[int, tuple[int, ...]] = {}
     place: dict[int, int] = {}
@@ -191,7 +180,7 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
 
 
 def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
-    """Return the edges from what a stage launches no earlier than the node that follows it."""
+    """Return for each node the dependencies on its stage that are not launched before it."""
     stage = layout.nodes.pp
     removed: dict[int, list[int]] = {}
     for unit in graph.units:

@@ -1,4 +1,4 @@
-"""Candidate for a replay: steps, dependencies, and discrepancy from the recording."""
+"""Drafts of a replay, with and without an adaptation, and their discrepancy from the recording."""
 
 from __future__ import annotations
 
@@ -25,26 +25,23 @@ from app.analysis.replay.missing_operations import (
 )
 from app.analysis.trace.model import GRADS_REDUCE_SCATTER, PARAMS_ALL_GATHER
 
-# ---- How far a replay of recorded durations is from the recording, for a model on trial --------
-
-
-# What an adaptation on trial has to take off the discrepancy, as a share of a step.
+# Smallest reduction of the discrepancy by an adaptation on trial, as a share of a step.
 LEAST_GAIN: Final = 0.005
-# Operations whose ends are in memory at a time.
+# Number of ends that are in memory at a time.
 _AT_A_TIME: Final = 1 << 16
 
 
 def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None) -> FloatArray:
-    """Return how long each step took as recorded, shape (steps,), ns.
+    """Return the recorded duration of each step, shape (steps,), ns.
 
-    From the first start to the last end of a step; where steps are chained, from the last end of
-    the step before, in whose place a step that follows no recorded one takes when the rank could
-    begin it that ends it.
+    From the first start to the last end of a step; of chained steps from the last end of the step
+    before. If that is not recorded, from the moment at which the rank that ends the step could
+    begin it.
 
     Parameters
     ----------
     ends : float64 array, shape (pp, steps, dp), or None
-        What `stage_ends` returns, where it is known.
+        As `stage_ends` returns, if already computed.
     """
     of_stages = stage_ends(layout) if ends is None else ends
     last = of_stages.max(axis=(0, 2), initial=0.0)
@@ -54,15 +51,15 @@ def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None)
     for step in np.flatnonzero(opens_window(layout)).tolist():
         node, dp = _closing(layout, step)
         own_ns = layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], step, dp]
-        times[step] = last[step] - own_ns.min() + _opened(layout, graph.turn_ns)[step, dp]
+        times[step] = last[step] - own_ns.min() + _opened(layout, graph.step_gap_ns)[step, dp]
     return np.asarray(times)
 
 
 def _closing(layout: Layout, step: int) -> tuple[int, int]:
-    """Return the node and the DP rank that a step is over with.
+    """Return the node and the DP rank that determine the end of a step.
 
-    Without a pipeline ranks leave the last collective together, and the last one to come held it
-    up, whoever ends the step some moments later.
+    Without a pipeline the last collective and the rank that came to it last, since that rank held
+    up all others; else the last end.
     """
     meets = np.flatnonzero(layout.of_types(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
     if layout.pp == 1 and len(meets):
@@ -74,40 +71,40 @@ def _closing(layout: Layout, step: int) -> tuple[int, int]:
 
 
 def opens_window(layout: Layout) -> NDArray[np.bool_]:
-    """Return which steps follow no recorded one, shape (steps,)."""
+    """Return which steps follow no recorded step, shape (steps,)."""
     return np.asarray(np.diff(layout.steps, prepend=layout.steps[0]) != 1)
 
 
-def stage_begins(layout: Layout, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
-    """Return when stages could begin steps where these are chained, shape (pp, steps, dp), ns.
+def stage_begins(layout: Layout, ends: FloatArray, step_gap_ns: float = 0.0) -> FloatArray:
+    """Return the earliest begins of chained steps on each stage, shape (pp, steps, dp), ns.
 
-    That is when one ended the step before, by the clock of the step's own begin, and `turn_ns` has
-    passed; in a step that follows no recorded one its first start, or the start of what its rank
-    does before. `ends` is what `stage_ends` returns.
+    A stage can begin a step `step_gap_ns` after it ended the step before; times count from the
+    step's own begin. A step that follows no recorded one begins with its first operation, or with
+    what its rank does before that. `ends` is what `stage_ends` returns.
     """
     begins = np.empty(ends.shape)
-    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
+    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + step_gap_ns
     opens = np.flatnonzero(opens_window(layout))
-    opened_ns = _opened(layout, turn_ns)[opens]
+    opened_ns = _opened(layout, step_gap_ns)[opens]
     for stage, of_stage in enumerate(begins):
         own_ns = layout.start_ns[layout.nodes.on(stage)[:, None], opens]
         of_stage[opens] = own_ns.min(axis=0) - opened_ns
     return begins
 
 
-def _opened(layout: Layout, turn_ns: float) -> FloatArray:
+def _opened(layout: Layout, step_gap_ns: float) -> FloatArray:
     """Return how long before its first start a rank could begin a step, shape (steps, dp), ns.
 
-    Of steps that follow no recorded one: what its rank is recorded to do before, such as loading
-    the batch, but for what usually passes there.
+    For steps that follow no recorded step: the time of host operations before it, such as loading
+    the batch, less the usual gap between steps.
     """
     if layout.opened_ns is None:
         return np.zeros(layout.start_ns.shape[1:])
-    return np.maximum(layout.opened_ns - turn_ns, 0.0)
+    return np.maximum(layout.opened_ns - step_gap_ns, 0.0)
 
 
 def stage_ends(layout: Layout) -> FloatArray:
-    """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
+    """Return the end of each stage's last operation of a step, shape (pp, steps, dp), ns."""
     _, steps, dp = layout.start_ns.shape
     latest = np.full((layout.pp, steps, dp), -np.inf)
     block = max(_AT_A_TIME // (steps * dp), 1)
@@ -121,7 +118,7 @@ def stage_ends(layout: Layout) -> FloatArray:
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
-    """Return how far the replay of recorded durations is from the recording, relative to it."""
+    """Return the discrepancy of a replay of recorded durations: `Discrepancy.mean`."""
     own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
     executors = [
         executor_of(layout, graph, values.min(axis=(1, 2)), values.size)
@@ -130,29 +127,29 @@ def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
     return off_recording(zip(layouts, graphs, own, executors, strict=True)).mean
 
 
-class OffRecording(NamedTuple):
-    """How far a replay is from the recording, relative to it.
+class Discrepancy(NamedTuple):
+    """Relative difference between replayed and recorded step times (section 6 of the paper).
 
-    A few steps that begin late are no fault of the model. They hide one that lets all steps take
-    too long, which brings the mean step nearer and the typical one away.
+    A few steps that begin late are no fault of the model, but bias the mean: a model in which all
+    steps take too long is then nearer in the mean step and further off in the typical one.
     """
 
-    mean: float  # of the time of all steps together: the discrepancy
+    mean: float  # of the sum of all steps: the discrepancy that reports show
     typical: float  # of the median step
 
-    def moves_away(self, before: OffRecording) -> bool:
+    def moves_away(self, before: Discrepancy) -> bool:
         """Return whether the typical step is further off than before."""
         return self.typical > before.typical + LEAST_GAIN
 
-    def is_nearer_than(self, other: OffRecording) -> bool:
-        """Return whether the typical step is nearer, or else the mean one."""
+    def is_nearer_than(self, other: Discrepancy) -> bool:
+        """Return whether the typical step is nearer, or the mean one without the typical moving."""
         if self.typical <= other.typical - LEAST_GAIN:
             return True
         return self.mean <= other.mean - LEAST_GAIN and not self.moves_away(other)
 
 
-def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> OffRecording:
-    """Return the same of groups of steps, each with its durations without waiting."""
+def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> Discrepancy:
+    """Return the discrepancy of groups of steps: layout, graph, own durations, executor of each."""
     recorded, simulated = [], []
     for layout, graph, durations, executor in groups:
         simulator = Simulator(layout, Durations(durations, np.zeros(len(durations))), executor)
@@ -160,19 +157,16 @@ def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) 
         recorded.append(recorded_times(layout, graph))
     recorded_ns, simulated_ns = np.concatenate(recorded), np.concatenate(simulated)
     if not simulated_ns.sum() > 0:
-        return OffRecording(float("inf"), float("inf"))
-    return OffRecording(
+        return Discrepancy(float("inf"), float("inf"))
+    return Discrepancy(
         abs(float(recorded_ns.sum() / simulated_ns.sum()) - 1),
         abs(float(np.median(recorded_ns / np.maximum(simulated_ns, 1.0))) - 1),
     )
 
 
-# ---- A session's steps on their way to a replay, and what an adaptation would make of them -----
-
-
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How steps were recorded."""
+    """Properties of the recording that all drafts of a session share."""
 
     # Whether starts are readings of clocks, so that steps can be compared with one another.
     absolute: bool
@@ -184,12 +178,12 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Steps of each shape and their dependencies."""
+    """Steps of each shape, their dependencies and durations: input of a replay."""
 
     arranged: tuple[Layout, ...]  # as recorded
-    layouts: tuple[Layout, ...]  # by one clock, and with what the recorder lost
+    layouts: tuple[Layout, ...]  # on one clock, with lost operations re-created
     graphs: tuple[Graph, ...]
-    own: tuple[OwnDurations, ...]  # without waiting
+    own: tuple[OwnDurations, ...]  # durations without waiting
     clocks: RankClocks
     recreated: RecreatedOperations
     recording: Recording
@@ -201,7 +195,7 @@ class Draft:
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:
-        """Return what replays each shape, as long as no ideal duration is negative."""
+        """Return an executor for each shape, valid as long as no ideal duration is negative."""
         return tuple(
             executor_of(layout, graph, own.min(axis=(1, 2)), own.size)
             for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
@@ -209,18 +203,18 @@ class Draft:
 
     @property
     def discrepancy(self) -> float:
-        """Return how far the replay of recorded durations is from the recording, relative to it."""
+        """Return the discrepancy of the replay of recorded durations."""
         return self.off_recording.mean
 
     @cached_property
-    def off_recording(self) -> OffRecording:
-        """Return the same of all steps together and of the typical one."""
+    def off_recording(self) -> Discrepancy:
+        """Return the discrepancy of the mean and of the typical step."""
         own = (own for own, _ in self.own)
         return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
 
     @classmethod
     def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], recording: Recording) -> Draft:
-        """Align the clocks of recorded steps and make anew what the recorder lost."""
+        """Return a draft with aligned clocks and lost operations re-created."""
         aligned, clocks = (
             one_clock(arranged, absolute=recording.absolute)
             if recording.one_clock
@@ -237,23 +231,22 @@ class Draft:
         return cls(*parts, clocks, recreated, recording)
 
     def with_graphs(self, graphs: Sequence[Graph]) -> Draft:
-        """Return the draft with other dependencies; what moves data together stays the same."""
+        """Return the draft with other dependencies but the same communication groups."""
         return replace(self, graphs=tuple(graphs))
 
     def recorded_otherwise(
         self, arranged: Sequence[Layout], graphs: Sequence[Graph] | None = None
     ) -> Draft:
-        """Return the draft as it is with other recorded times, and maybe other dependencies."""
+        """Return a draft of other recorded times, and optionally other dependencies."""
         return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
     def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
-        """Return the draft with some layouts as they were found to be; None with none of them.
+        """Return a proposal with some layouts replaced; None without any.
 
         Parameters
         ----------
         found : sequence of (Layout, Sign) or None
-            For each arranged layout the one that takes its place, and its sign; None where it
-            stays.
+            For each arranged layout its replacement and the sign for it, or None.
         """
         signs = [item[1] for item in found if item is not None]
         if not signs:
@@ -267,7 +260,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """What calls for an adaptation, and the steps with it."""
+    """The sign of an adaptation, and the draft with it."""
 
     sign: Sign
     draft: Draft

@@ -1,10 +1,9 @@
 """Recorded transfers that do not happen, removed from the trace.
 
-Megatron's timers name a fused call for all that it may send and receive. On the first and the last
-virtual stage parts of it have no neighbor: nothing is sent, and the timer fires all the same. Which
-parts those are follows from what the neighbors do: a send carries away the computation before it,
-and a receive ends with the send that it takes. Where that does not tell, all transfers are left
-out.
+Megatron's timers record all sends and receives that a fused call can make. On the first and the
+last virtual stage some of them have no neighbor and transfer nothing. Which ones follows from the
+neighbors: a send follows its computation, and a receive ends with its send. Where that does not
+identify them, all transfers are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from app.analysis.replay.layout.slots import assign
 from app.analysis.trace.model import ABSENT, FORWARD_COMPUTE, Trace
 from app.errors import UnanalyzableError
 
-# Being on the wrong side of a computation costs this many times the distance.
+# Cost factor of matching a send with a computation that ends after the send starts.
 _IMPOSSIBLE: Final = 100.0
 
 # (op type, stage)
@@ -39,7 +38,7 @@ _Kind = tuple[str, int]
 
 
 def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[Trace, Sign] | None:
-    """Return the trace without transfers that no neighbor answers; None where there are none."""
+    """Return the trace without transfers that have no neighbor; None where there are none."""
     if trace.meta.sizes.pp == 1 or not _has_fused(trace):
         return None
     finder = _Finder(trace, routes)
@@ -61,10 +60,10 @@ def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[
 
 
 def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
-    """Return the trace without any transfer; None unless these are why it was refused.
+    """Return the trace without any transfer; None unless it was refused for unmatched transfers.
 
-    Where transfers fit no neighbor and are no parts of fused calls, it is not known which of them
-    happened. Computations and collectives are left, and stages hand over at once.
+    If transfers match no neighbor and are no parts of fused calls, it is unknown which of them
+    happened. Computations of neighboring stages then depend directly on one another.
     """
     if refused.stable_code != TRANSFERS_UNMATCHED:
         return None
@@ -86,15 +85,15 @@ def _has_fused(trace: Trace) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TypicalStep:
-    """When operations usually begin and end in a step, in their order, and what they work on."""
+    """Median times of the operations of a kind in a step, in launch order."""
 
     start_ns: FloatArray
     end_ns: FloatArray
-    work: list[tuple[int, int]]
+    work: list[tuple[int, int]]  # (chunk, microbatch) of each
 
 
 class _Finder:
-    """Compares what stages usually record of a step with what their neighbors do."""
+    """Matches the recorded transfers of each stage with computations and neighbors."""
 
     def __init__(self, trace: Trace, routes: Sequence[Route]) -> None:
         self._trace = trace
@@ -111,19 +110,20 @@ class _Finder:
         self._known: dict[_Kind, _TypicalStep] = {}
 
     def count(self, name: str, stage: int) -> int:
-        """Return how many operations of a kind a step usually has."""
+        """Return the number of operations of a kind in a step."""
         return len(self._typical(name, stage).start_ns)
 
     def idle(self) -> dict[_Kind, NDArray[np.int64]]:
-        """Return the places, among their kind, of transfers that no receive answers."""
+        """Return the idle transfers of each kind, by their order numbers."""
         idle: dict[_Kind, NDArray[np.int64]] = {}
         for direction in DIRECTIONS:
             sent: dict[tuple[VirtualStage, int], float] = {}
             for stage in range(self._trace.meta.sizes.pp):
-                chosen = self._sends(direction, stage, sent)
-                self._note(idle, (direction.send, stage), chosen)
+                self._note(idle, (direction.send, stage), self._real_sends(direction, stage, sent))
             for stage in range(self._trace.meta.sizes.pp):
-                self._note(idle, (direction.recv, stage), self._receives(direction, stage, sent))
+                self._note(
+                    idle, (direction.recv, stage), self._real_receives(direction, stage, sent)
+                )
         return idle
 
     def _note(
@@ -135,10 +135,13 @@ class _Finder:
         if chosen is not None and len(chosen) < self.count(*kind):
             idle[kind] = np.setdiff1d(np.arange(self.count(*kind)), chosen)
 
-    def _sends(
+    def _real_sends(
         self, direction: Direction, stage: int, sent: dict[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Choose the send after each computation whose result goes to another stage."""
+        """Return the send after each computation whose result goes to another stage.
+
+        And enter the end of each in `sent`. None if there are too few sends.
+        """
         sends, computes = (
             self._typical(direction.send, stage),
             self._typical(direction.compute, stage),
@@ -157,10 +160,13 @@ class _Finder:
             sent[(stage, chunk), microbatch] = float(sends.end_ns[number])
         return chosen
 
-    def _receives(
+    def _real_receives(
         self, direction: Direction, stage: int, sent: Mapping[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Choose the receive that ends with the send of each computation's input."""
+        """Return the receive that ends with the send of each computation's input.
+
+        None if a send is unknown or there are too few receives.
+        """
         receives = self._typical(direction.recv, stage)
         computes = self._typical(direction.compute, stage)
         ends = []
@@ -178,7 +184,7 @@ class _Finder:
         return self._known[name, stage]
 
     def _measure(self, name: str, stage: int) -> _TypicalStep:
-        """Return the medians over all lanes of each operation of a kind."""
+        """Return the median times over all lanes of each operation of a kind."""
         trace = self._trace
         mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
         mine = mine[np.argsort(trace.order[mine], kind="stable")]
@@ -196,7 +202,10 @@ class _Finder:
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:
-    """Return a transfer for each computation, rising, at the least cost of all together."""
+    """Return ascending transfers for the computations at the least total cost.
+
+    `costs` has the shape (computations, transfers).
+    """
     count, transfers = costs.shape
     band = np.arange(count)[:, None] + np.arange(transfers - count + 1)
     return np.asarray(assign(np.take_along_axis(costs, band, axis=1)[None])[0])

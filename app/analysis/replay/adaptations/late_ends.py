@@ -1,8 +1,8 @@
-"""Sends whose end was taken when the job waited for them, and not when the data had gone.
+"""Sends recorded until the job waits for them, shortened to the end of their transfer.
 
-A recorder that takes the end of an asynchronous send at `work.wait()` writes an interval until the
-end of the step. What was sent is there when its receive has ended, so a send ends with its receive;
-and a receive that was waited for as well may have ended while its rank still computed.
+A recorder that takes the end of an asynchronous send at `work.wait()` may record an interval until
+the end of the step. The data has arrived when the receive ends, so the send ends with it; a receive
+recorded until its wait may have ended while its rank still computed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
-# Sends of a type on a stage end late when that share of them ends after the computation that their
-# receive feeds.
+# Sends of a type on a stage end late if this share of them ends after the computation that their
+# receive feeds…
 _REGULARLY: Final = 0.9
-# So do sends that end at one moment although they started apart: the job waited for them together.
-# That is regular from half of a type's sends on; the last one may be waited for alone.
+# …or if this share of them ends together although they started apart: the job waited for all at
+# once (for the last one it may wait alone).
 _TOGETHER_NS: Final = 500_000
 _APART_NS: Final = 4 * _TOGETHER_NS
 _OFTEN_TOGETHER: Final = 0.5
@@ -56,12 +56,9 @@ class _Pair:
 
 
 def propose_late_ends(draft: Draft) -> Proposal | None:
-    """Let sends end with their receives, where they are recorded longer."""
-    found = [
-        end_with_receives(layout, graph)
-        for layout, graph in zip(draft.arranged, draft.graphs, strict=True)
-    ]
-    return draft.proposal(found)
+    """Propose that sends end with their receives, where they are recorded longer."""
+    pairs = zip(draft.arranged, draft.graphs, strict=True)
+    return draft.proposal([end_with_receives(layout, graph) for layout, graph in pairs])
 
 
 def end_with_receives(
@@ -69,28 +66,34 @@ def end_with_receives(
 ) -> tuple[Layout, Sign] | None:
     """Return the layout with sends that end with their receives; None where none ends late.
 
-    Times of two clocks are compared. Clocks that are apart make the sends of one stage seem late
-    and what comes back early: only the sum of both directions counts.
+    A clock difference makes the sends of one direction seem late and those of the other early by
+    the same time, so only the sum of both directions counts.
 
     Parameters
     ----------
     regularly : float
-        From this share on sends of a type on a stage end late.
+        Share of the sends of a type on a stage that must end late.
     """
-    found: dict[_Kind, list[_Pair]] = {}
+    by_kind: dict[_Kind, list[_Pair]] = {}
     for pair in _pairs(layout, graph):
-        found.setdefault(_kind(layout, pair), []).append(pair)
+        op_type = layout.op_names[layout.nodes.op[pair.send]]
+        stages = int(layout.nodes.pp[pair.send]), int(layout.nodes.pp[pair.receive])
+        by_kind.setdefault(_Kind(op_type, *stages), []).append(pair)
     few = sampled(layout)
-    late = {kind: _lateness(few, pairs) for kind, pairs in found.items()}
+    ends = few.start_ns + few.duration_ns
+    # (pairs, steps, dp): from the end of the computation that a send feeds to the end of the send
+    late: dict[_Kind, FloatArray] = {
+        kind: ends[[pair.send for pair in pairs]] - ends[[pair.fed for pair in pairs]]
+        for kind, pairs in by_kind.items()
+    }
     shares = {}
     for kind, values in late.items():
-        # what the clocks are apart counts the other way around for what comes back
         back = late.get(kind.back())
         apart = 0.0 if back is None else np.median(back, axis=0)
         shares[kind] = float((values + apart > 0).mean())
     chosen = {kind: share for kind, share in shares.items() if share >= regularly}
-    for kind, pairs in found.items():
-        together = _together(few, pairs)
+    for kind, pairs in by_kind.items():
+        together = _share_ending_together(few, pairs)
         if kind not in chosen and together >= _OFTEN_TOGETHER:
             chosen[kind] = together
     if not chosen:
@@ -102,7 +105,7 @@ def end_with_receives(
             for node in np.flatnonzero(layout.nodes.pp == kind.target).tolist()
             if layout.op_names[layout.nodes.op[node]] in COMPUTE
         ]
-        for pair in found[kind]:
+        for pair in by_kind[kind]:
             end = _arrival(layout, pair, computes)
             for node in (pair.send, pair.receive):
                 shorter = np.minimum(end - layout.start_ns[node], duration[node])
@@ -113,6 +116,7 @@ def end_with_receives(
 
 
 def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
+    """Return all sends with a receive and a computation that depends on it."""
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     fed = {
         other: node
@@ -132,10 +136,10 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
 
 
 def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
-    """Return when the data is there, shape (steps, dp).
+    """Return the latest arrival of the data that the recording proves, shape (steps, dp), ns.
 
-    A receive ends when the job waits for it, too: as long as its rank computes nothing is seen of
-    the transfer, so that only what remains of it afterwards is known to have taken time.
+    A receive may also be recorded until its wait, so a transfer may have run while its rank
+    computed: only the time after the computation is known to be transfer.
     """
     ends = layout.start_ns + layout.duration_ns
     end = ends[pair.receive]
@@ -145,14 +149,8 @@ def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
     return np.asarray(end - np.maximum(busy - begin, 0.0))
 
 
-def _kind(layout: Layout, pair: _Pair) -> _Kind:
-    nodes = layout.nodes
-    name = layout.op_names[nodes.op[pair.send]]
-    return _Kind(name, int(nodes.pp[pair.send]), int(nodes.pp[pair.receive]))
-
-
-def _together(layout: Layout, pairs: list[_Pair]) -> float:
-    """Return the share of sends that end when another one ends that started at another time."""
+def _share_ending_together(layout: Layout, pairs: list[_Pair]) -> float:
+    """Return the share of sends that end together with one that started at another time."""
     start = layout.start_ns[[pair.send for pair in pairs]]
     end = start + layout.duration_ns[[pair.send for pair in pairs]]
     order = np.argsort(start, axis=0)
@@ -161,13 +159,3 @@ def _together(layout: Layout, pairs: list[_Pair]) -> float:
     none = np.zeros((1, *next_too.shape[1:]), np.bool_)
     both = np.concatenate([next_too, none]) | np.concatenate([none, next_too])
     return float(both.mean())
-
-
-def _lateness(layout: Layout, pairs: list[_Pair]) -> FloatArray:
-    """Return how long after their data has been computed with sends end, shape (pairs, steps, dp).
-
-    Before that they may well end a little after their receives.
-    """
-    sends, fed = [pair.send for pair in pairs], [pair.fed for pair in pairs]
-    ends = layout.start_ns + layout.duration_ns
-    return np.asarray(ends[sends] - ends[fed])

@@ -1,8 +1,8 @@
-"""Collectives inside of computations: FSDP2 and ZeRO-3 gather parameters while a layer runs.
+"""Collectives inside computations: FSDP2 and ZeRO-3 gather parameters while a layer runs.
 
-What a computation waits for inside is waiting and not computing: next to a slow DP rank the other
-one's computations look slow. Such intervals are taken out of the computation and replayed as
-collectives of their own, before it or after it, on whichever side less of it lies.
+A computation contains waiting for such a collective, so next to a slow DP rank the computations of
+the others look slow. The interval is subtracted from the computation and replayed as a collective
+before or after it, on the side where less of the computation lies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT
 
-# A collective lies inside of a computation, or after another operation, when it does so in
-# that share of the cases.
+# A collective lies inside a computation, or follows another operation, if it does in this share of
+# cases.
 REGULARLY: Final = 0.98
-# Passes are clearly nearer to those without collectives by this share of their time.
+# A set of waited-for collectives is preferred over the default if it explains this share of a
+# pass's duration better.
 _CLEARLY: Final = 0.25
+# A collective overlaps its computation if its transfer takes this many times the shortest one.
 _FAR_LONGER: Final = 3.0
-# Places of collectives in a computation that are judged one by one.
+# Most collectives of a computation of which all subsets are tried.
 _MOST_CLASSES: Final = 4
 
 # (stage, op type of the computation, how many collectives lie before it in the same computation)
@@ -38,26 +40,25 @@ _Class = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A collective inside of a computation."""
+    """A collective inside a computation."""
 
-    # collective, computation: nodes
-    collective: int
-    computation: int
-    waited: bool  # whether the computation waits for it, and is not just going on meanwhile
-    first: bool  # whether a collective that is waited for is replayed before the computation
+    collective: int  # node
+    computation: int  # node
+    waited: bool  # whether the computation waits for it, rather than overlapping with it
+    first: bool  # whether a waited-for collective is replayed before the computation
 
 
 def propose_nested_collectives(draft: Draft) -> Proposal | None:
-    """Replay collectives inside of computations as what these wait for."""
-    found = [
+    """Propose to replay collectives inside computations as operations that these wait for."""
+    by_layout = [
         find_nested(sampled(layout), only_waits=draft.recording.only_waits)
         for layout in draft.arranged
     ]
-    signs = [item[1] for item in found if item is not None]
+    signs = [item[1] for item in by_layout if item is not None]
     if not signs:
         return None
     arranged, graphs = [], []
-    for layout, graph, item in zip(draft.arranged, draft.graphs, found, strict=True):
+    for layout, graph, item in zip(draft.arranged, draft.graphs, by_layout, strict=True):
         nested = () if item is None else item[0]
         arranged.append(take_out(layout, nested) if nested else layout)
         graphs.append(set_apart(layout, graph, nested) if nested else graph)
@@ -67,12 +68,12 @@ def propose_nested_collectives(draft: Draft) -> Proposal | None:
 def find_nested(
     layout: Layout, *, only_waits: bool = False
 ) -> tuple[tuple[Nested, ...], Sign] | None:
-    """Return the collectives inside of computations; None where these wait for none.
+    """Return the collectives inside computations, and the sign; None where these wait for none.
 
     Parameters
     ----------
     only_waits : bool
-        The recorder wrote down nothing else there.
+        Whether the recorder records collectives inside computations only while these wait.
     """
     if layout.dp == 1:
         return None
@@ -86,7 +87,7 @@ def find_nested(
             continue
         values, counts = np.unique(inside[inside != NOWHERE], return_counts=True)
         host = int(values[counts.argmax()])
-        # what is gathered for another chunk is only gathered meanwhile, as in the paper's model
+        # a collective of another chunk overlaps the computation, as in the paper's model
         if layout.nodes.mc[node] in {ABSENT, layout.nodes.mc[host]}:
             hosts[node] = host
             shares.append(share)
@@ -107,12 +108,12 @@ def find_nested(
 
 def _collectives(layout: Layout) -> list[int]:
     names = (name for name in DP_COLLECTIVES if name in layout.op_names)
-    found: list[int] = np.flatnonzero(layout.of_types(*names)).tolist()
-    return found
+    nodes: list[int] = np.flatnonzero(layout.of_types(*names)).tolist()
+    return nodes
 
 
 def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
-    """Return what each nested collective is alike to: those at the same place of other passes."""
+    """Return the class of each nested collective: its place among those of its computation."""
     count: Counter[int] = Counter()
     classes: dict[int, _Class] = {}
     for node in sorted(hosts, key=lambda node: float(layout.launch[node])):
@@ -126,12 +127,12 @@ def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
 def waited_for(
     layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
 ) -> set[_Class]:
-    """Tell what computations wait for from what only happens meanwhile.
+    """Return the classes of collectives that computations wait for, rather than overlap with.
 
-    A collective that takes far longer than its like, once all ranks have come to it, goes on
-    meanwhile: its end was taken when the job came to wait for it. But a worker's passes with
-    collectives take by themselves what its passes without any take, where there are some: what
-    clearly brings them there is waited for, and nothing else.
+    By default those whose transfer is not far longer than the shortest of their type: a longer one
+    was recorded until the job waited for it later. Where a worker also has passes without
+    collectives, the subset that makes passes with collectives equally long is preferred, if
+    clearly better.
     """
     waited: set[_Class] = set()
     short = _short(layout, classes)
@@ -141,7 +142,7 @@ def waited_for(
         judged = mine[:_MOST_CLASSES]
         options = [c for n in range(len(judged) + 1) for c in combinations(judged, n)]
         off = {
-            chosen: _off_by(layout, hosts, classes, (stage, name), chosen)
+            chosen: _deviation(layout, hosts, classes, (stage, name), chosen)
             for chosen in {*options, typical}
         }
         best = min(options, key=lambda chosen: off[chosen])
@@ -149,16 +150,16 @@ def waited_for(
     return waited
 
 
-def _off_by(
+def _deviation(
     layout: Layout,
     hosts: Mapping[int, int],
     classes: Mapping[int, _Class],
     kind: tuple[int, str],
     waited: Collection[_Class],
 ) -> float:
-    """Return how far passes, without what they wait for, are from those without collectives.
+    """Return the relative difference of passes less `waited` collectives and passes without any.
 
-    Relative, on the DP rank where it is most; 0 where all passes have collectives.
+    The largest over DP ranks and chunks; 0 where all passes have collectives.
     """
     stage, name = kind
     nodes = layout.nodes
@@ -180,7 +181,7 @@ def _off_by(
 
 
 def _short(layout: Layout, classes: Mapping[int, _Class]) -> set[_Class]:
-    """Return the collectives that take about as long as the shortest of their type."""
+    """Return the classes whose transfers take about as long as the shortest of their type."""
     by_type: dict[int, dict[_Class, list[float]]] = {}
     for node, alike in classes.items():
         start = layout.start_ns[node]
@@ -202,7 +203,7 @@ def _is_first(
     classes: Mapping[int, _Class],
     hosts: Mapping[int, int],
 ) -> bool:
-    """Return whether less of the computation itself lies before a collective than after it."""
+    """Return whether less of the computation's own time lies before a collective than after it."""
     earlier = [n for n, h in hosts.items() if h == host and classes[n][2] < classes[node][2]]
     every = [n for n, h in hosts.items() if h == host]
     before = layout.start_ns[node] - layout.start_ns[host]
@@ -213,10 +214,10 @@ def _is_first(
 
 
 def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
-    """Return the layout with computations shorter by what they wait for, which lies next to them.
+    """Return the layout with waited-for collectives moved out of computations, next to them.
 
-    A collective keeps what it took once the last rank had come to it. What ranks wait there is what
-    they wait at its new place: the computing that made one of them late may lie behind it now.
+    A collective keeps its transfer duration. The waiting of each rank follows from its new place,
+    since the computing that made a rank late may now lie after the collective.
     """
     start, duration = layout.start_ns.copy(), layout.duration_ns.copy()
     waited = sorted(
@@ -233,7 +234,7 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
         duration[item.computation] -= length
 
     def put(node: int, begin: FloatArray) -> FloatArray:
-        """Let a collective begin on each rank; return when it ends there."""
+        """Place a collective at its begin on each rank, (steps, dp); return its ends."""
         start[node] = begin
         end: FloatArray = begin.max(axis=-1, keepdims=True) + transfer[node]
         duration[node] = np.maximum(end - begin, 0.0)
@@ -247,7 +248,7 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
     }
     for item in waited:
         if not item.first:
-            # after the computation, and after the collectives that lie there already
+            # after the computation and the collectives already placed behind it
             ends[item.computation] = put(item.collective, ends[item.computation])
     shares = {
         computation: shares_of(layout.start_ns, layout.duration_ns, computation, tuple(collectives))
@@ -257,7 +258,7 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
 
 
 def _by_computation(waited: Iterable[Nested]) -> dict[int, tuple[int, ...]]:
-    """Return what each computation waits for inside, in the order of the launches."""
+    """Return the collectives that each computation waits for, in launch order."""
     inside: dict[int, tuple[int, ...]] = {}
     for item in waited:
         inside[item.computation] = (*inside.get(item.computation, ()), item.collective)
@@ -265,10 +266,10 @@ def _by_computation(waited: Iterable[Nested]) -> dict[int, tuple[int, ...]]:
 
 
 def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
-    """Return the graph in which collectives precede or follow the computation that holds them.
+    """Return the graph in which nested collectives precede or follow their computation.
 
-    What is only overlapped begins with its computation, and nothing waits for it. Collectives that
-    lie between computations follow the one before and hold up the one after, where the recording
+    An overlapped collective begins with its computation and nothing depends on it. Collectives
+    between computations follow the previous and precede the next one where the recording
     contradicts the paper's model, in which all of them begin or end a step.
     """
     items = sorted(nested, key=lambda item: layout.launch[item.collective])
@@ -282,7 +283,7 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
     for node in inside:
         after[node] = set()
     _place_between(layout, after, inside)
-    # what follows a computation follows its last collective
+    # dependents of a computation depend on its last collective
     last: dict[int, int] = {}
     for item in items:
         if item.waited and not item.first:
@@ -304,7 +305,11 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
 
 
 def _place_between(layout: Layout, after: dict[int, set[int]], inside: Collection[int]) -> None:
-    """Let collectives that begin before what they follow has ended follow what did end before."""
+    """Replace dependencies of collectives that the recording contradicts, in place.
+
+    A collective that begins before a dependency has ended follows the last computation that has;
+    likewise for the operations that depend on it.
+    """
     layout = sampled(layout)
     between = [node for node in _collectives(layout) if node not in inside]
     ends = layout.start_ns + layout.duration_ns

@@ -1,7 +1,7 @@
-"""Garbage collections inside of computations, as `gc.callbacks` gives them.
+"""Garbage collections inside computations, as `gc.callbacks` records them.
 
-They are part of the computation's recorded time already. Replayed after the last computation, as
-planned collections are, each would count twice.
+Their time is part of the computation's duration. If they were replayed after the last computation,
+as planned collections are, it would count twice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.candidate import Draft, Proposal
 from app.analysis.replay.adaptations.kind import Sign
@@ -19,13 +18,15 @@ from app.analysis.trace.model import GC
 
 
 def propose_nested_gc(draft: Draft) -> Proposal | None:
-    """Leave collections inside of computations to those."""
-    found = [without_nested_gc(layout) for layout in draft.arranged]
-    return draft.proposal(found)
+    """Propose to leave out garbage collections inside computations."""
+    return draft.proposal([without_nested_gc(layout) for layout in draft.arranged])
 
 
 def without_nested_gc(layout: Layout) -> tuple[Layout, Sign] | None:
-    """Return the layout without the collections inside of computations; None without any."""
+    """Return the layout without garbage collections inside computations; None without any.
+
+    `paused_ns` then has the time that they take of each computation.
+    """
     collections = np.flatnonzero(layout.nodes.op == layout.codes(GC)[0])
     if not len(collections):
         return None
@@ -43,17 +44,9 @@ def without_nested_gc(layout: Layout) -> tuple[Layout, Sign] | None:
     free[collections] = True
     stages = sorted(set(layout.nodes.pp[collections[nested.any(axis=(1, 2))]].tolist()))
     where = f"{int(nested.sum())} collections on stages {', '.join(map(str, stages))}"
-    paused = _paused(layout, collections, np.where(nested, hosts, NOWHERE))
-    return replace(layout, missing=missing, free=free, paused_ns=paused), Sign((where,), share)
-
-
-def _paused(
-    layout: Layout, collections: NDArray[np.int64], hosts: NDArray[np.int64]
-) -> dict[int, FloatArray]:
-    """Return how long each computation was paused, by node, shape (steps, dp)."""
     paused: dict[int, FloatArray] = {}
-    for node, inside in zip(collections.tolist(), hosts, strict=True):
+    for node, inside in zip(collections.tolist(), np.where(nested, hosts, NOWHERE), strict=True):
         for host in np.unique(inside[inside != NOWHERE]).tolist():
-            time = np.where(inside == host, layout.duration_ns[node], 0.0)
-            paused[host] = paused.get(host, 0.0) + time
-    return paused
+            time_ns = np.where(inside == host, layout.duration_ns[node], 0.0)
+            paused[host] = paused.get(host, 0.0) + time_ns
+    return replace(layout, missing=missing, free=free, paused_ns=paused), Sign((where,), share)

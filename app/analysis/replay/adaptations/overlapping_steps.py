@@ -1,12 +1,11 @@
-"""Steps that begin otherwise than the paper's model has it.
+"""Begins of steps that differ from the paper's model: overlapping, uneven, after gathering.
 
-They overlap where no collective over all ranks ends them. Without gradient clipping nothing keeps
-the stages together: the first one begins the next step while the last one still ends its own. Then
-no step has a beginning of its own, and the time from the end of one step to the end of the next is
-what a step takes.
+Steps overlap where no collective over all ranks ends them: without gradient clipping the first
+stage begins the next step while the last one is still in its own. A step's time is then that from
+one step's end to the next.
 
-And with virtual stages the model lets a stage's first forward follow the gathering of its own
-chunk's parameters. A framework that gathers those of all chunks first computes nothing before.
+With virtual stages the first forward of a stage follows the gathering of its own chunk's parameters
+in the paper's model; a framework may gather those of all chunks first.
 """
 
 from __future__ import annotations
@@ -23,21 +22,20 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import with_edges
 from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
-# Steps overlap when they do so in this share of the cases…
+# Steps overlap if this share of them does…
 _REGULARLY: Final = 0.98
-# …and usually by this share of a step: an optimizer that ends a little later somewhere is no sign.
+# …with a median of this share of a step: an optimizer that ends a little later is no overlap.
 _LEAST_OVERLAP: Final = 0.005
-# Stages begin a step as they end it when the one is off the other by at most this share of how far
-# apart they begin.
+# Stages begin steps as they end them if both offsets agree within this share of the largest offset.
 _LIKE: Final = 0.25
-# At least that many steps that follow one tell what usually passes between them.
+# Fewest consecutive steps for a usual gap.
 _LEAST_FOLLOWING: Final = 2
-# A first forward waits for what gathers parameters when it begins with that in this share of steps.
+# A first forward follows the gathering if it begins soon after it in this share of steps.
 _MOSTLY: Final = 0.5
 
 
 def propose_overlapping_steps(draft: Draft) -> Proposal | None:
-    """Chain the steps on each stage, where they overlap."""
+    """Propose chained steps: a stage begins a step when it has ended its previous one."""
     if not draft.absolute or len(draft.layouts) > 1:
         return None
     layout = draft.layouts[0]
@@ -52,7 +50,7 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
 
 
 def _overlap(layout: Layout, last: list[int]) -> Sign | None:
-    """Return the sign of steps that begin before the one before has ended, with a `last` node."""
+    """Return the sign of overlap between consecutive steps, which end with the `last` nodes."""
     length = (layout.start_ns[last] + layout.duration_ns[last]).max(axis=(0, 2))
     period = np.diff(layout.begin_ns)
     overlap = length[:-1] - period
@@ -66,10 +64,9 @@ def _overlap(layout: Layout, last: list[int]) -> Sign | None:
 
 
 def _begun_as_ended(layout: Layout) -> Sign | None:
-    """Return the sign of it where no step follows another one, as where windows have one each.
+    """Return the sign of overlap where no consecutive steps are recorded.
 
-    Steps are alike: a stage that ends one so much later than the others has begun it as much
-    later, having ended the one before as late.
+    If steps overlap, a stage begins each step as much later than the others as it ends it.
     """
     if layout.pp == 1:
         return None
@@ -91,10 +88,10 @@ def _begun_as_ended(layout: Layout) -> Sign | None:
 
 
 def propose_uneven_begins(draft: Draft) -> Proposal | None:
-    """Chain the steps on each rank where there is no pipeline, with what usually passes between.
+    """Propose chained steps on each rank, with the usual gap, where there is no pipeline.
 
-    Ranks leave the last collective of a step together and go on by themselves: an optimizer that
-    takes one of them longer delays its next step and no other's. In short steps that counts.
+    Ranks leave the last collective of a step together. An optimizer that takes longer on one rank
+    delays only the next step of that rank, which matters in short steps.
     """
     if not draft.absolute or len(draft.layouts) > 1:
         return None
@@ -106,26 +103,25 @@ def propose_uneven_begins(draft: Draft) -> Proposal | None:
     ends = (layout.start_ns + layout.duration_ns).max(axis=0)
     turns = (begins[1:] - ends[:-1] + np.diff(layout.begin_ns)[:, None])[following]
     opened = None if layout.opened_ns is None else layout.opened_ns[1:][following]
-    turn_ns = _usual_turn_ns(turns, opened)
-    if turn_ns < 0:
+    step_gap_ns = _usual_step_gap_ns(turns, opened)
+    if step_gap_ns < 0:
         return None
     apart_ms = float(np.median(begins.max(axis=1))) * 1e-6
     sign = Sign((f"ranks begin steps {apart_ms:.1f} ms apart",), float((turns >= 0).mean()))
-    chained = replace(graph, chained=True, turn_ns=turn_ns)
+    chained = replace(graph, chained=True, step_gap_ns=step_gap_ns)
     return Proposal(sign, draft.with_graphs([chained]))
 
 
-def _usual_turn_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
-    """Return what usually passes between steps of a rank, given all that does there.
+def _usual_step_gap_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
+    """Return the usual gap between two steps of a rank.
 
-    Of an even number of ranks the lower one tells: half of what one of two ranks alone waits for in
-    each step is usual on neither. And what ranks are recorded to do there takes the others as long
-    as the one that does it fastest.
+    The sum of the (lower) median over ranks of unexplained time and the minimum over ranks of
+    recorded host operations: a gap of one rank alone, or slower host operations, are not usual.
 
     Parameters
     ----------
     turns_ns, opened_ns : float64 array, shape (steps that follow one, dp)
-        All that passes, and what of it is recorded.
+        Length of each gap, and the time in it after the start of recorded host operations.
     """
     if opened_ns is None:
         named_ns = np.zeros(turns_ns.shape)
@@ -136,22 +132,23 @@ def _usual_turn_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
 
 
 def propose_gathered_first(draft: Draft) -> Proposal | None:
-    """Let each stage's first forward follow all that gathers parameters, where it does."""
-    found = [find_gathered_first(sampled(layout)) for layout in draft.layouts]
-    first = next((item for item in found if item is not None), None)
+    """Propose that each stage's first forward follows the gathering of all its parameters."""
+    by_layout = [find_gathered_first(sampled(layout)) for layout in draft.layouts]
+    first = next((item for item in by_layout if item is not None), None)
     if first is None:
         return None
     graphs = tuple(
         graph if item is None else with_edges(graph, layout, item[0], {})
-        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
+        for layout, graph, item in zip(draft.layouts, draft.graphs, by_layout, strict=True)
     )
     return Proposal(first[1], draft.with_graphs(graphs))
 
 
 def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
-    """Return by first forward what gathers the parameters of its stage; None if one is earlier.
+    """Return for each stage's first forward the gathering collectives that it follows.
 
-    Nor where all are much later: then it is not the gathering that they wait for, but their data.
+    None if one begins before the last of them, and if all begin much later: then they wait for
+    their data.
     """
     after: dict[int, tuple[int, ...]] = {}
     shares: list[float] = []

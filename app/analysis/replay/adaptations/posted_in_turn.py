@@ -1,8 +1,7 @@
-"""Receives that are posted later than the paper's model lets them follow.
+"""Receives posted in turn: after the previous computation of either direction.
 
-There a receive follows the computation of its direction that comes right before its own. A host
-that posts a receive for the computation that is next does so when the one before it is over,
-whatever its direction.
+In the paper's model a receive follows the previous computation of its own direction. A host that
+posts the receive of the next computation when the previous one ends does so after either direction.
 """
 
 from __future__ import annotations
@@ -22,44 +21,44 @@ from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.errors import UnanalyzableError
 
-# A receive is posted after a computation when it is in this share of the cases.
+# A receive is posted after a computation if it starts after its end in this share of cases.
 _REGULARLY: Final = 0.98
-# Receives of a type on a stage are posted in turn when more than this share of them are.
+# Receives of a type on a stage are posted in turn if more than this share of them are.
 _MOSTLY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Receives that are posted later than in the paper's model."""
+    """Receives posted in turn."""
 
-    after: dict[int, tuple[int, ...]]  # by receive, the computation that it follows
+    after: dict[int, tuple[int, ...]]  # receive → the computation of the other direction before it
     sign: Sign
 
 
 def propose_posted_in_turn(draft: Draft) -> Proposal | None:
-    """Let receives follow the computation before them, where they do so of either direction."""
-    found = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
-    first = next((posted for posted in found if posted is not None), None)
-    if first is None or not _may_matter(draft, found):
+    """Propose that receives posted in turn follow the computation before them."""
+    by_layout = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
+    first = next((posted for posted in by_layout if posted is not None), None)
+    if first is None or not _may_matter(draft, by_layout):
         return None
     graphs = tuple(
         graph if posted is None else with_edges(graph, layout, posted.after, {})
-        for layout, graph, posted in zip(draft.layouts, draft.graphs, found, strict=True)
+        for layout, graph, posted in zip(draft.layouts, draft.graphs, by_layout, strict=True)
     )
     return Proposal(first.sign, draft.with_graphs(graphs))
 
 
-def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
-    """Return whether receives posted in turn can take enough off the discrepancy.
+def _may_matter(draft: Draft, by_layout: Sequence[Posted | None]) -> bool:
+    """Return whether receives posted in turn can reduce the discrepancy by `LEAST_GAIN`.
 
-    One that is posted late holds the computation that waits for it up by no more than posting it
-    and its transfer take, since that computation follows the one before in any case.
+    A receive posted in turn delays its computation by at most the time to post it and its transfer,
+    since that computation follows the previous one in any case.
     """
     held_up_ns = sum(
         float(
             (own[list(posted.after)] + _posting_ns(layout, posted)).sum(axis=0).max(axis=-1).sum()
         )
-        for posted, (own, _), layout in zip(found, draft.own, draft.layouts, strict=True)
+        for posted, (own, _), layout in zip(by_layout, draft.own, draft.layouts, strict=True)
         if posted is not None
     )
     if not held_up_ns:
@@ -71,7 +70,7 @@ def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
 
 
 def _posting_ns(layout: Layout, posted: Posted) -> FloatArray:
-    """Return how long after a computation a receive is typically posted, shape (receives, 1, 1)."""
+    """Return the median time from a computation to its receive, shape (receives, 1, 1), ns."""
     receives = list(posted.after)
     before = [after[0] for after in posted.after.values()]
     late = layout.start_ns[receives] - layout.start_ns[before] - layout.duration_ns[before]
@@ -79,36 +78,36 @@ def _posting_ns(layout: Layout, posted: Posted) -> FloatArray:
 
 
 def in_turn(layout: Layout, graph: Graph) -> Graph:
-    """Return a graph in which receives posted in turn follow what they are posted after.
+    """Return a graph in which receives posted in turn follow the computation before them.
 
-    The graph itself where there are none, where all of them do, or where that contradicts it.
+    The same graph if there are none, if they already do, or if that would form a cycle.
     """
-    found = find_posted_in_turn(layout)
-    if found is None:
+    posted = find_posted_in_turn(layout)
+    if posted is None:
         return graph
     follows = {
         node: after
         for unit in graph.units
         for node, after in zip(unit.members, unit.after, strict=True)
-        if node in found.after
+        if node in posted.after
     }
-    if all(set(found.after[node]) <= set(after) for node, after in follows.items()):
+    if all(set(posted.after[node]) <= set(after) for node, after in follows.items()):
         return graph
     try:
-        return with_edges(graph, layout, found.after, {})
+        return with_edges(graph, layout, posted.after, {})
     except UnanalyzableError:
         return graph
 
 
 def find_posted_in_turn(layout: Layout) -> Posted | None:
-    """Return what receives follow that are posted when a computation of the other direction ends.
+    """Return the receives that are posted when a computation of the other direction ends.
 
-    None where most of a type on a stage are not.
+    None if on no stage most receives of a type are.
     """
     stage = layout.nodes.pp
     computing = np.flatnonzero(layout.of_types(*COMPUTE))
     in_order = computing[np.lexsort((layout.launch[computing], stage[computing]))]
-    # stages one after another
+    # sort key of nodes: stage, then launch
     turn = stage * np.int64(len(stage))
     turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     kinds = []
@@ -139,16 +138,16 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
 def _before(
     layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
 ) -> tuple[IntArray, IntArray]:
-    """Return receives and the computation launched right before each, where it is another's.
+    """Return receives and the computation of the other direction launched right before each.
 
     Parameters
     ----------
     in_order : int64 array
-        Computations stage by stage in the order of their launch.
+        Computations stage by stage in launch order.
     turn : int64 array, shape (nodes,)
-        What sorts all nodes so.
+        Sort key of that order.
     receive, compute : int
-        Codes of the receives' type and of what computes with them.
+        Op codes of the receives and of their computations.
     """
     nodes = layout.nodes
     receives = np.flatnonzero(nodes.op == receive)

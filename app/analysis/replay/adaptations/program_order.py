@@ -1,9 +1,9 @@
-"""Ranks that do one thing at a time, in the order in which their program calls for it.
+"""Ranks that run one operation at a time, in the order of their program.
 
-The paper's model knows collectives before the first forward and after the last backward. A loop
+In the paper's model collectives come before the first forward and after the last backward. A loop
 that reduces gradients after each microbatch, averages its loss over the ranks, or gathers
-parameters after the optimizer has them anywhere. Without a pipeline, and where no operation of a
-rank begins before the one before it has ended, each simply follows the one before.
+parameters after the optimizer has them elsewhere. Without a pipeline, and if each operation of a
+rank begins after the end of the previous one, each depends on the previous one.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
-# An operation follows another when it begins after its end in that share of the cases.
+# An operation follows another if it begins after its end in this share of cases.
 _REGULARLY: Final = 0.98
 
 
 def propose_program_order(draft: Draft) -> Proposal | None:
-    """Let each operation follow the one before it on its rank, where the model has it otherwise."""
-    found = [
+    """Propose that each operation follows the previous one of its rank."""
+    by_layout = [
         find_program_order(sampled(layout), graph)
         for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
     ]
-    signs = [item[1] for item in found if item is not None]
+    signs = [item[1] for item in by_layout if item is not None]
     if not signs:
         return None
     graphs = [
         graph if item is None else _in_program_order(layout, graph, item[0])
-        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
+        for layout, graph, item in zip(draft.layouts, draft.graphs, by_layout, strict=True)
     ]
     return Proposal(signs[0], draft.with_graphs(graphs))
 
 
 def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign] | None:
-    """Return what a rank does, one after the other; None where something goes on meanwhile.
+    """Return the operations of a rank in program order, and the sign.
 
-    Nor where the graph has it in that order already.
+    None if operations overlap, or if the graph has that order already.
     """
     if layout.pp > 1:
         return None
@@ -78,16 +78,15 @@ class _Item:
 
     nodes: tuple[int, ...]
     main: int
-    # What of its nodes follows none of the others, and what none of them follows.
-    first: int
-    last: int
+    first: int  # the node that follows none of the others
+    last: int  # the node that none of the others follows
     begin_ns: float
 
 
 def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
+    """Yield the operations of a rank, but for garbage collections, which differ between ranks."""
     after = _after(graph)
     held = {node for collectives in graph.inside.values() for node in collectives}
-    # Garbage is not collected on all ranks alike.
     collections = set(layout.of(GC, 0).tolist())
     for node in after.keys() - held - collections:
         nodes = (node, *graph.inside.get(node, ()))
@@ -104,7 +103,7 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
 
 
 def _end_ns(layout: Layout, item: _Item) -> FloatArray:
-    """Return when an item has ended; of what waits inside, when its own time is over at least."""
+    """Return the earliest possible end of an item: its begin and the time of its main node, ns."""
     begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
     end: FloatArray = begin + layout.duration_ns[item.main]
     return end
@@ -119,6 +118,7 @@ def _after(graph: Graph) -> dict[int, set[int]]:
 
 
 def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph:
+    """Return the graph in which each item follows the one before it."""
     after = _after(graph)
     changed = {node: set(befores) for node, befores in after.items()}
     for item in items:
@@ -126,7 +126,7 @@ def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph
             changed[node] &= set(item.nodes)
     for before, item in pairwise(items):
         changed[item.first].add(before.last)
-    # What is collected follows what it did, and holds up what comes next.
+    # Garbage collections keep their dependencies and precede the next item.
     place = {node: number for number, item in enumerate(items) for node in item.nodes}
     for node in after.keys() - place.keys():
         last = max((place[other] for other in after[node] if other in place), default=-1)

@@ -1,4 +1,4 @@
-"""Which adaptations there are, and which of them a session's replay is made with."""
+"""Registry of adaptations of the dependency model, and their choice for a session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.analysis.replay.adaptations.overlapping_steps import (
 from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
 from app.analysis.replay.adaptations.program_order import propose_program_order
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
-from app.analysis.replay.adaptations.signs import Glance
+from app.analysis.replay.adaptations.signs import Precheck
 from app.analysis.replay.adaptations.v_shaped_placement import find_placement
 from app.analysis.replay.layout.dense import LaidOut
 from app.analysis.replay.layout.pipeline import Route
@@ -36,42 +36,42 @@ class _Step:
     """An adaptation of steps."""
 
     name: Name
-    may: Callable[[Glance], bool]  # whether its sign can be there, told by a glance
-    # Looks for the sign and returns the steps with the adaptation; None without the sign.
+    may: Callable[[Precheck], bool]  # whether the precheck leaves its sign possible
+    # Returns the sign and the draft with the adaptation; None without the sign.
     propose: Callable[[Draft], Proposal | None]
 
 
-# Applied wherever their sign is: without them a replay may be near the recording and wrong.
+# Applied wherever their sign is found: without them a replay may be near the recording but wrong.
 _STRUCTURAL: Final = (
-    _Step(Name.NESTED_GC, Glance.collects_garbage, propose_nested_gc),
-    _Step(Name.NESTED_COLLECTIVES, Glance.may_nest_collectives, propose_nested_collectives),
-    _Step(Name.PROGRAM_ORDER, Glance.has_no_pipeline, propose_program_order),
+    _Step(Name.NESTED_GC, Precheck.collects_garbage, propose_nested_gc),
+    _Step(Name.NESTED_COLLECTIVES, Precheck.may_nest_collectives, propose_nested_collectives),
+    _Step(Name.PROGRAM_ORDER, Precheck.has_no_pipeline, propose_program_order),
 )
-_LATE_ENDS: Final = _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends)
+_LATE_ENDS: Final = _Step(Name.LATE_ENDS, Precheck.may_end_late, propose_late_ends)
 _ON_TRIAL: Final = (
     _LATE_ENDS,
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
-    _Step(Name.UNEVEN_BEGINS, Glance.has_no_pipeline, propose_uneven_begins),
-    _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
-    _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
-    _Step(Name.POSTED_IN_TURN, Glance.may_post_in_turn, propose_posted_in_turn),
-    _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
+    _Step(Name.UNEVEN_BEGINS, Precheck.has_no_pipeline, propose_uneven_begins),
+    _Step(Name.GATHERED_FIRST, Precheck.gathers_chunks, propose_gathered_first),
+    _Step(Name.BLOCKING_TRANSFERS, Precheck.may_block, propose_blocking),
+    _Step(Name.POSTED_IN_TURN, Precheck.may_post_in_turn, propose_posted_in_turn),
+    _Step(Name.REGULAR_DELAYS, Precheck.may_delay, propose_regular_delays),
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedRows:
-    """A trace before it is laid out."""
+    """A trace before it is laid out, with the adaptations that its rows need."""
 
     trace: Trace
-    # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
-    # direction; empty where chunk follows chunk
+    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty where
+    # microbatches pass chunk after chunk
     routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations without which there is no replay: virtual stages call for them."""
+    """Make the adaptations that virtual stages need before a trace can be laid out."""
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
@@ -91,7 +91,7 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
 
 
 def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
-    """Return the adaptation of what was laid out with empty places; none where none are."""
+    """Return the adaptation of padded layouts; empty where no layout is padded."""
     paddings = [group.padding for group in laid_out.groups if group.padding is not None]
     if not paddings:
         return ()
@@ -105,12 +105,12 @@ def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
 def adapt_refused(
     rows: AdaptedRows, refused: UnanalyzableError, without: Collection[Name]
 ) -> AdaptedRows:
-    """Make the adaptation without which there is no graph.
+    """Make the adaptation of a trace that was refused for unmatched transfers.
 
     Raises
     ------
     UnanalyzableError
-        As it was refused, where no adaptation helps.
+        The refusal, if no adaptation helps.
     """
     name = Name.UNMATCHED_TRANSFERS
     adapted = None if name in without else without_transfers(rows.trace, refused)
@@ -120,10 +120,11 @@ def adapt_refused(
 
 
 def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:
-    """Make the adaptations that a session's steps call for.
+    """Return the draft with the adaptations whose signs a session shows.
 
-    Those on trial stay when they take half a point off the discrepancy, alone or together with what
-    was tried just before, and do not move the typical step away by as much.
+    Structural ones are always made. Those on trial stay if they reduce the discrepancy by
+    `LEAST_GAIN`, alone or together with those tried just before, and do not move the typical step
+    away by as much.
 
     Parameters
     ----------
@@ -133,75 +134,67 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     Returns
     -------
     draft : Draft
-        The same object where nothing is called for.
+        The same object without any adaptation.
     made : tuple of Adaptation
     """
     made: list[Adaptation] = []
-    glance = Glance(draft.arranged[0])
+    precheck = Precheck(draft.arranged[0])
     before: float | None = None
     for step in _STRUCTURAL:
-        proposal = _proposed(step, draft, without) if step.may(glance) else None
+        proposal = _proposed(step, draft, without) if step.may(precheck) else None
         if proposal is not None:
             before = draft.discrepancy if before is None else before
             after = proposal.draft.discrepancy
             made.append(Adaptation(step.name, proposal.sign, before, after))
             draft, before = proposal.draft, after
-    found = _on_trial(draft, tuple(made), before, glance, without)
-    blocked = any(item.name is Name.BLOCKING_TRANSFERS for item in found[1])
-    if blocked and max(found[0].off_recording) >= LEAST_GAIN:
-        # Receives posted in turn look much like calls that block, and what is tried first may
-        # stand in the way of what is right.
+    best = _on_trial(draft, tuple(made), before, precheck, without)
+    blocked = any(item.name is Name.BLOCKING_TRANSFERS for item in best[1])
+    if blocked and max(best[0].off_recording) >= LEAST_GAIN:
+        # Receives posted in turn resemble blocking calls, which are tried first.
         others = {*without, Name.BLOCKING_TRANSFERS}
-        unblocked = _on_trial(draft, tuple(made), before, glance, others)
-        if unblocked[0].off_recording.is_nearer_than(found[0].off_recording):
+        unblocked = _on_trial(draft, tuple(made), before, precheck, others)
+        if unblocked[0].off_recording.is_nearer_than(best[0].off_recording):
             return unblocked
-    ends = _LATE_ENDS.may(glance) and found[1] == tuple(made)
-    if ends and found[0].discrepancy >= LEAST_GAIN:
-        # Sends that are recorded too long and steps that overlap are wrong in opposite ways: alone
-        # neither may help.
-        with_ends = _with_ends(draft, tuple(made), glance, without)
-        if with_ends and with_ends[0].discrepancy <= found[0].discrepancy - LEAST_GAIN:
-            return with_ends
-    return found
-
-
-def _with_ends(
-    draft: Draft, made: tuple[Adaptation, ...], glance: Glance, without: Collection[Name]
-) -> tuple[Draft, tuple[Adaptation, ...]] | None:
-    """Make the adaptations on trial where sends end with their receives; None without that sign."""
-    proposal = _proposed(_LATE_ENDS, draft, without)
-    if proposal is None:
-        return None
-    first = (*made, Adaptation(_LATE_ENDS.name, proposal.sign))
-    ends = proposal.draft.discrepancy
-    return _on_trial(proposal.draft, first, ends, glance, {*without, _LATE_ENDS.name})
+    ends = _LATE_ENDS.may(precheck) and best[1] == tuple(made)
+    if ends and best[0].discrepancy >= LEAST_GAIN:
+        # Sends recorded too long and overlapping steps have opposite effects: alone neither may
+        # help.
+        proposal = _proposed(_LATE_ENDS, draft, without)
+        if proposal is not None:
+            first = (*made, Adaptation(_LATE_ENDS.name, proposal.sign))
+            after, others = proposal.draft.discrepancy, {*without, _LATE_ENDS.name}
+            with_ends = _on_trial(proposal.draft, first, after, precheck, others)
+            if with_ends[0].discrepancy <= best[0].discrepancy - LEAST_GAIN:
+                return with_ends
+    return best
 
 
 def _on_trial(
     draft: Draft,
     structural: tuple[Adaptation, ...],
     before: float | None,
-    glance: Glance,
+    precheck: Precheck,
     without: Collection[Name],
 ) -> tuple[Draft, tuple[Adaptation, ...]]:
-    """Make the adaptations that are on trial, one after the other; see `adapt`.
+    """Return the draft with the adaptations on trial that help; see `adapt`.
 
     Parameters
     ----------
     structural : tuple of Adaptation
-        Those made already.
+        The adaptations that the draft has already.
     before : float or None
-        The draft's discrepancy, where it is known.
+        The draft's discrepancy, if already computed.
     without : collection of Name
     """
     made = list(structural)
     tried, pending, nearest = draft, list[Adaptation](), before
     for step in _ON_TRIAL:
         if before is not None and before < LEAST_GAIN:
-            # nothing takes off more than there is
+            # no adaptation can reduce it by that much
             break
-        # next to another adaptation nothing is ruled out at a glance: times are others by now
-        proposal = _proposed(step, tried, without) if made or pending or step.may(glance) else None
+        # the precheck holds without other adaptations only, since these change times
+        allowed = made or pending or step.may(precheck)
+        proposal = _proposed(step, tried, without) if allowed else None
         if proposal is None:
             continue
         if before is None or nearest is None:
@@ -218,7 +211,7 @@ def _on_trial(
 
 
 def _proposed(step: _Step, draft: Draft, without: Collection[Name]) -> Proposal | None:
-    """Return what an adaptation makes of a draft; None where that contradicts itself."""
+    """Return an adaptation's proposal; None without its sign, or if dependencies form a cycle."""
     if step.name in without:
         return None
     try:

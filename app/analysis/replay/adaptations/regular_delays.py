@@ -1,8 +1,8 @@
-"""Time that regularly passes before a launch and that nothing recorded explains.
+"""Regular launch delays without a recorded cause.
 
-Between two GPUs a hand-over that the recorder does not see takes some milliseconds, every time; a
-host needs a while to launch what is ready. Such time is part of the job, with stragglers and
-without: what each kind of launch usually takes goes into every replay.
+Unrecorded hand-overs between GPUs take some milliseconds every time, and hosts take time to launch
+an operation. Such delays belong to the job, with stragglers and without, so the typical delay of
+each kind of launch goes into every replay.
 """
 
 from __future__ import annotations
@@ -27,48 +27,57 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
-# What the host launches as soon as its input is there. Receives are posted when it suits, unless
-# they are posted in turn; and what ends a step waits for more than is recorded.
+# Types that hosts launch as soon as their input is ready. Receives are posted at any time, unless
+# they are posted in turn, and operations that end a step also wait for unrecorded ones.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
-# Receives, and the computations of the other direction. Only one that is posted in turn follows
-# such a one.
+# Receives, and the computation of the other direction. Only a receive posted in turn follows it.
 _RECEIVES: Final = {
     ops.FORWARD_RECV: ops.BACKWARD_COMPUTE,
     ops.BACKWARD_RECV: ops.FORWARD_COMPUTE,
 }
-# Launches of a kind are regularly late when that share of them is about as late as the median…
+# Launches of a kind are regularly late if this share of them is about as late as the median…
 _REGULARLY: Final = 0.75
 # …and all typical delays of a step add up to this share of it.
 _LEAST_SHARE: Final = 0.005
-# Of delays without memory, which are chance and nothing regular, this share is late by that share
-# of their median. Over all kinds delays have to be more regular, by that many standard
-# deviations.
+# The share of exponentially distributed delays, which are chance, that is late by `MOST_OF` of
+# their median. Over all kinds the share must be larger by `_CHANCE` standard deviations.
 _BY_CHANCE: Final = 0.5**MOST_OF
 _CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
-# What rarely comes last is late when it does: its delays are those of exceptions.
+# An input from another stage (or the own one) comes last in at least this share of launches: those
+# of a rare last input are exceptions, with delays of their own.
 _LEAST_OFTEN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchKind:
-    """Launches that should take alike."""
+    """Kind of launches, which have the same typical delay."""
 
     op_type: str
     stage: int
-    # The computation before on the stage, empty where there is none: a host communicates between
-    # two forwards, and maybe not between a forward and a backward.
+    # Type of the computation on the stage that the launch follows, or empty: hosts communicate
+    # between two forwards, but maybe not between a forward and a backward.
     previous: str
     remote: bool  # whether the last input came from another stage
 
 
 def propose_regular_delays(draft: Draft) -> Proposal | None:
-    """Let launches take the time that launches of their kind usually take."""
+    """Propose lags: the typical launch delay of each kind."""
     delays: dict[LaunchKind, list[FloatArray]] = {}
     few = [sampled(layout) for layout in draft.layouts]
     for layout, graph in zip(few, draft.graphs, strict=True):
-        for kind, late in _delays(layout, graph):
-            delays.setdefault(kind, []).append(late)
+        for node, after in _followed(layout, graph):
+            ends = np.stack(
+                [layout.start_ns[before] + layout.duration_ns[before] for before in after]
+            )
+            last = ends.argmax(axis=0)
+            remote = np.array([_is_remote(layout, node, before) for before in after])[last]
+            late = layout.start_ns[node] - ends.max(axis=0)
+            for from_other in (False, True):
+                if (remote == from_other).any():
+                    kind = _kind(layout, node, after, remote=from_other)
+                    own = np.where(remote == from_other, late, np.nan)
+                    delays.setdefault(kind, []).append(own)
     joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
     count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
     regular = {kind: regular_share(values) for kind, values in joined.items()}
@@ -84,7 +93,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
                 typical[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
-    # no step is shorter without them by more than all of them together
+    # the sum bounds their effect on a step
     total = sum(ns * count[kind] for kind, ns in typical.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
@@ -106,16 +115,15 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
 
 
 def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
-    """Return whether the delays of all kinds together are no more regular than those of chance.
+    """Return whether the delays of all kinds together are no more regular than chance.
 
-    Among many kinds some look regular, the more so where there are few launches of each. So all
-    that are late count, each by the time that it takes: a hand-over of 4 ms outweighs hosts that
-    are late by microseconds.
+    Among many kinds some look regular by chance, especially with few launches. So the share of
+    regular launches is averaged over all kinds, weighted by their total delay.
 
     Parameters
     ----------
     kinds : sequence of (float, float64 array)
-        The share of regular launches, and how late each of them is; NaN where it is none.
+        The share of regular launches of a kind, and its delays, NaN where a launch is of another.
     """
     late = [(share, values[~np.isnan(values)]) for share, values in kinds if share > 0]
     count = np.array([len(values) for _, values in late])
@@ -129,9 +137,9 @@ def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
 
 
 def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield what hosts launch as soon as they can, with what it follows.
+    """Yield operations that hosts launch as soon as possible, with their dependencies.
 
-    But for what begins a step, which waits for its data.
+    Without the first computation of each stage, which waits for its data.
     """
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     begins = set()
@@ -149,9 +157,9 @@ def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ..
 
 
 def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[int, int]:
-    """Return receives that follow the computation right before them, and that computation.
+    """Return receives posted in turn, with the computation right before each that they follow.
 
-    Of types and on stages on which some follow computations of the other direction.
+    Of types and on stages where a receive follows a computation of the other direction.
     """
     after = {
         node: befores
@@ -164,7 +172,7 @@ def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[
         for node, befores in after.items()
         if any(names[other] == _RECEIVES[names[node]] for other in befores)
     }
-    found: dict[int, int] = {}
+    previous: dict[int, int] = {}
     for stage in {stage for _, stage in kinds}:
         computes = computes_of(layout, stage)
         computes = computes[np.argsort(layout.launch[computes])]
@@ -173,13 +181,14 @@ def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[
                 continue
             place = np.searchsorted(layout.launch[computes], layout.launch[node])
             before = int(computes[place - 1]) if place else -1
-            # When one that waits for collectives inside is over depends on these.
+            # The end of a computation that waits for collectives inside depends on these.
             if before in befores and before not in graph.inside:
-                found[node] = before
-    return found
+                previous[node] = before
+    return previous
 
 
 def _is_remote(layout: Layout, node: int, before: int) -> bool:
+    """Return whether a node's dependency brings input from another stage."""
     nodes = layout.nodes
     received = layout.op_names[nodes.op[before]] in _RECEIVES
     return bool(nodes.pp[node] != nodes.pp[before]) or received
@@ -196,21 +205,10 @@ def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> L
     return LaunchKind(names[nodes.op[node]], stage, computed[0] if computed else "", remote)
 
 
-def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[LaunchKind, FloatArray]]:
-    """Yield how late launches are after their last input, by kind: NaN where it was another."""
-    for node, after in _followed(layout, graph):
-        ends = np.stack([layout.start_ns[other] + layout.duration_ns[other] for other in after])
-        remote = np.array([_is_remote(layout, node, other) for other in after])[ends.argmax(axis=0)]
-        late = layout.start_ns[node] - ends.max(axis=0)
-        for kind in (False, True):
-            if (remote == kind).any():
-                mine = np.where(remote == kind, late, np.nan)
-                yield _kind(layout, node, after, remote=kind), mine
-
-
 def _lags(
     layout: Layout, graph: Graph, typical: dict[LaunchKind, float]
 ) -> dict[tuple[int, int], float]:
+    """Return the typical delay of each (node, dependency), ns."""
     lags: dict[tuple[int, int], float] = {}
     for node, after in _followed(layout, graph):
         for other in after:

@@ -1,8 +1,9 @@
-"""Signs of adaptations: sampled lanes, a precheck, and regular launch delays.
+"""Signs of adaptations: regular launch delays, sampled lanes, and a precheck.
 
-Most sessions show no sign, and a large one has millions of operations, so a precheck on a few
-lanes rules signs out by a condition that each requires. Without it a report takes 1.8 times (AR),
-1.5 times (ST) and 1.15 times (AR tiled 16 times) as long, with the same result.
+A *lane* is one step of one DP rank. Most sessions show no sign, and a large one has millions of
+operations, so the precheck tests a necessary condition of each sign on a few lanes. Without it a
+report takes 1.8 times (AR), 1.5 times (ST) and 1.15 times (AR tiled 16 times) as long, with the
+same result.
 """
 
 from __future__ import annotations
@@ -21,26 +22,24 @@ from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
-# ---- What launches are regularly late by, on every DP rank: a worker that alone is late is slow --
-
-
-# Launches are about as late as the median when they are late by this share of it at least…
+# A launch is about as late as the median if its delay is at least this share of it…
 MOST_OF: Final = 0.5
-# …and on every DP rank the median is this share of that of all.
+# …and the median of each DP rank is at least this share of that of all ranks: a single late worker
+# is slow, and its delay not regular.
 _ON_EVERY_RANK: Final = 0.25
-# Single stalls make nothing typical: they count as Tukey's outer fence.
+# Delays are clipped at Tukey's outer fence, so that single stalls do not count.
 _FENCE: Final = 3.0
 
 
 def regular_share(late_ns: FloatArray) -> float:
     """Return the share of launches that are about as late as the median.
 
-    0 where they are late on some DP ranks only, or not late at all.
+    0 if they are late on some DP ranks only, or not late at all.
 
     Parameters
     ----------
     late_ns : float64 array, shape (…, dp)
-        How late each launch is; NaN where it is none of the kind.
+        Launch delays; NaN where a launch is of another kind.
     """
     launched = late_ns[~np.isnan(late_ns)]
     if not len(launched):
@@ -54,25 +53,22 @@ def regular_share(late_ns: FloatArray) -> float:
 
 
 def typical_ns(late_ns: FloatArray) -> float:
-    """Return the mean: launching is the host's computing, whose ideal is a mean.
+    """Return the mean delay, at least 0: launching is computing of the host, whose ideal is a mean.
 
-    Single stalls do not make it. Nothing is launched before its input is there: a few clocks that
-    jump do not make it so.
+    Single stalls are clipped. Negative means come from clocks that jump and count as 0.
     """
     launched = late_ns[~np.isnan(late_ns)]
     low, high = np.quantile(launched, (0.25, 0.75)).tolist()
     return max(0.0, float(np.mean(np.minimum(launched, high + _FENCE * (high - low)))))
 
 
-# ---- A few lanes of a session: enough to show how the job runs, and as cheap in a large one ----
-
-
+# Size of a sample: lanes, and DP ranks at most.
 _LANES: Final = 64
 _SAMPLED_RANKS: Final = 8
 
 
 def _chosen(layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return the steps and DP ranks of a sample; None where it is the whole."""
+    """Return the indices of the steps and DP ranks of a sample; None if it is the whole layout."""
     steps, dp = len(layout.steps), layout.dp
     most = _LANES // min(dp, _SAMPLED_RANKS)
     if steps <= most and dp <= _SAMPLED_RANKS:
@@ -84,14 +80,14 @@ def _chosen(layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
 
 
 def sampled_times(layout: Layout, nodes: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return start and duration of some nodes in a sample, shape (dp, nodes, steps)."""
+    """Return starts and durations of some nodes in the sample, shape (dp, nodes, steps), ns."""
     steps, ranks = _chosen(layout) or (np.arange(len(layout.steps)), np.arange(layout.dp))
     lanes = np.ix_(ranks, nodes, steps)
     return layout.start_ns.transpose(2, 0, 1)[lanes], layout.duration_ns.transpose(2, 0, 1)[lanes]
 
 
 def sampled(layout: Layout) -> Layout:
-    """Return a layout of a few of its steps and DP ranks, evenly spread; small ones as they are."""
+    """Return the sample of a layout: a few evenly spread steps and DP ranks; small ones whole."""
     places = _chosen(layout)
     if places is None:
         return layout
@@ -112,21 +108,14 @@ def sampled(layout: Layout) -> Layout:
     )
 
 
-# ---- What hosts take to launch after they have waited for a transfer ---------------------------
-# A host that waits for its input launches nothing meanwhile: its device then waits for the launch
-# as well. Behind a straggler few devices wait for transfers, or others than without it, so that a
-# replay without the straggler has to know what follows those waits (`regular_delays` adapts
-# sessions whose recording calls for it; here the recording may be as near without).
-
-
 Lags = Mapping[tuple[int, int], float]
 
-# Launches are regularly late when that share is about as late as the median: of delays without
-# memory, which are chance, 71 % are.
+# Launches are regularly late if this share is about as late as the median: of exponentially
+# distributed delays, which are chance, 71 % are.
 _REGULARLY: Final = 0.8
-# Fewer than that many tell nothing.
+# Fewest launches with a regular delay.
 _FEWEST: Final = 20
-# Less than this share of what is launched changes no step.
+# Smallest regular delay, as a share of the duration of the launched computations.
 _LEAST_AWAITED_SHARE: Final = 0.002
 
 
@@ -137,21 +126,23 @@ def lags_after_transfers(
     *,
     also: Collection[tuple[int, int]] = (),
 ) -> Lags:
-    """Return what regularly passes before computations after the transfers that they need, ns.
+    """Return the regular launch delays of computations after the transfers that they need, ns.
 
-    A few lanes tell. Of a type of computations all stages have the same: where none waits for
-    transfers, as behind a straggler, others tell.
+    A host that waits for its input launches nothing meanwhile, so its device then waits for the
+    launch. Behind a straggler few devices wait for transfers; a replay without the straggler needs
+    the delays after such waits. Each type of computation has one delay, measured on all stages.
+    (`regular_delays` is the adaptation for sessions whose discrepancy shows such delays.)
 
     Parameters
     ----------
     ideal_ns : float64 array, shape (nodes,)
     also : collection of (dp, pp)
-        Workers that do not count, as their hosts are slow; then all other lanes tell.
+        Workers with slow hosts, which are not measured; all lanes of the others are, not a sample.
 
     Returns
     -------
     mapping of (computation, transfer) to float
-        Nothing where launches are not regularly late. What the replay has already stays as it is.
+        Without edges that have a lag in the graph; empty if launches are not regularly late.
     """
     transfers = layout.of_types(*P2P)
     few = layout if also else sampled(layout)
@@ -173,7 +164,13 @@ def lags_after_transfers(
         if edges:
             late_ns = _late(few, edges, after, slow)
             takes_ns = float(median(ideal_ns[list(edges)]))
-            lag_ns = _regular(late_ns, _LEAST_AWAITED_SHARE * takes_ns)
+            waited = late_ns[~np.isnan(late_ns)]
+            lag_ns = 0.0
+            enough = (
+                len(waited) >= _FEWEST and float(median(waited)) >= _LEAST_AWAITED_SHARE * takes_ns
+            )
+            if enough and regular_share(late_ns) >= _REGULARLY:
+                lag_ns = typical_ns(late_ns)
             lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}
     return {edge: lag_ns for edge, lag_ns in lags.items() if edge not in graph.lags_ns}
 
@@ -184,11 +181,11 @@ def _late(
     after: Mapping[int, tuple[int, ...]],
     slow: NDArray[np.bool_],
 ) -> FloatArray:
-    """Return how late computations begin after their transfers, shape (…, dp), ns.
+    """Return the delays of computations after their transfers, shape (…, dp), ns.
 
-    NaN where one waited for something else, and of workers that are slow, shape (pp, dp).
+    NaN where a computation waited for something else, and on `slow` workers, shape (pp, dp).
     """
-    # those that follow as many of both are looked at together
+    # computations with equal numbers of dependencies are computed in one call
     alike: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
     for node, received in edges.items():
         others = tuple(end for end in after[node] if end not in received)
@@ -206,34 +203,23 @@ def _late(
     return np.concatenate(late_ns)
 
 
-def _regular(late_ns: FloatArray, least_ns: float) -> float:
-    """Return what launches are regularly late by, 0 where they are not; `late_ns` is (…, dp)."""
-    waited = late_ns[~np.isnan(late_ns)]
-    if len(waited) < _FEWEST or float(median(waited)) < least_ns:
-        return 0.0
-    return typical_ns(late_ns) if regular_share(late_ns) >= _REGULARLY else 0.0
-
-
-# ---- A glance at a few lanes: whether a sign can be there at all -------------------------------
-# Most sessions show none of the signs, and a large one has millions of operations. So each sign has
-# a condition that it cannot be without and that some lanes tell at once; only where it holds is the
-# sign looked for. Without this a whole report takes 1.8 times (AR), 1.5 times (ST) and 1.15 times
-# (AR tiled 16 times) as long, and says the same.
-
-
+# Size of the precheck's sample.
 _STEPS: Final = 4
 _RANKS: Final = 2
-# Of a few lanes one more exception may happen by chance than of many.
+# Share of cases that must show a sign: lower than in its full test, since lanes are few.
 _MOST: Final = 0.96
-# Typical delays are means, and at most about that many medians.
+# Largest ratio of mean to median of regular delays.
 _MEDIANS: Final = 2.0
-# Receives of a type are posted in turn when half of them are.
+# Share of a type's receives that must be posted in turn.
 _HALF: Final = 0.5
 _LEAST_SHARE: Final = 0.005
 
 
-class Glance:
-    """A few lanes of a layout: its operations stage by stage, in the order of their launch."""
+class Precheck:
+    """Necessary conditions of signs, tested on a few lanes of a layout.
+
+    Arrays hold operations stage by stage in the order of their launch, shape (nodes, lanes).
+    """
 
     def __init__(self, layout: Layout) -> None:
         steps = np.unique(np.linspace(0, len(layout.steps) - 1, _STEPS).astype(np.intp))
@@ -244,7 +230,7 @@ class Glance:
         start = layout.start_ns[lanes].reshape(len(nodes), -1)
         end = start + layout.duration_ns[lanes].reshape(len(nodes), -1)
         self._step_ns = float(end.max())
-        # Stages one after another on one axis of time: nothing of one is near another's.
+        # Stages are shifted apart on the time axis, so that they cannot interact.
         apart = nodes.pp[in_order, None] * (4 * self._step_ns)
         self._start: FloatArray = start + apart
         self._end: FloatArray = end + apart
@@ -260,11 +246,11 @@ class Glance:
         return np.array([name in names for name in self._codes])[self._op]
 
     def collects_garbage(self) -> bool:
-        """Return whether any collection takes time."""
+        """Return whether any garbage collection takes time."""
         return self._collects
 
     def may_nest_collectives(self) -> bool:
-        """Return whether a collective of DP ranks lies inside of a computation."""
+        """Return whether a collective of DP ranks lies inside a computation."""
         if self._alone:
             return False
         chosen = self._of(DP_COLLECTIVES)
@@ -278,9 +264,9 @@ class Glance:
         return bool(self._stage[-1] == 0)
 
     def may_end_late(self) -> bool:
-        """Return whether sends end after receives by some of what is computed with them.
+        """Return whether sends end after their receives by a share of the computation they feed.
 
-        On average, whatever is whose: clocks that are apart count once each way.
+        On average over both directions, so that differences between clocks cancel.
         """
         late = 0.0
         for direction in DIRECTIONS:
@@ -288,7 +274,7 @@ class Glance:
             receives = self._end[self._op == self._codes[direction.recv]]
             if len(sends) != len(receives) or not len(sends):
                 return bool(len(sends) and len(receives))
-            # receives are a stage further on that axis, one way and the other
+            # receives are shifted by a stage, forward and backward: the shifts cancel
             late += float(mean(sends.ravel()) - mean(receives.ravel()))
         typical = float(median((self._end - self._start)[self._computes].ravel()))
         return late > typical / (2 * int(self._stage[-1] + 1))
@@ -313,7 +299,7 @@ class Glance:
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
 
     def may_post_in_turn(self) -> bool:
-        """Return whether receives begin after a computation of the other direction, in turn."""
+        """Return whether receives are posted when a computation of the other direction ends."""
         computes = self._computes.nonzero()[0]
         for direction in DIRECTIONS:
             receives = (self._op == self._codes[direction.recv]).nonzero()[0]
@@ -329,7 +315,7 @@ class Glance:
         return False
 
     def may_delay(self) -> bool:
-        """Return whether computations begin so late after what has ended on their stage."""
+        """Return whether computations begin late after the last end on their stage."""
         launched = self._computes.copy()
         # the first of each stage waits for its data
         firsts = launched.nonzero()[0]
@@ -337,7 +323,7 @@ class Glance:
         starts = self._start[launched]
         if not len(starts):
             return False
-        # lanes one after another as well, so that one search does
+        # lanes are shifted apart as well, so that one search serves all
         apart = 4 * (self._stage[-1] + 1) * self._step_ns * np.arange(starts.shape[1])
         ends = np.sort(self._end + apart, axis=0).T.ravel()
         starts = starts + apart
@@ -349,28 +335,25 @@ class Glance:
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns
 
 
-# ---- Which computation of its rank an operation lies inside of ---------------------------------
-
-
-# Starts and ends that are taken one after the other by the same clock.
+# Consecutive readings of one clock differ by at most this.
 SAME_NS: Final = 1e3
 NOWHERE: Final = -1
 
 
 def computes_of(layout: Layout, stage: int) -> NDArray[np.int64]:
-    """Return the computations of a stage."""
+    """Return the nodes of a stage that are computations."""
     return np.flatnonzero(layout.of_types(*COMPUTE) & (layout.nodes.pp == stage))
 
 
 def containing(layout: Layout, node: int) -> NDArray[np.int64]:
-    """Return the computation that a node lies inside of, shape (steps, dp); `NOWHERE` else."""
+    """Return the computation that contains a node in time, shape (steps, dp); else `NOWHERE`."""
     computes = computes_of(layout, int(layout.nodes.pp[node]))
     if not len(computes):
         return np.full(layout.start_ns.shape[1:], NOWHERE)
     start, end = layout.start_ns[node], layout.start_ns[node] + layout.duration_ns[node]
     begins = layout.start_ns[computes]
     inside = (begins <= start + SAME_NS) & (end <= begins + layout.duration_ns[computes] + SAME_NS)
-    # a step's share of a computation that takes no time lies inside of nothing
+    # excludes computations that take no time
     inside &= layout.duration_ns[computes] > layout.duration_ns[node]
     if layout.missing is not None:
         inside &= ~layout.missing[computes] & ~layout.missing[node]

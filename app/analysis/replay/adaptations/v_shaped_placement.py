@@ -20,14 +20,14 @@ from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, FORWARD_SEND
 
 # Key of the metadata: the stage of each chunk of the model, in the order of a forward.
 PLACEMENT: Final = "placement"
-# In a V half of what the ends of the pipeline compute is transferred, else all of it.
+# In a V half of the forwards at the ends of the pipeline have a transfer, else all; the threshold.
 _HALF: Final = 0.75
 _V_CHUNKS: Final = 2
 _REGULARLY: Final = 0.98
 
 
 def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
-    """Return the routes of forwards; None where chunk follows chunk."""
+    """Return the routes of forwards, and the sign; None where chunk follows chunk."""
     given = placement_of(trace)
     if given is not None:
         default = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
@@ -49,10 +49,10 @@ def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
 
 
 def placement_of(trace: Trace) -> tuple[Route, ...] | None:
-    """Return the routes that the metadata give; None where they give none that can be.
+    """Return the routes in the metadata; None where they give no possible ones.
 
     ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
-    a mapping of chunk to stage; of microbatches that enter at both ends a list of two such lists,
+    a mapping of chunk to stage; where microbatches enter at both ends a list of two such lists,
     ``[[0, 1], [1, 0]]``. A stage numbers its chunks in that order.
     """
     given = trace.meta.extra.get(PLACEMENT)
@@ -70,7 +70,7 @@ def placement_of(trace: Trace) -> tuple[Route, ...] | None:
 
 
 def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
-    """Return a route; `count` is how many chunks each stage has so far."""
+    """Return a route; `count`, the number of chunks of each stage so far, is updated."""
     if isinstance(given, Mapping):
         keys = [str(number) for number in range(len(given))]
         named = {str(key): value for key, value in given.items()}
@@ -87,7 +87,7 @@ def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
 
 
 def _turns_back(trace: Trace) -> float | None:
-    """Return how surely microbatches turn back at the last stage; None where they do not."""
+    """Return the confidence that microbatches turn back at the last stage; None if they do not."""
     last = trace.meta.sizes.pp - 1
     sent, received = _of(trace, FORWARD_SEND, 0), _of(trace, FORWARD_RECV, last)
     if sent or received:
@@ -105,9 +105,9 @@ def _of(trace: Trace, name: str, stage: int) -> int:
 
 
 def _passes_both_chunks(trace: Trace) -> bool:
-    """Return whether microbatches pass the last stage's second chunk when they passed its first.
+    """Return whether the last stage runs a microbatch's second chunk after its first.
 
-    In a V they do. Where they enter at both ends those of the second chunk are others.
+    It does in a V. Where microbatches enter at both ends, the two chunks have different ones.
     """
     forwards = trace.op == trace.op_names.index(FORWARD_COMPUTE)
     last = np.flatnonzero(forwards & (trace.pp == trace.meta.sizes.pp - 1))
@@ -124,7 +124,10 @@ def _passes_both_chunks(trace: Trace) -> bool:
 
 
 def _by_time(trace: Trace) -> float | None:
-    """Tell by when the second chunk of a microbatch begins at both ends of the pipeline."""
+    """Return the share of microbatches whose second chunk begins at the last stage first.
+
+    None unless nearly all do.
+    """
     second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
     starts = []
     for stage in (0, trace.meta.sizes.pp - 1):

@@ -89,7 +89,7 @@ def tables_of(program: Program) -> Tables:
         after_lag=np.array(_lags_ns(program), dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
-        turn=0.0 if program.chain is None else program.chain.turn_ns,
+        turn=0.0 if program.chain is None else program.chain.step_gap_ns,
         slots=slots,
     )
 
@@ -430,7 +430,7 @@ class CompiledReplay:
             return self._replay(batch, block, np.empty((0, 0, 0)), threads)
         width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
         # the first step begins at once
-        carry = np.full((len(batch.takes), chain.stages, width), -chain.turn_ns)
+        carry = np.full((len(batch.takes), chain.stages, width), -chain.step_gap_ns)
         parts = [self._replay(batch, part, carry, threads) for part in one_by_one(block)]
         return np.concatenate(parts, axis=1)
 

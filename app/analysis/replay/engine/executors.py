@@ -142,7 +142,7 @@ def _executor_of(
         cut.units(graph), layout, chained=graph.chained, lags_ns=cut.lags_ns(graph)
     )
     pieces = prepare(
-        replace(finer, turn_ns=graph.turn_ns),
+        replace(finer, step_gap_ns=graph.step_gap_ns),
         np.concatenate((layout.nodes.pp, layout.nodes.pp[base])),
         np.concatenate((shortest_ns, shortest_ns[base])),
     )

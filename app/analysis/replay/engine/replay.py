@@ -45,7 +45,7 @@ class Chain:
     # Stage of each node that begins a step: it follows the stage's last end in the step before.
     begins: Mapping[int, int]
     closes: Mapping[int, int]  # stage of each node that nothing of its stage follows
-    turn_ns: float  # what regularly passes between two steps of a stage
+    step_gap_ns: float  # what regularly passes between two steps of a stage
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
@@ -100,7 +100,7 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
             if not any(stage[before] == stage[node] for before in after)
         },
         closes={node: stage[node] for node, _ in follows if node not in followed},
-        turn_ns=graph.turn_ns,
+        step_gap_ns=graph.step_gap_ns,
     )
 
 
@@ -231,7 +231,7 @@ class ArrayReplay:
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
         if self.program.chain is not None:
             # the first step begins at once
-            carry = [_STEP_START - self.program.chain.turn_ns] * self.program.chain.stages
+            carry = [_STEP_START - self.program.chain.step_gap_ns] * self.program.chain.stages
             for step, part in enumerate(one_by_one(block)):
                 ends[:, step : step + 1] = self._replay(batch, part, carry)
             return ends
@@ -302,7 +302,7 @@ class ArrayReplay:
         begins = chain is not None and node in chain.begins
         latest = _STEP_START
         if chain is not None and begins:
-            latest = carry[chain.begins[node]] + chain.turn_ns
+            latest = carry[chain.begins[node]] + chain.step_gap_ns
         for number, other in enumerate(after):
             end = ends[other] + self._lag(node, other)
             latest = np.maximum(latest, end) if number or begins else end

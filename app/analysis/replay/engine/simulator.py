@@ -245,7 +245,7 @@ class Simulator:
         # One step stands for all.
         return np.full(len(self.layout.steps), self._ends(none, slice(0, 1)).max())
 
-    def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
+    def worker_step_times(self) -> tuple[FloatArray, FloatArray]:
         """Replay every worker, and every DP rank, as the only one that keeps its durations.
 
         With everything else ideal, the other DP ranks are equal at all times: one ideal partner,

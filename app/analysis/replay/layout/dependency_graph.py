@@ -73,7 +73,7 @@ class Graph:
     # launched; 0 where nothing is said
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # …and when that time has passed since, which it regularly does.
-    turn_ns: float = 0.0
+    step_gap_ns: float = 0.0
     # By computation: the collectives that it waits for inside, in their order. Here they precede
     # or follow it; where steps are executed, it is cut at each of them.
     inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def with_edges(
         for unit in graph.units
     ]
     changed_graph = sorted_graph(units, layout, chained=graph.chained, lags_ns=graph.lags_ns)
-    return replace(changed_graph, inside=graph.inside, turn_ns=graph.turn_ns)
+    return replace(changed_graph, inside=graph.inside, step_gap_ns=graph.step_gap_ns)
 
 
 def sorted_graph(

@@ -13,8 +13,6 @@ from app.analysis.synthesis.injections.base import Injection, Spells, Worker, ch
 from app.analysis.synthesis.job import JobModel
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# ---- Injections that make computations take longer ---------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker(Injection):
@@ -207,9 +205,7 @@ def keep_waiting(
     work.late_rank[mask, :, dp] = np.where(longer, rank, work.late_rank[mask, :, dp])
 
 
-# ---- Injections that change over time what a device can do -------------------------------------
-
-
+# Heat.
 # Shares of a period in which a device heats up and cools down; between them it is hot.
 _HEATING, _COOLING = 0.5, 0.25
 
@@ -241,9 +237,7 @@ class ThermalThrottling(Injection):
         return (checked(self.worker, job),)
 
 
-# ---- Injections that are on all workers alike: at once, or on one after another ----------------
-
-
+# All workers alike, or in turn.
 @dataclass(frozen=True, slots=True)
 class SlowTogether(Injection):
     """All workers compute slower: in a stretch of steps, or ever slower over the session."""
@@ -283,9 +277,7 @@ class RotatingWorker(Injection):
             work.duration_ns[computes & (program.stage == pp), step, dp] *= self.factor
 
 
-# ---- DP ranks that run more microbatches in a step than others, as dynamic batches make them do --
-
-
+# Unequal numbers of microbatches.
 @dataclass(frozen=True, slots=True)
 class UnevenMicrobatches(Injection):
     """One DP rank runs more microbatches than the others, or each as many as it draws."""
@@ -321,9 +313,7 @@ class UnevenMicrobatches(Injection):
         return () if self.dp is None else ((self.dp, 0),)
 
 
-# ---- Injections that make ranks of a group wait for one another: of long contexts, and of experts
-
-
+# Context-parallel ranks and experts.
 @dataclass(frozen=True, slots=True)
 class ContextParallelStraggler(Injection):
     """One context-parallel rank computes slower than the others of its group, which wait for it."""

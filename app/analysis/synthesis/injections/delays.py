@@ -23,8 +23,6 @@ from app.analysis.trace.model import (
     SEPARATE_ALL_REDUCE,
 )
 
-# ---- Injections that keep hosts from launching: what they write out, and what launching costs ----
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Injection):
@@ -90,9 +88,7 @@ class HostOverhead(Injection):
         )
 
 
-# ---- Injections that make transfers take longer, and launches come late ------------------------
-
-
+# Slow transfers and late launches.
 @dataclass(frozen=True, slots=True)
 class SlowLink(Injection):
     """One worker's network link is slow: all transfers that it takes part in are."""
@@ -202,9 +198,7 @@ class FalseKernelDependency(Injection):
         """Change nothing: the wait is in the program."""
 
 
-# ---- Injections that hold ranks up between steps -----------------------------------------------
-
-
+# Gaps between steps.
 @dataclass(frozen=True, slots=True)
 class Standstill(Injection):
     """Before some steps ranks launch nothing, for a reason that no operation says."""

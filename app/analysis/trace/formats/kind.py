@@ -1,6 +1,6 @@
 """Trace format: its description, and recognition by the first bytes of a body.
 
-Recordings of different programs are all JSON, and the words of one format may occur in another's
+Recordings of different programs are all JSON, and the keys of one format may occur in another's
 text, so JSON is parsed up to its first events. The array of events may follow megabytes of
 metadata.
 """
@@ -21,7 +21,7 @@ from app.analysis.trace.compression import (
     GZIP_MAGIC,
     GZIP_WINDOW_BITS,
     ZSTD_MAGIC,
-    begin_of_text,
+    text_prefix,
     without_mark,
 )
 from app.analysis.trace.limits import MIB, Limits
@@ -30,12 +30,7 @@ from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.recordings.files import UNNAMED, FileNames
 from app.analysis.trace.recordings.labels import OwnRanges
 
-# ---- What JSON begins with: by that recordings of different programs are told apart ------------
-# Words that a format has may stand anywhere in another one's text, and the array of events may
-# begin behind megabytes of metadata. So the text is read as JSON as far as its first events.
-
-
-# Fields with an array that is as long as the recording; nothing behind it is looked at.
+# Fields with an array as long as the recording; fields behind it are not read.
 LONG_FIELDS: Final = frozenset({"traceEvents", "resourceSpans"})
 # Profilers put the names of all processes and threads before the first range.
 MOST_EVENTS: Final = 1024
@@ -45,31 +40,31 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What JSON begins with, which may be cut off."""
+    """Outermost value of a JSON text, its first fields and its first events."""
 
-    array: bool  # its outermost value is an array, else an object
-    # Names of the object's fields, in order, as far as the first long array.
+    array: bool  # the outermost value is an array, else an object
+    # Names of the object's fields in order, up to the first long array.
     fields: tuple[str, ...]
-    # The first objects of that array, or of the outermost one; `MOST_EVENTS` at most.
+    # First objects of that array, or of an outermost array; at most `MOST_EVENTS`.
     events: tuple[Mapping[str, object], ...]
 
     def any_event(self, *keys: str) -> bool:
         """Return whether an event has all of these keys."""
         return any(all(key in event for key in keys) for event in self.events)
 
-    def values(self, key: str) -> frozenset[str]:
-        """Return the texts that events have under a key."""
-        found = (event.get(key) for event in self.events)
-        return frozenset(value for value in found if isinstance(value, str))
+    def event_texts(self, key: str) -> frozenset[str]:
+        """Return the different texts of events under a key."""
+        values = (event.get(key) for event in self.events)
+        return frozenset(value for value in values if isinstance(value, str))
 
 
 def outline_of(pieces: Iterator[bytes]) -> Outline | None:
-    """Return what a text begins with as JSON, None where it is none.
+    """Return the outline of a JSON text; None where it is no array or object.
 
     Parameters
     ----------
     pieces : iterator of bytes
-        UTF-8, without a byte order mark. No more is taken than is needed.
+        UTF-8, without a byte order mark; consumed only up to the first events.
     """
     text = _Text(pieces)
     opening = text.char()
@@ -98,7 +93,7 @@ def outline_of(pieces: Iterator[bytes]) -> Outline | None:
 
 
 def _events(text: _Text) -> Iterator[Mapping[str, object]]:
-    """Yield the first objects of an array whose bracket was read."""
+    """Yield the first objects of an array, behind its opening bracket."""
     for _ in range(MOST_EVENTS):
         try:
             value = text.value()
@@ -111,11 +106,11 @@ def _events(text: _Text) -> Iterator[Mapping[str, object]]:
 
 
 class _EndError(Exception):
-    """The text ends here, or is no JSON."""
+    """The text ends here, or is not JSON."""
 
 
 class _Text:
-    """A cursor in the begin of a text."""
+    """A cursor in the beginning of a JSON text."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -126,7 +121,7 @@ class _Text:
         self._taken = 0
 
     def peek(self) -> str:
-        """Return the next character that is no space, "" at the end."""
+        """Return the next non-space character, "" at the end."""
         while True:
             space = _SPACE.match(self._buffer, self._at)
             self._at = self._at if space is None else space.end()
@@ -136,7 +131,7 @@ class _Text:
                 return ""
 
     def char(self) -> str:
-        """Return the next character that is no space, "" at the end, and step over it."""
+        """Return the next non-space character, "" at the end, and step over it."""
         char = self.peek()
         self._at += len(char)
         return char
@@ -159,17 +154,17 @@ class _Text:
             except (ValueError, RecursionError) as error:
                 raise _EndError from error
             else:
-                # A number at the end of a piece may go on in the next.
+                # A number at the end of a piece may continue in the next.
                 if end < len(self._buffer) or not self._more():
                     self._at = end
                     return value
                 continue
-            # Twice as much again, so that a long value is not read over and over.
+            # Double the text, so that a long value is not parsed over and over.
             if not self._more(len(self._buffer) - self._at):
                 raise _EndError
 
     def _more(self, wanted: int = 1) -> bool:
-        """Take pieces of `wanted` bytes or more; return whether there were any."""
+        """Append pieces of at least `wanted` bytes; return whether there were any."""
         taken: list[bytes] = []
         while wanted > 0 and self._taken < _MOST_TEXT and (piece := next(self._pieces, b"")):
             taken.append(piece)
@@ -180,9 +175,6 @@ class _Text:
         return bool(taken)
 
 
-# ---- The beginning of a body, by which its format is recognized --------------------------------
-
-
 _HEAD_BYTES: Final = 4096
 _PIECE_BYTES: Final = 64 * 1024
 _LITTLE_BYTES: Final = 64
@@ -190,12 +182,12 @@ _LITTLE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A compression in which text may come."""
+    """A compression of text bodies."""
 
-    magic: bytes  # what it begins with
+    magic: bytes  # first bytes
     suffix: str  # of its files
-    codings: tuple[str, ...]  # as ``Content-Encoding`` calls it
-    media_types: tuple[str, ...]  # which say only that something is compressed in this way
+    codings: tuple[str, ...]  # names in ``Content-Encoding``
+    media_types: tuple[str, ...]  # types that name the compression and not its content
 
 
 COMPRESSIONS: Final = (
@@ -206,17 +198,17 @@ COMPRESSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a body begins with."""
+    """The beginning of a body."""
 
-    start: bytes  # as it is, 4 KiB at most
-    # Decompressed and without a byte order mark, 4 KiB at most; empty where it is compressed and
+    start: bytes  # as received, 4 KiB at most
+    # Decompressed and without a byte order mark, 4 KiB at most; empty where the compression is
     # damaged.
     text: bytes
     outline: Outline | None  # where the text is JSON
 
     @property
     def whole(self) -> bool:
-        """Whether the text ends here, as it is or because its compression is cut off or damaged."""
+        """Whether the text ends here, also where its compression is cut off or damaged."""
         return len(self.text) < _HEAD_BYTES
 
     @property
@@ -230,9 +222,9 @@ class Head:
 
 
 def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
-    """Return whether the text of a body begins in a way, of which as little as needed is read.
+    """Return whether the first 64 bytes of a body's text match, plain or gzip.
 
-    False where it takes more to tell.
+    False as well where they are too few or compressed otherwise.
     """
     start = body[:_HEAD_BYTES]
     if not start.startswith(GZIP_MAGIC):
@@ -245,7 +237,7 @@ def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
 
 
 def head_of(body: Path | bytes) -> Head:
-    """Return the beginning of a body.
+    """Read the beginning of a body.
 
     Raises
     ------
@@ -259,33 +251,18 @@ def head_of(body: Path | bytes) -> Head:
     else:
         with body.open("rb") as file:
             start = file.read(_HEAD_BYTES)
-    pieces = begin_of_text(body, _PIECE_BYTES)
+    pieces = text_prefix(body, _PIECE_BYTES)
     try:
-        begin = _at_least(pieces, _HEAD_BYTES)
-        begin = without_mark(begin)
-        outline = outline_of(chain([begin], pieces)) if _may_be_json(begin) else None
+        taken = bytearray()
+        while len(taken) < _HEAD_BYTES and (piece := next(pieces, b"")):
+            taken += piece
+        begin = without_mark(bytes(taken))
+        first = begin.lstrip()[:1]
+        may_be_json = not first.isascii() or first in {b"[", b"{"}
+        outline = outline_of(chain([begin], pieces)) if may_be_json else None
         return Head(start, begin[:_HEAD_BYTES], outline)
     finally:
         pieces.close()
-
-
-def _may_be_json(begin: bytes) -> bool:
-    """Return whether a text may be JSON by what it begins with; binary bodies are read as text."""
-    first = begin.lstrip()[:1]
-    return not first.isascii() or first in {b"[", b"{"}
-
-
-def _at_least(pieces: Iterator[bytes], size: int) -> bytes:
-    """Return the first pieces, of `size` bytes together where there are as many."""
-    taken = bytearray()
-    for piece in pieces:
-        taken += piece
-        if len(taken) >= size:
-            break
-    return bytes(taken)
-
-
-# ---- What a trace format is --------------------------------------------------------------------
 
 
 OWN_MEDIA_TYPE: Final = "application/vnd.paceline."
@@ -296,15 +273,15 @@ class Decoded:
     """A decoded body."""
 
     trace: Trace
-    trace_format: str  # the name of its format
-    unmapped: tuple[Unmapped, ...] = ()  # what else it holds, that is no operation
+    trace_format: str  # name of the body's format
+    unmapped: tuple[Unmapped, ...] = ()  # items that are not mapped to operations
 
 
 class Decode(Protocol):
-    """What decodes bodies of a format.
+    """Decoder of a format.
 
-    What only one format needs is imported when a body of it comes: most processes meet one format,
-    and reading all of them takes a good part of the time that a small trace takes.
+    Modules of a single format are imported with its first body: most processes meet one format, and
+    importing all decoders takes a good part of the time of a small trace.
     """
 
     def __call__(
@@ -314,18 +291,18 @@ class Decode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a sender says about a recording in addition to its metadata."""
+class SenderHints:
+    """Facts about a recording that its sender gives in addition to the metadata."""
 
-    own: OwnRanges | None = None  # what the job calls ranges of its own
-    names: FileNames = UNNAMED  # what the names of its session's files say
-
-
-NOTHING_TOLD: Final = Told()
+    own: OwnRanges | None = None  # the job's labels for ranges of its own
+    names: FileNames = UNNAMED  # rank and world from the names of the session's files
 
 
-class DecodeTold(Protocol):
-    """What decodes bodies of a format by what their sender says about them."""
+NO_HINTS: Final = SenderHints()
+
+
+class DecodeWithHints(Protocol):
+    """Decoder of a format whose result depends on the sender's hints."""
 
     def __call__(
         self,
@@ -334,7 +311,7 @@ class DecodeTold(Protocol):
         limits: Limits,
         *,
         part: bool,
-        told: Told = ...,
+        hints: SenderHints = ...,
     ) -> Decoded:
         """Decode and check a body; see `app.analysis.trace.decode.decode`."""
 
@@ -344,41 +321,40 @@ class Writer:
     """How a trace is written in a format."""
 
     file_name: str  # of the file that the command line writes
-    encode: Callable[[Trace], bytes]  # returns the bytes of a trace
+    encode: Callable[[Trace], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
     """A format in which traces are accepted."""
 
-    name: str  # as sessions carry it
-    title: str  # as people call it
-    # What senders call it; the first one is ours. One that begins with `OWN_MEDIA_TYPE` says for
-    # sure which format it is, others only that it may be this one.
+    name: str  # in interfaces, such as the format of a session
+    title: str  # for people
+    # Senders' media types, ours first. One that begins with `OWN_MEDIA_TYPE` identifies the format,
+    # others may be shared by several.
     media_types: tuple[str, ...]
     suffixes: tuple[str, ...]  # of its files, without that of a compression
-    # Takes the beginning of a body and returns whether it is of this format. Formats that begin
-    # alike have the same `sniff` and the same `decode`, which tells them apart.
+    # Returns whether a body with this beginning is of the format. Formats with the same beginning
+    # share `sniff` and a `decode` that distinguishes them.
     sniff: Callable[[Head], bool]
     decode: Decode
-    text: bool = False  # it is text, which may come compressed with gzip or zstd
-    # Its times count from the earliest start of their step, so that nothing is known across
-    # steps; its chunks do not mix with those of other formats.
+    text: bool = False  # it is text, which may be compressed with gzip or zstd
+    # Times count from the earliest start of their step, so they do not compare across steps; chunks
+    # do not mix with those of other formats.
     step_relative: bool = False
-    # By the name that ``paceline synth --format`` takes; empty where nothing writes it.
+    # By name in ``paceline synth --format``; empty where nothing writes the format.
     writers: Mapping[str, Writer] = field(default_factory=dict)
-    # What writes it, where that is another program: then ``paceline convert`` reads it.
+    # Program that writes a foreign format, which ``paceline convert`` reads.
     recorder: str | None = None
-    # Where it depends on what senders say about a recording; `own_ranges` where ranges have names
-    # that the job gives them.
-    decode_told: DecodeTold | None = None
+    # Instead of `decode` where the sender's hints matter; `own_ranges` where ranges have names that
+    # labels of the job may match.
+    decode_with_hints: DecodeWithHints | None = None
     own_ranges: bool = False
-    # Each file numbers the ranks that it holds from 0, as those of one host.
+    # Each file is of one host and numbers its ranks from 0.
     numbers_ranks: bool = False
-    # Each of its recordings holds whole steps of its ranks: a step is in one of them.
+    # A step of a rank is in one recording only.
     whole_steps: bool = False
-    # Takes the name of a file; returns that of the file of which it is a shortened copy, if it is
-    # one.
+    # Takes the name of a file; returns the name of the complete file if it is a shortened copy.
     copy_of: Callable[[str], str | None] | None = None
-    # Its files are opened on the machine of who has them only, never by a server.
+    # Files are read by the command line only, never by a server.
     local_only: bool = False

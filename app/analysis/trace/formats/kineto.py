@@ -1,16 +1,16 @@
-"""Kineto: what the profiler of PyTorch writes, a file a rank."""
+"""Kineto: JSON of PyTorch's profiler, one file a rank."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Head, Told, TraceFormat
+from app.analysis.trace.formats.kind import NO_HINTS, Decoded, Head, SenderHints, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
 _NAME: Final = "kineto"
-# The profiler's own fields; the array of events may stand long after them.
+# Fields of the profiler; the array of events may follow long after them.
 _FIELDS: Final = (
     "schemaVersion",
     "deviceProperties",
@@ -18,7 +18,7 @@ _FIELDS: Final = (
     "baseTimeNanoseconds",
     "traceEvents",
 )
-# Categories of its events, by which a bare array of them is recognized.
+# Categories of events, which identify a bare array of them.
 _CATEGORIES: Final = frozenset(
     {
         "cpu_op",
@@ -38,7 +38,7 @@ _CATEGORIES: Final = frozenset(
 def _sniff(head: Head) -> bool:
     if head.outline is None or not head.outline.array:
         return head.has_field(*_FIELDS)
-    return not _CATEGORIES.isdisjoint(head.outline.values("cat"))
+    return not _CATEGORIES.isdisjoint(head.outline.event_texts("cat"))
 
 
 def _decode(
@@ -47,11 +47,11 @@ def _decode(
     limits: Limits,
     *,
     part: bool,
-    told: Told = NOTHING_TOLD,
+    hints: SenderHints = NO_HINTS,
 ) -> Decoded:
     from app.analysis.trace.recordings.kineto import decode_kineto  # noqa: PLC0415
 
-    read = decode_kineto(body, meta, limits, part=part, own=told.own, names=told.names)
+    read = decode_kineto(body, meta, limits, part=part, own=hints.own, names=hints.names)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
@@ -62,7 +62,7 @@ KINETO: Final = TraceFormat(
     suffixes=(".json",),
     sniff=_sniff,
     decode=_decode,
-    decode_told=_decode,
+    decode_with_hints=_decode,
     own_ranges=True,
     text=True,
     whole_steps=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Head, Told, TraceFormat
+from app.analysis.trace.formats.kind import NO_HINTS, Decoded, Head, SenderHints, TraceFormat
 from app.analysis.trace.limits import Limits, refuse_body
 from app.analysis.trace.model import SessionMeta
 
@@ -23,13 +23,13 @@ def _decode(
     limits: Limits,
     *,
     part: bool,
-    told: Told = NOTHING_TOLD,
+    hints: SenderHints = NO_HINTS,
 ) -> Decoded:
     from app.analysis.trace.recordings.nsys import decode_nsys  # noqa: PLC0415
 
     if not isinstance(body, Path):
         refuse_body("corrupt", "a database is read from its file only")
-    read = decode_nsys(body, meta, limits, told.names, part=part, own=told.own)
+    read = decode_nsys(body, meta, limits, hints.names, part=part, own=hints.own)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
@@ -40,7 +40,7 @@ NSYS: Final = TraceFormat(
     suffixes=(".sqlite",),
     sniff=_sniff,
     decode=_decode,
-    decode_told=_decode,
+    decode_with_hints=_decode,
     own_ranges=True,
     whole_steps=True,
     recorder="Nsight Systems",

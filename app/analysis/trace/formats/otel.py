@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Final
 
 from app.analysis.trace.compression import ZSTD_MAGIC
-from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Head, Told, TraceFormat, head_of
+from app.analysis.trace.formats.kind import (
+    NO_HINTS,
+    Decoded,
+    Head,
+    SenderHints,
+    TraceFormat,
+    head_of,
+)
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
 _NAME: Final = "otel"
 
-
-# A request's first field is a list of resources, a resource's attributes are keys (0x0A) and values
-# (0x12), and every SDK gives it one of these.
+# A request's first field is a list of resources; attributes of a resource are keys (0x0A) and
+# values (0x12), and every SDK writes one of `_ATTRIBUTES`.
 _FIRST_FIELD: Final = b"\n"
 _VALUE: Final = b"\x12"
 _ATTRIBUTES: Final = (b"service.name", b"telemetry.sdk.", b"dl.rank")
@@ -46,12 +52,12 @@ def _decode(
     limits: Limits,
     *,
     part: bool,
-    told: Told = NOTHING_TOLD,
+    hints: SenderHints = NO_HINTS,
 ) -> Decoded:
     from app.analysis.trace.recordings.otlp import decode_otlp  # noqa: PLC0415
 
     protobuf = _is_protobuf(head_of(body))
-    read = decode_otlp(body, meta, limits, part=part, protobuf=protobuf, own=told.own)
+    read = decode_otlp(body, meta, limits, part=part, protobuf=protobuf, own=hints.own)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
@@ -66,7 +72,7 @@ OTEL: Final = TraceFormat(
     suffixes=(".json", ".jsonl", ".pb", ".binpb"),
     sniff=_sniff,
     decode=_decode,
-    decode_told=_decode,
+    decode_with_hints=_decode,
     own_ranges=True,
     text=True,
     recorder="OpenTelemetry of Megatron-LM",

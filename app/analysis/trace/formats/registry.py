@@ -1,4 +1,4 @@
-"""All trace formats, and known files without operations, each with advice."""
+"""All trace formats, and known kinds of files without operations, each with advice."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ from app.analysis.trace.formats.parquet import PARQUET, PUBLISHED_PARQUET
 from app.analysis.trace.formats.xprof import XPROF
 from app.errors import UnsupportedFormatError
 
-# ---- Files that lie where recordings do and from which no operations are read: named, with advice
-
-
 _PICKLE: Final = b"\x80"
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
-    """A kind of file that no operations can be read from."""
+class UnsupportedFile:
+    """A known kind of file without operations."""
 
-    title: str  # what it is, as a noun with its article
-    why: str  # what it lacks, and what to send instead; the rest of a sentence about it
+    title: str  # noun with its article
+    why: str  # its lack, and what to send instead; a relative clause
     sniff: Callable[[Head], bool]
 
     @property
-    def said(self) -> str:
-        """Return what it is and what to do, the rest of a sentence that begins with its name."""
+    def advice(self) -> str:
+        """Return the kind of file with its advice, the end of a sentence."""
         return f"{self.title}, {self.why}"
 
 
@@ -55,8 +52,8 @@ def _is_rocprof(head: Head) -> bool:
     if head.has_field("rocprofiler-sdk-tool"):
         return True
     events = head.outline.events if head.outline is not None else ()
-    said = (event.get("args") for event in events)
-    return any(isinstance(args, dict) and "BeginNs" in args and "EndNs" in args for args in said)
+    args_of = (event.get("args") for event in events)
+    return any(isinstance(args, dict) and "BeginNs" in args and "EndNs" in args for args in args_of)
 
 
 def _is_inspector(head: Head) -> bool:
@@ -66,50 +63,49 @@ def _is_inspector(head: Head) -> bool:
 def _is_ascend(head: Head) -> bool:
     if head.outline is None:
         return False
-    if not _ASCEND_FLOWS.isdisjoint(head.outline.values("cat")):
+    if not _ASCEND_FLOWS.isdisjoint(head.outline.event_texts("cat")):
         return True
-    said = (event.get("args") for event in head.outline.events if event.get("ph") == "M")
-    names = (args.get("name") for args in said if isinstance(args, dict))
+    args_of = (event.get("args") for event in head.outline.events if event.get("ph") == "M")
+    names = (args.get("name") for args in args_of if isinstance(args, dict))
     return any(isinstance(name, str) and name in _ASCEND_PROCESSES for name in names)
 
 
-# Between the operators of the framework and the kernels of Ascend's devices, and what its profiler
-# calls their processes.
+# Categories of flows from operators to kernels of Ascend's devices, and names of processes there.
 _ASCEND_FLOWS: Final = frozenset({"async_npu", "async_task_queue"})
 _ASCEND_PROCESSES: Final = frozenset({"Ascend Hardware", "CANN", "Overlap Analysis"})
 _PROFILE: Final = "record the ranks with torch.profiler and send its files"
 
-STRANGERS: Final = (
-    Stranger(
+UNSUPPORTED_FILES: Final = (
+    UnsupportedFile(
         "a dump of PyTorch's flight recorder",
         "which holds no operations, only the collectives before a hang: paceline hang reads it; "
         f"for a session {_PROFILE}",
         _is_flight_recorder,
     ),
-    Stranger(
+    UnsupportedFile(
         "an execution trace of PyTorch (Chakra)",
         f"which says what runs and not when: {_PROFILE}",
         _is_chakra,
     ),
-    Stranger(
+    UnsupportedFile(
         "Jaeger's JSON",
         "which is not OTLP: let the file exporter of an OpenTelemetry collector write the spans as "
         "JSON, and send that file",
         _is_jaeger,
     ),
-    Stranger(
+    UnsupportedFile(
         "a trace of rocprof",
         f"which says nothing of training steps and operations: {_PROFILE}, which records AMD's "
         "GPUs as well",
         _is_rocprof,
     ),
-    Stranger(
+    UnsupportedFile(
         "a timeline of Ascend's profiler (torch_npu)",
         "whose kernels are joined to what launched them in a way that is not read: send the "
         "operations of the job as NDJSON or Parquet",
         _is_ascend,
     ),
-    Stranger(
+    UnsupportedFile(
         "a log of NCCL Inspector",
         f"which holds collectives and no computations: {_PROFILE}",
         _is_inspector,
@@ -117,10 +113,7 @@ STRANGERS: Final = (
 )
 
 
-# ---- All trace formats -------------------------------------------------------------------------
-
-
-# The first whose `sniff` says yes decodes a body.
+# The first format whose `sniff` accepts a body decodes it.
 FORMATS: Final[Mapping[str, TraceFormat]] = {
     known.name: known
     for known in (
@@ -139,30 +132,30 @@ FORMATS: Final[Mapping[str, TraceFormat]] = {
 
 LINES: Final = NDJSON.name
 
-# What `paceline convert` reads, by the names that it takes.
+# Formats of other programs, which `paceline convert` reads, by its names for them.
 FOREIGN: Final[Mapping[str, TraceFormat]] = {
     name: known for name, known in FORMATS.items() if known.recorder is not None
 }
 
-# By the names that the command line takes.
+# By the names in ``paceline synth --format``.
 WRITERS: Final[Mapping[str, Writer]] = {
     name: writer for known in FORMATS.values() for name, writer in known.writers.items()
 }
 
-# Of what is of no known format as much is shown.
+# Excerpt of a body of no known format in its refusal.
 _SHOWN_BYTES: Final = 24
 _SHOWN_FIELDS: Final = 4
 
 
 def format_of(head: Head) -> TraceFormat | None:
-    """Return the format of a body, None where it is of none or holds no operations."""
-    if not head.start or stranger_of(head) is not None:
+    """Return the format of a body; None where it is unknown or has no operations."""
+    if not head.start or unsupported_file_of(head) is not None:
         return None
     return next((known for known in FORMATS.values() if known.sniff(head)), None)
 
 
 def format_named(name: str) -> TraceFormat:
-    """Return the format of a name.
+    """Return the format called `name`.
 
     Raises
     ------
@@ -174,16 +167,16 @@ def format_named(name: str) -> TraceFormat:
     return FORMATS[name]
 
 
-def stranger_of(head: Head) -> Stranger | None:
-    """Return what a body is that holds no operations."""
-    return next((known for known in STRANGERS if known.sniff(head)), None)
+def unsupported_file_of(head: Head) -> UnsupportedFile | None:
+    """Return the known kind of file without operations that a body is; None for others."""
+    return next((known for known in UNSUPPORTED_FILES if known.sniff(head)), None)
 
 
 def why_unread(head: Head) -> str:
-    """Return why `format_of` returned None, in words that follow "it is"."""
-    stranger = stranger_of(head)
-    if stranger is not None:
-        return stranger.said
+    """Return why `format_of` returned None, as the end of a sentence "it is …"."""
+    unsupported = unsupported_file_of(head)
+    if unsupported is not None:
+        return unsupported.advice
     if not head.start:
         return "empty"
     if head.compressed and not head.text:

@@ -1,4 +1,4 @@
-"""XProf: what the profiler of JAX and TensorFlow writes, a file a host."""
+"""XProf: files of the profiler of JAX and TensorFlow, one a host."""
 
 from __future__ import annotations
 
@@ -11,33 +11,26 @@ from app.analysis.trace.model import SessionMeta
 
 _NAME: Final = "xprof"
 _FIRST_FIELD: Final = b"\n"
-# Names of planes; one stands near the begin of the first plane, behind its length and id.
+# Names of planes; one is near the beginning of the first plane, behind its length and id.
 _PLANES: Final = (b"/host:", b"/device:", b"#Chip", b"Task Environment")
 _FIRST_BYTES: Final = 64
-# What its JSON begins with, and how processes are called there.
+# Marks of its JSON: a field near the beginning, and names of processes.
 _JSON: Final = b'"highres-ticks"'
-_VIEWERS: Final = ".trace.json.gz"
+# Suffix of the shortened copy for trace viewers.
+_VIEWER_SUFFIX: Final = ".trace.json.gz"
 _PROCESSES: Final = (b'"/host:', b'"/device:', b" /host:", b" /device:")
 
 
 def _sniff(head: Head) -> bool:
-    return _is_planes(head) or _is_json(head)
-
-
-def _is_planes(head: Head) -> bool:
-    return head.text.startswith(_FIRST_FIELD) and any(
-        name in head.text[:_FIRST_BYTES] for name in _PLANES
-    )
-
-
-def _is_json(head: Head) -> bool:
     text = head.text
+    if text.startswith(_FIRST_FIELD) and any(name in text[:_FIRST_BYTES] for name in _PLANES):
+        return True
     is_object = text.lstrip().startswith(b"{") and _JSON in text
     return is_object and any(name in text for name in _PROCESSES)
 
 
 def _copy_of(name: str) -> str | None:
-    stem = name.removesuffix(_VIEWERS)
+    stem = name.removesuffix(_VIEWER_SUFFIX)
     return None if stem == name else f"{stem}.xplane.pb"
 
 

@@ -9,7 +9,6 @@ so some hundred bytes may ask for any amount of memory. Message headers are flat
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +21,6 @@ from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.operation_names import OpNames
 from app.errors import BodyTooLargeError, InvalidMetadataError
-
-# ---- What an Arrow stream claims, read before anything is unfolded -----------------------------
-# A compressed buffer begins with its length unfolded, and Arrow's reader believes it: a body of
-# some hundred bytes may ask for any amount of memory. The descriptions of messages are flat buffers
-# (``Message.fbs`` of the Arrow format).
-
 
 _RECORD_BATCH: Final = 3
 _DICTIONARY_BATCH: Final = 2
@@ -42,7 +35,7 @@ _MAX_MESSAGES: Final = 1 << 20
 
 
 def check_messages(source: pa.NativeFile, limits: Limits) -> int:
-    """Refuse a stream that claims more than it may; return the rows that it claims.
+    """Refuse a stream that declares more than the limits; return its declared rows.
 
     Raises
     ------
@@ -51,27 +44,27 @@ def check_messages(source: pa.NativeFile, limits: Limits) -> int:
     BodyTooLargeError
         `body.too_large`, `body.too_many_rows`.
     """
-    rows = unfolded = 0
+    rows = expanded = 0
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(source)):
         if number >= _MAX_MESSAGES:
             refuse_body("decompression_bomb", f"over {_MAX_MESSAGES} messages")
         try:
-            length, size = _claims(message)
+            length, size = _declared_sizes(message)
         except (struct.error, IndexError) as error:
             refuse_body("corrupt", f"a message of the Arrow stream is damaged: {error}")
         rows += length
-        unfolded += size
+        expanded += size
         if rows > limits.max_rows:
             text = f"the body claims over {limits.max_rows} rows"
             raise BodyTooLargeError(text, code="body.too_many_rows")
-        if unfolded > limits.max_decompressed_bytes:
+        if expanded > limits.max_decompressed_bytes:
             text = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
             raise BodyTooLargeError(text)
     return rows
 
 
-def _claims(message: pa.Message) -> tuple[int, int]:
-    """Return the rows that a message has, and the bytes of its buffers unfolded."""
+def _declared_sizes(message: pa.Message) -> tuple[int, int]:
+    """Return the rows of a message, and the bytes of its buffers after decompression."""
     data = memoryview(message.metadata)
     table = _Table(data, struct.unpack_from("<I", data)[0])
     kind = table.byte(_HEADER_TYPE)
@@ -90,7 +83,7 @@ def _claims(message: pa.Message) -> tuple[int, int]:
         size += stored
         if compressed and stored:
             claimed = struct.unpack_from("<q", body, start)[0]
-            # -1: this one is as it is.
+            # -1: this buffer is not compressed.
             size += max(claimed, 0)
     if length < 0:
         raise IndexError("a negative number of rows")
@@ -98,7 +91,7 @@ def _claims(message: pa.Message) -> tuple[int, int]:
 
 
 class _Table:
-    """A table of a flat buffer."""
+    """A table of a flat buffer: fields by position, each of which may be missing."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -109,16 +102,16 @@ class _Table:
         self._size = struct.unpack_from("<H", data, self._fields)[0]
 
     def has(self, field: int) -> bool:
-        """Return whether a field is there."""
+        """Return whether a field is present."""
         return self._offset(field) != 0
 
     def byte(self, field: int) -> int:
-        """Return a field of a byte; 0 where it is not there."""
+        """Return a field of one byte; 0 where it is missing."""
         offset = self._offset(field)
         return self._data[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
-        """Return a field of eight bytes; 0 where it is not there."""
+        """Return a field of eight bytes; 0 where it is missing."""
         offset = self._offset(field)
         return int(struct.unpack_from("<q", self._data, self._at + offset)[0]) if offset else 0
 
@@ -127,7 +120,7 @@ class _Table:
         return _Table(self._data, self._target(field))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector of pairs of eight bytes; empty where it is not there."""
+        """Return a vector of pairs of eight-byte integers; empty where it is missing."""
         if not self.has(field):
             return []
         at = self._target(field)
@@ -149,17 +142,13 @@ class _Table:
         return at + int(struct.unpack_from("<I", self._data, at)[0])
 
 
-# ---- Arrow IPC bodies: our columns, as a stream or as a file -----------------------------------
-# The metadata may stand in the schema, as JSON under ``paceline.meta``.
-
-
 FILE_MAGIC: Final = b"ARROW1"
 STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
 META_KEY: Final = b"paceline.meta"
 # A file is a stream between its magic, padded to eight bytes, and its footer.
 _FILE_HEAD_BYTES: Final = 8
 
-# What Arrow's readers raise on bytes that are not what they claim; see tests/fuzz.
+# Errors of Arrow's readers on malformed bytes; see tests/fuzz.
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
@@ -176,14 +165,17 @@ def decode_arrow(
             if layout is not NATIVE:
                 refuse_body("missing_column", "the column start_ns is missing")
             check_types(schema, layout)
-            known = _agreed(meta, schema, limits)
+            known = _metadata(meta, schema, limits)
             places = Places(layout.columns)
             assembler = Assembler(known, layout, places, limits, claimed, part=part)
             names = OpNames(places)
             wanted = [name for name in layout.columns.values() if name in schema.names]
-            for batch in _batches(reader, wanted):
-                columns, op = batch_columns(batch, layout, places, assembler.rows)
-                assembler.add(columns, names.codes(op, assembler.rows))
+            for whole in reader:
+                batch = whole.select(wanted)
+                batch.validate(full=True)
+                if batch.num_rows:
+                    columns, op = batch_columns(batch, layout, places, assembler.rows)
+                    assembler.add(columns, names.codes(op, assembler.rows))
             return assembler.finish(names.names)
     except _UNREADABLE as error:
         refuse_body("corrupt", f"the Arrow body cannot be read: {str(error)[:200]}")
@@ -196,15 +188,8 @@ def _open(body: Path | bytes) -> pa.NativeFile:
     return source
 
 
-def _batches(reader: pa.RecordBatchStreamReader, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-    for batch in reader:
-        known = batch.select(wanted)
-        known.validate(full=True)
-        if known.num_rows:
-            yield known
-
-
-def _agreed(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
+def _metadata(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
+    """Return the metadata given with the body, else those of its schema; their sizes must agree."""
     text = (schema.metadata or {}).get(META_KEY)
     if text is None:
         if meta is None:

@@ -22,7 +22,7 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Return the JSON object that a line is.
+    """Return the JSON object of a line.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return the rows of the lines, blank ones passed over, and the line of each.
+    """Return the rows of the lines that are not blank, and the line number of each.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[n
         try:
             row = parse_object(text)
         except ValueError as error:
-            # Whole lines end with a line feed: this one was cut off.
+            # A last line without a line feed was cut off.
             code = "truncated" if offset == len(texts) - 1 else "bad_line"
             faults.append(Fault(code, f"not a JSON object: {error}", line=line))
         else:
@@ -80,7 +80,7 @@ def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[n
 
 
 def _problems(row: Mapping[str, Any], line: int) -> list[Fault]:
-    """Return the faults of a row's values; what is missing is found with the columns."""
+    """Return the faults of a row's values; `batch_columns` finds missing ones."""
     faults = []
     for field, name in NATIVE.columns.items():
         value = row.get(name)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.analysis.trace.assemble import Assembler, take_one_behind
+from app.analysis.trace.assemble import Assembler, consume_on_second_core
 from app.analysis.trace.columns import (
     OP_COLUMNS,
     ColumnSet,
@@ -26,7 +26,7 @@ from app.analysis.trace.columns import (
 from app.analysis.trace.limits import Limits, Places, refuse_body
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.operation_names import OpNames
-from app.analysis.trace.readers.parquet_headers import Footer, check_pages, read_footer
+from app.analysis.trace.readers.parquet_headers import check_pages, read_footer
 from app.errors import BodyTooLargeError
 
 # Small enough that a batch of all columns stays in a core's cache.
@@ -34,7 +34,7 @@ BATCH_ROWS: Final = 1 << 17
 
 T = TypeVar("T")
 
-# What Arrow's readers raise on bytes that are not what they claim; see tests/fuzz.
+# Errors of Arrow's readers on malformed bytes; see tests/fuzz.
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
@@ -42,9 +42,18 @@ def decode_parquet(
     body: Path | bytes, meta: SessionMeta, limits: Limits, *, part: bool
 ) -> tuple[Trace, ColumnSet]:
     """Decode and check a Parquet body; see `decode` for what it raises."""
-    with _open(body) as source:
+    opened = pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
+    with opened as source:
         footer = read_footer(source, limits)
-        file = _read(lambda: _file(source, footer))
+        # From the footer: opening the file once more for its schema would parse it twice.
+        texts = {chunk.name for chunk in footer.chunks if chunk.is_text}
+        file = _read(
+            lambda: pq.ParquetFile(
+                source,
+                read_dictionary=[name for name in OP_COLUMNS if name in texts],
+                page_checksum_verification=True,
+            )
+        )
         schema = _read(lambda: file.schema_arrow)
         layout = choose_layout(schema.names)
         check_types(schema, layout)
@@ -65,25 +74,11 @@ def decode_parquet(
         # Closed before the source is, also when a batch is refused.
         with closing(_batches(file, wanted)) as batches:
             if footer.rows > BATCH_ROWS:
-                take_one_behind(batches, take)
+                consume_on_second_core(batches, take)
             else:
                 for batch in batches:
                     take(batch)
         return assembler.finish(names.names), layout
-
-
-def _open(body: Path | bytes) -> pa.NativeFile:
-    return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
-
-
-def _file(source: pa.NativeFile, footer: Footer) -> pq.ParquetFile:
-    """Open a body; opened once more to learn its schema first, it would be described twice."""
-    names = {chunk.name for chunk in footer.chunks if chunk.is_text}
-    return pq.ParquetFile(
-        source,
-        read_dictionary=[name for name in OP_COLUMNS if name in names],
-        page_checksum_verification=True,
-    )
 
 
 def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatch, None, None]:
@@ -95,13 +90,9 @@ def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatc
 
 
 def _read(action: Callable[[], T]) -> T:
-    """Do what reads untrusted bytes; every way in which Arrow gives up is one refusal."""
+    """Return the result of reading untrusted bytes; refuse the body where Arrow raises."""
     try:
         return action()
     except _UNREADABLE as error:
-        _refuse_corrupt(error)
-
-
-def _refuse_corrupt(error: Exception) -> NoReturn:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    refuse_body("corrupt", f"the Parquet body cannot be read: {reason}")
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        refuse_body("corrupt", f"the Parquet body cannot be read: {reason}")

@@ -1,9 +1,9 @@
 """Footer and page headers of a Parquet body, checked before pyarrow reads it.
 
 A damaged footer ends the process in pyarrow instead of raising: a column chunk without metadata
-does. Readers check no sizes, and a page of a kilobyte may claim two gigabytes, so each claim is
-compared with its number of values. Includes the part of the Thrift compact protocol that both
-use.
+does. Readers do not check sizes, and a page of a kilobyte may claim two gigabytes, so each claimed
+size is compared with its number of values. Includes the part of Thrift's compact protocol that
+footers and page headers use.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from app.analysis.trace.limits import (
 )
 from app.errors import BodyTooLargeError, Fault
 
-# ---- As much of Thrift's compact protocol as Parquet's footers and page headers need -----------
-
-
+# Types and markers of Thrift's compact protocol.
 _TRUE: Final = 1
 _FALSE: Final = 2
 _BYTE: Final = 3
@@ -52,7 +50,7 @@ class ThriftError(Exception):
 
 @dataclass(slots=True)
 class ReadBudget:
-    """Items of lists that may still be read: an item takes a byte there, and far more here."""
+    """Number of list items that may still be read: one takes a byte in the body, more in memory."""
 
     items: int = 1 << 19
 
@@ -60,10 +58,10 @@ class ReadBudget:
 def read_struct(
     data: bytes, position: int, budget: ReadBudget, depth: int = 0
 ) -> tuple[dict[int, Any], int]:
-    """Return a struct's values by field id, and where it ends.
+    """Return a struct's values by field id, and the position behind it.
 
-    Strings are bytes; floating-point numbers and single bytes are passed over. A body has
-    thousands of page headers, so this is one loop with the short cases in line.
+    Strings are bytes; floating-point numbers and single bytes are skipped. A body has thousands of
+    page headers, so this is one loop with the short cases in line.
 
     Raises
     ------
@@ -131,7 +129,7 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
 def _other(
     data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[list[Any] | None, int]:
-    """Return a value of a rarer kind, and where it ends."""
+    """Return a list, or None for a skipped value of one kind, and the position behind it."""
     if kind == _BYTE:
         return None, position + 1
     if kind == _DOUBLE:
@@ -163,7 +161,7 @@ def _other(
 def _item(
     data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[object, int]:
-    """Return an item of a list that is no struct, and where it ends."""
+    """Return an item of a list that is no struct, and the position behind it."""
     if kind in _INTEGERS:
         return _zigzag(data, position)
     if kind == _BINARY:
@@ -171,11 +169,6 @@ def _item(
     if kind in (_TRUE, _FALSE):
         return data[position] == _TRUE, position + 1
     return _other(data, position, kind, budget, depth)
-
-
-# ---- What the footer of a Parquet body says, read before pyarrow may see it --------------------
-# A damaged footer is no exception in pyarrow: reading the description of a column chunk that lacks
-# its metadata ends the process. So the footer is read here, and what pyarrow relies on is checked.
 
 
 MAGIC: Final = b"PAR1"
@@ -208,7 +201,7 @@ class ColumnChunk:
     name: str
     is_text: bool  # its values are byte arrays, not numbers
     rows: int
-    # start, end: its pages in the body, the dictionary first
+    # start, end: byte range of its pages in the body, the dictionary first
     start: int
     end: int
 
@@ -240,9 +233,9 @@ def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
     data = _footer_bytes(source, limits)
     try:
         fields, _ = read_struct(data, 0, ReadBudget())
-        return _checked(fields, source.size() - len(data) - _TAIL.size)
+        return _parse_footer(fields, source.size() - len(data) - _TAIL.size)
     except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
-        # Fields that are missing or of another type show as one of these.
+        # Missing fields and fields of another type raise one of these.
         refuse_body("corrupt", f"the Parquet footer is damaged: {error!r}")
 
 
@@ -263,7 +256,7 @@ def _footer_bytes(source: pa.NativeFile, limits: Limits) -> bytes:
     return source.read(length)
 
 
-def _checked(fields: Mapping[int, Any], data_end: int) -> Footer:
+def _parse_footer(fields: Mapping[int, Any], data_end: int) -> Footer:
     leaves = _leaves(fields[_SCHEMA])
     rows = 0
     chunks: list[ColumnChunk] = []
@@ -272,7 +265,7 @@ def _checked(fields: Mapping[int, Any], data_end: int) -> Footer:
         if group_rows < 0 or len(columns) != len(leaves):
             raise ValueError("a row group does not fit the schema")
         if not group_rows:
-            # Writers leave an empty group of an empty table, its offsets are anything.
+            # Writers leave an empty group for an empty table, with arbitrary offsets.
             continue
         rows += group_rows
         for leaf, column in zip(leaves, columns, strict=True):
@@ -287,7 +280,7 @@ def _checked(fields: Mapping[int, Any], data_end: int) -> Footer:
 def _leaves(elements: Sequence[Mapping[int, Any]]) -> list[_Leaf]:
     """Return the columns of the schema in the order of their chunks; nested ones have no name."""
     leaves: list[_Leaf] = []
-    # How many children each open group still lacks; the root is the first.
+    # Missing children of each open group; the root is the first.
     open_groups = [elements[0][_ELEMENT_CHILDREN]]
     for element in elements[1:]:
         while open_groups and not open_groups[-1]:
@@ -324,21 +317,15 @@ def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> 
     return ColumnChunk(leaf.name, leaf.kind == _BYTE_ARRAY, rows, start, end)
 
 
-# ---- What a Parquet body would decompress to, read from its page headers -----------------------
-# The sizes in a footer are not checked against anything by readers, and a page of a kilobyte may
-# claim to be two gigabytes. The header of a page is believed by the decompressor, so its claim is
-# compared with the number of values that it says to hold.
-
-
 MAX_PAGE_BYTES: Final = 256 * MIB
 
 # Levels, block headers and padding of a page.
 _SLACK_BYTES: Final = 64 * 1024
 # The widest number, its levels and the padding of its blocks.
 _NUMBER_BYTES: Final = 16
-# In memory, as numbers or as indices of names.
+# A value in memory, as a number or as an index of a name.
 _DECODED_BYTES: Final = 8
-# Length and text; more is no name of an operation.
+# Length and text of the longest operation name.
 _NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
 
 # Ids of fields in parquet.thrift: of PageHeader, then of the header inside for each page type.
@@ -355,14 +342,14 @@ _PAGES: Final = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
 # last: a megabyte of them makes terabytes.
 _NAME_ENCODINGS: Final = frozenset({0, 2, 8})
 
-# Kind, decompressed and compressed size, number of values, encoding and length of the header.
-_Facts = tuple[int, int, int, int, int, int]
+# Kind, decompressed and compressed size, number of values, encoding and length of a page's header.
+_PageHeader = tuple[int, int, int, int, int, int]
 
-# Headers mostly have less; with statistics, more.
+# Bytes to read for a header: most are shorter than the first, those with statistics longer.
 _HEADER_READS: Final = (512, 64 * 1024, MIB)
 
 # The header of a data page as most writers write it, in Thrift's compact protocol. A body has
-# thousands of them: this reads one in a third of the time of `read_struct`, which reads any.
+# thousands of them, and this match takes a third of the time of `read_struct`, which reads any.
 _NUMBER: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _SHORT: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(33))
 _USUAL: Final = re.compile(
@@ -387,7 +374,7 @@ _USUAL: Final = re.compile(
 def check_pages(
     source: pa.NativeFile, footer: Footer, wanted: Collection[str], limits: Limits
 ) -> None:
-    """Refuse a body whose pages claim more than their values can need.
+    """Refuse a body whose pages claim more bytes than their values can take.
 
     Parameters
     ----------
@@ -410,7 +397,7 @@ def check_pages(
 
 
 def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
-    """Walk the pages of one column; return the bytes that it will take."""
+    """Check the pages of one column; return its bytes in memory."""
     name, position = chunk.name, chunk.start
     width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
     total = seen = 0
@@ -433,45 +420,45 @@ def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
                 message = f"the column {name} must be encoded plainly or by dictionary"
                 refuse([Fault("unsupported_encoding", message, column=name)])
         total += size
-    # Runs of equal values are short as pages and long as columns.
+    # Runs of equal values are short in pages and take a full column in memory.
     return max(total, chunk.rows * _DECODED_BYTES)
 
 
-def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
-    """Yield the facts of each page of a column, endlessly: how many there are, values tell."""
+def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_PageHeader]:
+    """Yield the headers of a column's pages without end: the caller counts their values."""
     position = chunk.start
     while True:
         source.seek(position)
         usual = _USUAL.match(source.read(_HEADER_READS[0]))
         if usual is None:
-            header, length = _header(source, position)
-            facts = _facts(header)
+            header, length = _read_header(source, position)
+            page = _page_of(header)
         else:
-            size, compressed, count, encoding = map(_number, usual.groups())
-            facts, length = (_DATA_PAGE, size, compressed, count, encoding), usual.end()
-        yield *facts, length
-        position += length + facts[2]
+            size, compressed, count, encoding = map(_zigzag_number, usual.groups())
+            page, length = (_DATA_PAGE, size, compressed, count, encoding), usual.end()
+        yield *page, length
+        position += length + page[2]
 
 
-def _number(written: bytes) -> int:
-    """Return a number with a sign, seven bits a byte, the lowest first."""
+def _zigzag_number(written: bytes) -> int:
+    """Return a zigzag-encoded number of seven bits a byte, the lowest first."""
     value = 0
     for byte in reversed(written):
         value = value << 7 | byte & 0x7F
     return value >> 1 ^ -(value & 1)
 
 
-def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
+def _page_of(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
     """Return kind, decompressed and compressed size, number of values, encoding of the page."""
     kind = header[_TYPE]
     inner, encoding = _PAGES[kind]
     page = header[inner]
-    # The sums fail for what is no number.
+    # Adding 0 fails for values that are no numbers.
     size, compressed = header[_UNCOMPRESSED_SIZE] + 0, header[_COMPRESSED_SIZE] + 0
     return kind, size, compressed, page[_NUM_VALUES] + 0, page[encoding] + 0
 
 
-def _header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
+def _read_header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
     """Return the fields of the page header at `position`, and its length."""
     for size in _HEADER_READS:
         source.seek(position)

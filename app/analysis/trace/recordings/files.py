@@ -1,8 +1,10 @@
-"""Files of one job: rank, host and steps of each, and checks that they fit together.
+"""Files of one job: rank and steps of each from its name, and checks that they fit together.
 
 Ranks come from file names (``rank_3/trace.json``), or are counted host by host; steps come from
 ``ProfilerStep#12`` or the path (``iteration_100/``). Ranks of one start of a job take a step at
-the same time; files of another start are refused, a step recorded twice as well.
+the same time, as far apart as their clocks are; those of another start take the step of the same
+number minutes or days apart. Such files are refused, and a step recorded twice as well: mixed, they
+would give a verdict about no job at all.
 """
 
 from __future__ import annotations
@@ -18,16 +20,14 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.limits import MAX_FAULTS
+from app.analysis.trace.limits import MAX_FAULTS, NS_PER_S
 from app.analysis.trace.merge import TraceChunk
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
 from app.errors import Fault, UnanalyzableError
 
-# ---- Files of the hosts of one job, each of which counts its ranks from 0 ----------------------
-
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Return by what names sort as people count: ``host2`` comes before ``host10``.
+    """Return the key that sorts numbers in names by value: ``host2`` before ``host10``.
 
     Examples
     --------
@@ -41,12 +41,12 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
 def number_ranks(
     names: Sequence[str], traces: Sequence[Trace], meta: SessionMeta | None
 ) -> list[Trace]:
-    """Return the traces of hosts with ranks that count through all of them, in order of names.
+    """Return the traces of hosts with global ranks, counted in natural order of the file names.
 
     Parameters
     ----------
     meta : SessionMeta or None
-        What is given with them: their sizes are those of the job.
+        The session's metadata, whose sizes are then those of the job.
     """
     counts = [int(trace.rank.max()) + 1 for trace in traces]
     tensor = {trace.meta.sizes.tp for trace in traces}
@@ -55,26 +55,17 @@ def number_ranks(
     numbered = list(traces)
     first = 0
     for place in sorted(range(len(names)), key=lambda number: natural_key(names[number])):
-        numbered[place] = _shifted(traces[place], first, sizes)
+        trace = traces[place]
+        rank = trace.rank + first
+        hosts = {first + own: host for own, host in trace.meta.hosts.items()}
+        numbered[place] = replace(
+            trace,
+            meta=replace(trace.meta, sizes=sizes, hosts=hosts),
+            rank=rank,
+            dp=(rank // (sizes.tp * sizes.cp) % sizes.dp).astype(trace.dp.dtype),
+        )
         first += counts[place]
     return numbered
-
-
-def _shifted(trace: Trace, first: int, sizes: Sizes) -> Trace:
-    rank = trace.rank + first
-    inner = sizes.tp * sizes.cp
-    hosts = {first + own: host for own, host in trace.meta.hosts.items()}
-    return replace(
-        trace,
-        meta=replace(trace.meta, sizes=sizes, hosts=hosts),
-        rank=rank,
-        dp=(rank // inner % sizes.dp).astype(trace.dp.dtype),
-    )
-
-
-# ---- What names of files say: of which rank each is, and how many ranks there are --------------
-# Profilers that are not told a rank leave it to the name of the file (``rank3.json.gz``,
-# ``rank_3/trace.json``).
 
 
 _RANK: Final = re.compile(r"(?<![a-z])rank[-_. =]?([0-9]{1,7})(?![0-9])", re.IGNORECASE)
@@ -82,10 +73,10 @@ _RANK: Final = re.compile(r"(?<![a-z])rank[-_. =]?([0-9]{1,7})(?![0-9])", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """What the names of a session's files say of one of them."""
+    """Rank and world of a file, from the names of its session's files."""
 
-    rank: int | None = None  # its own
-    # How many there are: where there are several files, of all ranks from 0 on, each once.
+    rank: int | None = None
+    # Number of ranks; known where several files have all ranks from 0 on, each once.
     world: int | None = None
 
 
@@ -93,7 +84,7 @@ UNNAMED: Final = FileNames()
 
 
 def rank_in(name: str) -> int | None:
-    """Return the rank that a path names, the last one where it names several.
+    """Return the rank in a path, the last one of several; None without one.
 
     Examples
     --------
@@ -102,40 +93,33 @@ def rank_in(name: str) -> int | None:
     >>> rank_in("frank3.json") is None
     True
     """
-    found = _RANK.findall(name)
-    return int(found[-1]) if found else None
+    ranks = _RANK.findall(name)
+    return int(ranks[-1]) if ranks else None
 
 
 def names_of(name: str, among: Iterable[str]) -> FileNames:
-    """Return what a file's name says, `among` the names of all files of its session."""
-    ranks = [rank_in(one) for one in among]
+    """Return rank and world of the file `name`, `among` the names of all files of its session."""
+    ranks = [rank_in(other) for other in among]
     complete = sorted(rank for rank in ranks if rank is not None) == list(range(len(ranks)))
     return FileNames(rank_in(name), len(ranks) if complete and len(ranks) > 1 else None)
 
 
-# ---- Whether files are of one recording: all ranks take a step at the same time ----------------
-# Files lie in one folder because they were written there, by one start of a job or by several.
-# Ranks of one start take a step together, as far apart as their clocks are; those of another start
-# take the step of the same number minutes or days apart. Mixed, they would give a verdict about no
-# job at all.
-
-
-# Clocks of hosts that train together are seconds apart at most: NTP, certificates and Kerberos do
-# not work else. Ranks of one stage each are busy at other times of a long step.
-APART_NS: Final = 60 * 1_000_000_000
+# Starts of one step that are further apart than both of these are of two recordings. Clocks of
+# hosts that train together are seconds apart at most: NTP, certificates and Kerberos do not work
+# else. Stages of a long step may be busy at different times of it.
+APART_NS: Final = 60 * NS_PER_S
 APART_STEPS: Final = 3.0
-_NS_PER_S: Final = 1_000_000_000
 # Files of each recording that a refusal names.
 _NAMED: Final = 3
 
 
 def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
-    """Refuse files of which some take the same step at another time than the others.
+    """Refuse files of several starts of a job: some take a step far later than the others.
 
     Parameters
     ----------
     chunks : sequence of TraceChunk
-        Those of times that count from the start of their step are not judged.
+        Not checked where times of one count from the start of their step.
 
     Raises
     ------
@@ -144,66 +128,51 @@ def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
     """
     if any(chunk.trace.step_relative for chunk in chunks):
         return
-    at: dict[int, list[tuple[int, int]]] = {}
+    begins_of_step: dict[int, list[tuple[int, int]]] = {}
     extents: list[NDArray[np.int64]] = []
     for number, chunk in enumerate(chunks):
-        steps, begins, ends = _extents(chunk)
+        trace = chunk.trace
+        steps, at = np.unique(trace.step, return_inverse=True)
+        begins = np.full(len(steps), np.iinfo(np.int64).max)
+        np.minimum.at(begins, at, trace.start_ns)
+        # The end is that of the last start: a duration may be impossible.
+        ends = np.full(len(steps), np.iinfo(np.int64).min)
+        np.maximum.at(ends, at, trace.start_ns)
         extents.append(ends - begins)
         for step, begin in zip(steps.tolist(), begins.tolist(), strict=True):
-            at.setdefault(step, []).append((begin, number))
+            begins_of_step.setdefault(step, []).append((begin, number))
     typical_ns = float(np.median(np.concatenate(extents))) if extents else 0.0
     most_ns = max(APART_NS, APART_STEPS * typical_ns)
-    for step in sorted(at):
-        begun = sorted(at[step])
+    for step in sorted(begins_of_step):
+        begun = sorted(begins_of_step[step])
         for place in range(1, len(begun)):
             apart_ns = begun[place][0] - begun[place - 1][0]
             if apart_ns > most_ns:
                 first, second = (
-                    _named([chunks[number].producer for _, number in some])
-                    for some in (begun[:place], begun[place:])
+                    _names_of_files([chunks[number].producer for _, number in group])
+                    for group in (begun[:place], begun[place:])
                 )
-                moment = datetime.fromtimestamp(begun[0][0] // _NS_PER_S, UTC)
-                _refuse_files(first, second, step, moment, apart_ns)
+                moment = datetime.fromtimestamp(begun[0][0] // NS_PER_S, UTC)
+                message = (
+                    f"two recordings: step {step} of {first} begins at {moment:%Y-%m-%d %H:%M:%S} "
+                    f"UTC, of {second} {apart_ns / NS_PER_S:,.0f} s later. Put the files of each "
+                    "start of the job into a folder of its own"
+                )
+                raise UnanalyzableError(message, code="trace.two_recordings")
 
 
-def _extents(
-    chunk: TraceChunk,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the steps of a chunk, and when each begins and ends, nanoseconds."""
-    trace = chunk.trace
-    steps, place = np.unique(trace.step, return_inverse=True)
-    begins = np.full(len(steps), np.iinfo(np.int64).max)
-    ends = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(begins, place, trace.start_ns)
-    # An impossible duration says nothing about when the step ended.
-    np.maximum.at(ends, place, trace.start_ns)
-    return steps.astype(np.int64), begins, ends
-
-
-def _named(files: Sequence[str]) -> str:
-    """Return the names of files, of many the first ones and how many more there are."""
+def _names_of_files(files: Sequence[str]) -> str:
+    """Return the names of some files as text, cut after the first ones."""
     names = sorted(set(files))
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*names[:_NAMED], *more])
 
 
-def _refuse_files(first: str, second: str, step: int, moment: datetime, apart_ns: int) -> NoReturn:
-    message = (
-        f"two recordings: step {step} of {first} begins at {moment:%Y-%m-%d %H:%M:%S} UTC, of "
-        f"{second} {apart_ns / _NS_PER_S:,.0f} s later. Put the files of each start of the job "
-        "into a folder of its own"
-    )
-    raise UnanalyzableError(message, code="trace.two_recordings")
-
-
-# ---- Whether files can be of one job: of which ranks they are, and where these stand -----------
-
-
 def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
-    """Refuse files of more ranks at one place than the sizes have there.
+    """Refuse files with more ranks in one DP × PP cell than the sizes allow.
 
-    Each file says for itself where its rank stands; of two jobs, or where the process groups of a
-    file are wrong, two ranks claim one place.
+    Each file names the cell of its rank. Files of two jobs, or with wrong process groups, claim one
+    cell twice.
 
     Raises
     ------
@@ -219,39 +188,35 @@ def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
             ranks = known.setdefault(cell, {})
             ranks.setdefault(int(trace.rank[place]), chunk.producer)
             if len(ranks) > most:
-                _refuse_place(cell, ranks, most)
-
-
-def _refuse_place(cell: tuple[int, int], ranks: dict[int, str], most: int) -> None:
-    (one, its_file), *_, (other, others_file) = ranks.items()
-    message = (
-        f"{its_file} (rank {one}) and {others_file} (rank {other}) both stand at DP rank "
-        f"{cell[0]}, stage {cell[1]}, where the sizes of the job have {most}: the files are of "
-        "two jobs, or the process groups in one of them are wrong"
-    )
-    raise UnanalyzableError(
-        message, code="trace.place_taken", faults=(Fault("place_taken", message),)
-    )
+                (first, first_file), *_, (last, last_file) = ranks.items()
+                message = (
+                    f"{first_file} (rank {first}) and {last_file} (rank {last}) both stand at DP "
+                    f"rank {cell[0]}, stage {cell[1]}, where the sizes of the job have {most}: the "
+                    "files are of two jobs, or the process groups in one of them are wrong"
+                )
+                raise UnanalyzableError(
+                    message, code="trace.place_taken", faults=(Fault("place_taken", message),)
+                )
 
 
 def check_ranks(chunks: Sequence[TraceChunk]) -> None:
-    """Refuse files that are two recordings of one rank, of the same step.
+    """Refuse two files with the same step of a rank.
 
     Parameters
     ----------
     chunks : sequence of TraceChunk
-        Of which some are known to have the same operations at different times.
+        Files that have some operations twice, at different times.
 
     Raises
     ------
     UnanalyzableError
         ``trace.rank_twice``, with both files.
     """
-    steps = [_steps_of_ranks(chunk) for chunk in chunks]
-    for (chunk, its_steps), (other, others_steps) in combinations(
+    steps = [set(_rank_steps(chunk)) for chunk in chunks]
+    for (chunk, chunk_steps), (other, other_steps) in combinations(
         zip(chunks, steps, strict=True), 2
     ):
-        shared = its_steps & others_steps
+        shared = chunk_steps & other_steps
         if not shared:
             continue
         rank, step = min(shared)
@@ -264,66 +229,61 @@ def check_ranks(chunks: Sequence[TraceChunk]) -> None:
         )
 
 
-def _steps_of_ranks(chunk: TraceChunk) -> set[tuple[int, int]]:
-    pairs = np.unique(np.stack([chunk.trace.rank, chunk.trace.step]), axis=1)
-    return {(int(rank), int(step)) for rank, step in pairs.T}
-
-
-# ---- Files that hold some steps of a rank each, as profilers write them, put into one order ----
-# A profiler that writes one step a file numbers it, if it numbers its steps (``ProfilerStep#12``).
-# Where each recording begins to count anew, the names of files and folders say which step it is:
-# ``iteration_100/rank0_trace.json`` (TorchTitan), ``rank0_step_100.json``. Chunks of one producer
-# are in the order of their numbers. The same step of a rank in two recordings is there twice,
-# unless one is a copy of the other.
-
-
 _NUMBER: Final = re.compile(
     r"(?:^|[^a-z])(?:global_?)?(?:iteration|iter|step)s?[_.\-]?(\d{1,15})", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Twice:
-    """A step of a rank that two recordings have."""
+class _RepeatedStep:
+    """A step of a rank in two recordings."""
 
     rank: int
     step: int
-    one: int  # places of the recordings
-    other: int
+    # first, second: indices of the recordings
+    first: int
+    second: int
 
 
 def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk]:
-    """Return recordings whose steps have numbers of their own; the same ones where they have.
+    """Return recordings with distinct step numbers, renumbered where a rank repeats a step.
+
+    A profiler that writes one step a file may number its steps (``ProfilerStep#12``). Where each
+    recording counts anew, names of files and folders give the step (``iteration_100/`` of
+    TorchTitan, ``rank0_step_100.json``), or chunks of a producer follow one another.
 
     Parameters
     ----------
     chunks : sequence of TraceChunk
         Of a format whose recordings hold whole steps of their ranks.
     of_files : bool
-        Producers are names of files, with their folders, which may say the step; else a producer's
-        chunks follow one another by number.
+        Producers are paths of files, which may contain the step.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_twice``, with both recordings: a rank has the same step in two, and nothing
-        says which steps they are.
+        ``trace.rank_twice``, with both recordings: a rank has the same step in two different ones
+        that cannot be renumbered.
     """
-    twice = _twice(chunks)
-    if not twice:
+    repeated = _repeated_steps(chunks)
+    if not repeated:
         return list(chunks)
-    first = _by_name(chunks) if of_files else _by_chunk(chunks)
-    if first is None:
-        _refuse(twice, chunks, of_files=of_files)
-    numbered = [_from(chunk, first[place]) for place, chunk in enumerate(chunks)]
-    still = _twice(numbered)
-    if still:
-        _refuse(still, chunks, of_files=of_files)
+    first_steps = _first_steps_by_name(chunks) if of_files else _first_steps_by_chunk(chunks)
+    if first_steps is None:
+        _refuse(repeated, chunks, of_files=of_files)
+    numbered = []
+    for place, chunk in enumerate(chunks):
+        steps = np.unique(chunk.trace.step, return_inverse=True)[1].astype(np.int64)
+        trace = replace(chunk.trace, step=steps + first_steps[place])
+        numbered.append(replace(chunk, trace=trace))
+    repeated = _repeated_steps(numbered)
+    if repeated:
+        _refuse(repeated, chunks, of_files=of_files)
     return numbered
 
 
 def number_in(name: str) -> int | None:
-    """Return the step that the name of a file or of a folder above it says, the nearest first.
+    """Return the step in the name of a file, or else of its nearest folder; None without one.
 
     Examples
     --------
@@ -333,50 +293,47 @@ def number_in(name: str) -> int | None:
     True
     """
     for part in reversed(PurePosixPath(name).parts):
-        found = _NUMBER.findall(part)
-        if found:
-            return int(found[-1])
+        numbers = _NUMBER.findall(part)
+        if numbers:
+            return int(numbers[-1])
     return None
 
 
-def _twice(chunks: Sequence[TraceChunk]) -> list[_Twice]:
-    """Return the steps of ranks that two recordings have, none where one is a copy."""
+def _repeated_steps(chunks: Sequence[TraceChunk]) -> list[_RepeatedStep]:
+    """Return the steps of ranks in two recordings of which neither is a copy of the other."""
     seen: dict[tuple[int, int], int] = {}
-    found = []
-    alike: dict[tuple[int, int], bool] = {}
+    repeated = []
+    copies: dict[tuple[int, int], bool] = {}
     for place, chunk in enumerate(chunks):
-        for rank, step in _steps(chunk):
+        for rank, step in _rank_steps(chunk):
             before = seen.setdefault((rank, step), place)
             if before == place:
                 continue
             pair = (before, place)
-            if pair not in alike:
-                alike[pair] = _copy(chunks[before], chunk)
-            if not alike[pair]:
-                found.append(_Twice(rank, step, before, place))
-    return found
+            if pair not in copies:
+                copies[pair] = np.array_equal(_times(chunks[before]), _times(chunk))
+            if not copies[pair]:
+                repeated.append(_RepeatedStep(rank, step, before, place))
+    return repeated
 
 
-def _steps(chunk: TraceChunk) -> list[tuple[int, int]]:
-    """Return the ranks of a recording and their steps, ascending."""
+def _rank_steps(chunk: TraceChunk) -> list[tuple[int, int]]:
+    """Return the (rank, step) pairs of a recording, ascending."""
     first = chunk.trace.stretches().first
     pairs = np.stack([chunk.trace.rank[first].astype(np.int64), chunk.trace.step[first]], axis=1)
     return [(rank, step) for rank, step in np.unique(pairs, axis=0).tolist()]
 
 
-def _copy(one: TraceChunk, other: TraceChunk) -> bool:
-    return np.array_equal(_times(one), _times(other))
-
-
 def _times(chunk: TraceChunk) -> NDArray[np.int64]:
+    """Return a fingerprint of a recording: a sorted number for each start and duration."""
     trace = chunk.trace
     return np.sort(trace.start_ns + (trace.duration_ns << 1))
 
 
-def _by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
-    """Return the first step of each file, by place; None where not all names say one.
+def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
+    """Return the first step of each file, by index; None where a name has no step.
 
-    A file is written when its last step has ended, and named after it.
+    A profiler writes a file after its last step, and names it after that.
     """
     first = {}
     for place, chunk in enumerate(chunks):
@@ -388,10 +345,10 @@ def _by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
     return first
 
 
-def _by_chunk(chunks: Sequence[TraceChunk]) -> Mapping[int, int]:
-    """Return the first step of each chunk, by place.
+def _first_steps_by_chunk(chunks: Sequence[TraceChunk]) -> Mapping[int, int]:
+    """Return the first step of each chunk, by index.
 
-    It comes after those of the chunk before it of the same producer, and of the same ranks.
+    It follows the last step of the previous chunk of the same producer and ranks.
     """
     first, following = {}, dict[tuple[str, ...], int]()
     for place in sorted(range(len(chunks)), key=lambda place: chunks[place].number):
@@ -402,21 +359,17 @@ def _by_chunk(chunks: Sequence[TraceChunk]) -> Mapping[int, int]:
     return first
 
 
-def _from(chunk: TraceChunk, first: int) -> TraceChunk:
-    """Return a recording whose steps count from `first` on."""
-    steps = np.unique(chunk.trace.step, return_inverse=True)[1].astype(np.int64) + first
-    return replace(chunk, trace=replace(chunk.trace, step=steps))
-
-
-def _refuse(twice: Sequence[_Twice], chunks: Sequence[TraceChunk], *, of_files: bool) -> NoReturn:
+def _refuse(
+    repeated: Sequence[_RepeatedStep], chunks: Sequence[TraceChunk], *, of_files: bool
+) -> NoReturn:
     def name(place: int) -> str:
         chunk = chunks[place]
         return chunk.producer if of_files else f"chunk {chunk.producer}/{chunk.number}"
 
-    def words(one: _Twice) -> str:
+    def words(step: _RepeatedStep) -> str:
         return (
-            f"{name(one.one)} and {name(one.other)} are two recordings of rank {one.rank}, which "
-            f"differ in step {one.step}"
+            f"{name(step.first)} and {name(step.second)} are two recordings of rank {step.rank}, "
+            f"which differ in step {step.step}"
         )
 
     remedy = (
@@ -425,7 +378,7 @@ def _refuse(twice: Sequence[_Twice], chunks: Sequence[TraceChunk], *, of_files: 
         else "send the chunks of a rank as one producer"
     )
     raise UnanalyzableError(
-        f"{words(twice[0])}: {remedy}",
+        f"{words(repeated[0])}: {remedy}",
         code="trace.rank_twice",
-        faults=tuple(Fault("rank_twice", words(one)) for one in twice[:MAX_FAULTS]),
+        faults=tuple(Fault("rank_twice", words(step)) for step in repeated[:MAX_FAULTS]),
     )

@@ -1,9 +1,10 @@
 """Items of JSON longer than memory, and checked values of their events.
 
-A profiler writes an object with fields and one array of events, or that array alone. Fields are
-read whole, array items one at a time. Fractions are exact decimals, so microseconds with three
-digits become exact nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf``, which are no JSON,
-are read as floats and refused as times.
+A profiler writes an object with fields and one array of events, or that array alone, on one line
+or on millions. Fields are read whole, array items one at a time; one piece of text and one item
+are in memory. Fractions are exact decimals, so microseconds with three digits become exact
+nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf``, which are not JSON and which recorders
+write where they divide by zero, are read as floats and refused as times.
 """
 
 from __future__ import annotations
@@ -21,31 +22,23 @@ from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
 from app.errors import Fault
 
-# ---- JSON that is too long for memory, read item by item ---------------------------------------
-# A profiler writes one object with some fields and one array of all events, or that array alone, on
-# one line or on millions. Fields are given whole, the array's items one after the other; what is in
-# memory is one piece of text and one item. Fractions are exact decimals, so that microseconds with
-# three digits behind the point become the nanoseconds that they are. Recorders write ``NaN``,
-# ``Infinity``, ``nan`` and ``inf``, which are no JSON, where they divide by zero: these are read as
-# floats, and as times they are refused.
-
-
 # An event with its stack and shapes has some kilobytes.
 MAX_ITEM_CHARS: Final = MIB
 # Process groups of 16,384 ranks have about 1 MiB.
 MAX_FIELD_CHARS: Final = 4 * MIB
 _FIRST_LOOK: Final = 64 * 1024
 _SPACE: Final = " \t\n\r"
-# What is taken at once; as many items are read one by one where none can be.
+# Characters of a batch of items.
 BATCH_CHARS: Final = MIB
+# Items to read one by one before the next batch, where the text has no item boundary.
 _FEW: Final = 64
 
 _NEXT_LINE: Final = "}\n{"
 
-# Takes lines of one item each: the text, how many there are, the 0-based position of the first.
-# Returns whether it did; else they are read one by one.
+# Takes a batch of items, one a line: the text, the number of items, the 0-based index of the first.
+# Returns whether it accepted the batch; else its items are read one by one.
 TakeBatch = Callable[[str, int, int], bool]
-# As C and C++ print a float that has no value.
+# Spelling of floats without a value by Python's `json`, and by C and C++.
 _NAN: Final = "NaN"
 _NO_VALUE: Final = re.compile(r"-?(?:nan|inf)(?![a-z])", re.IGNORECASE)
 _STRING_OR_NO_VALUE: Final = re.compile(
@@ -63,7 +56,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of an array: its 0-based position there and what it is."""
+    """An item of an array with its 0-based index there."""
 
     index: int
     value: object
@@ -86,16 +79,16 @@ def read_items(
     body : Path or bytes
         Plain, gzip or zstd.
     arrays : frozenset of str
-        Fields whose items are given one by one.
+        Names of the long arrays, whose items are yielded one by one.
     longest_item : int
-        Characters that an item may have.
+        Most characters of an item.
     batches : callable, optional
-        Takes many items at once, which are not yielded then.
+        Takes items in batches; accepted ones are not yielded.
 
     Raises
     ------
     InvalidTraceError
-        `trace.bad_json` with the item where the text is no JSON, `trace.item_too_long`,
+        `trace.bad_json` with the item where the text is not JSON, `trace.item_too_long`,
         `trace.truncated`, `trace.corrupt`.
     BodyTooLargeError
         `body.too_large`.
@@ -113,7 +106,7 @@ def read_items(
 
 
 def read_values(body: Path | bytes, limits: Limits) -> Iterator[Item]:
-    """Yield the items of an array, or the objects that stand one after the other, a line each.
+    """Yield the items of an array, or of a sequence of objects without one.
 
     Raises
     ------
@@ -157,7 +150,7 @@ def _object(
 
 
 class _Text:
-    """A cursor in text that comes in pieces."""
+    """A cursor in JSON text that comes in pieces."""
 
     def __init__(self, body: Path | bytes, limits: Limits, longest_item: int) -> None:
         self._longest_item = longest_item
@@ -169,12 +162,11 @@ class _Text:
         self._buffer = ""
         self._at = 0
         self._ended = False
-        self._between = ""  # how items of an array follow one another, once that is known
-        # For messages: the item being read, of the array being read.
-        self._item: int | None = None
+        self._between = ""  # text from the end of an item to the start of the next, once known
+        self._item: int | None = None  # index of the current item of an array, for messages
 
     def next_char(self) -> str:
-        """Return the next character that is no space, "" at the end, and step over it."""
+        """Return the next non-space character, "" at the end, and step over it."""
         while True:
             buffer, at = self._buffer, self._at
             while at < len(buffer) and buffer[at] in _SPACE:
@@ -187,12 +179,12 @@ class _Text:
                 return ""
 
     def back(self) -> None:
-        """Step back over the character that `next_char` gave."""
+        """Step back over the character that `next_char` returned."""
         if self._at:
             self._at -= 1
 
     def items(self, batches: TakeBatch | None = None) -> Iterator[Item]:
-        """Yield the items of an array whose bracket was read, but for those taken in batches."""
+        """Yield the items of an array behind its bracket, without those accepted in batches."""
         index = self._item = 0
         if self.next_char() == "]":
             self._item = None
@@ -214,12 +206,12 @@ class _Text:
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
             if not index and batches is not None:
-                self._learn(end)
+                self._note_separator(end)
             index += 1
             self._item = index
 
-    def _learn(self, end: int) -> None:
-        """Note what stands between the first item, which ended at `end`, and the next one."""
+    def _note_separator(self, end: int) -> None:
+        """Note the text between the first item, which ended at `end`, and the next one."""
         comma = self._at
         if self.next_char() == "{":
             self.back()
@@ -228,13 +220,14 @@ class _Text:
                 self._between = "}" + between + "{"
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
-        """Have as many items taken at once as are there.
+        """Offer a batch of the next items.
 
         Returns
         -------
         taken : int
+            Items accepted in the batch.
         one_by_one : int
-            Items that follow and are none that can be taken at once.
+            Next items to read one by one.
         """
         between = self._between
         while len(self._buffer) - self._at < BATCH_CHARS and self._more():
@@ -256,9 +249,9 @@ class _Text:
         return count, 0
 
     def value(self, longest: int) -> object:
-        """Return the JSON value that begins here."""
+        """Return the JSON value that begins here, of at most `longest` characters."""
         wanted = _FIRST_LOOK
-        # The scanner takes no leading space.
+        # The scanner accepts no leading space.
         if self.next_char():
             self.back()
         while True:
@@ -267,34 +260,35 @@ class _Text:
             except RecursionError:
                 self.refuse_json("nested too deep")
             except (ValueError, InvalidOperation) as error:
-                if isinstance(error, json.JSONDecodeError) and self._mend(error):
+                if isinstance(error, json.JSONDecodeError) and self._respell_floats(error):
                     continue
-                # It may only be cut off, which is known when there is no more.
+                # The value may only be cut off: an error is final at the end of the text.
                 if not self._longer(wanted, longest):
                     self._refuse_value(error)
             else:
-                # A number at the end of a piece may go on in the next.
+                # A number at the end of a piece may continue in the next.
                 if end < len(self._buffer) or not self._more():
                     self._at = end
                     return value
             wanted *= 2
 
-    def _mend(self, error: json.JSONDecodeError) -> bool:
-        """Write floats without a value, here and behind, as `json` knows them.
+    def _respell_floats(self, error: json.JSONDecodeError) -> bool:
+        """Spell floats without a value as `json` does, from the error on; return whether it helps.
 
-        Returns
-        -------
-        bool
-            Whether one stands here. All of the piece are written at once, so that many of them cost
-            no more than one.
+        All of the piece are replaced, so that many of them cost no more than one.
         """
-        found = _NO_VALUE.match(self._buffer, error.pos)
-        if found is None or found[0] == _NAN or not error.msg.startswith("Expecting value"):
+        unknown = _NO_VALUE.match(self._buffer, error.pos)
+        if unknown is None or unknown[0] == _NAN or not error.msg.startswith("Expecting value"):
             return False
-        rest = _STRING_OR_NO_VALUE.sub(_as_known, self._buffer[error.pos :])
+
+        def respelled(match: re.Match[str]) -> str:
+            text = match[0]
+            return text if text.startswith('"') else _NAN.rjust(len(text))
+
+        rest = _STRING_OR_NO_VALUE.sub(respelled, self._buffer[error.pos :])
         self._buffer = self._buffer[: error.pos] + rest
         if error.pos == self._at:
-            self._at = found.end() - len(_NAN)
+            self._at = unknown.end() - len(_NAN)
         return True
 
     def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
@@ -308,7 +302,7 @@ class _Text:
         self.refuse_json(str(error)[:80])
 
     def refuse_json(self, message: str) -> NoReturn:
-        """Refuse the text for what stands here."""
+        """Refuse the text with a fault at the current position."""
         if self._ended and self._at >= len(self._buffer):
             inside = "" if self._item is None else f", in event {self._item}"
             refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
@@ -316,7 +310,7 @@ class _Text:
         refuse([Fault("bad_json", f"{where}is no JSON: {message}".strip(), row=self._item)])
 
     def _longer(self, wanted: int, longest: int) -> bool:
-        """Read until `wanted` characters are there; return whether any came."""
+        """Read until `wanted` characters are in the buffer; return whether any came."""
         if len(self._buffer) - self._at > longest:
             message = f"a value is over {longest} characters, or is no JSON"
             refuse([Fault("item_too_long", message, row=self._item)])
@@ -324,7 +318,6 @@ class _Text:
         while len(self._buffer) - self._at < max(wanted, before + 1):
             if not self._more():
                 break
-        # Where nothing more came, what stands here is cut off, or wrong.
         return len(self._buffer) - self._at > before
 
     def _more(self) -> bool:
@@ -343,30 +336,20 @@ class _Text:
         return False
 
 
-def _as_known(found: re.Match[str]) -> str:
-    """Return a string as it is, and a float without a value in as many characters."""
-    text = found[0]
-    return text if text.startswith('"') else _NAN.rjust(len(text))
-
-
-# ---- Values of a foreign recording's events, checked as they are taken -------------------------
-
-
 NS_PER_US: Final = 1000
-NS_PER_S: Final = 1_000_000_000
-# Larger powers of ten are no time; to write them out would cost memory.
+# Larger powers of ten are no time, and as integers cost memory.
 _MAX_POWER: Final = 30
 
 
 class Event:
-    """An event of an array, which knows its place.
+    """An event of a recording, with checked access to its fields.
 
     Parameters
     ----------
     index : int
         0-based position in the recording.
     fields : mapping
-        As read from JSON, fractions as `decimal.Decimal`.
+        As parsed from JSON, fractions as `decimal.Decimal`.
     """
 
     __slots__ = ("fields", "index")
@@ -377,12 +360,12 @@ class Event:
 
     @property
     def args(self) -> Event:
-        """Return the event's arguments, which may be none."""
+        """Return the event's arguments, empty where there are none."""
         args = self.fields.get("args")
         return Event(self.index, args if isinstance(args, dict) else {})
 
     def text(self, key: str) -> str:
-        """Return a text, "" where there is none, or null.
+        """Return a text, "" where it is missing or null.
 
         Raises
         ------
@@ -397,7 +380,7 @@ class Event:
         return value
 
     def integer(self, key: str) -> int:
-        """Return an integer of 64 bits; text that is one counts.
+        """Return an integer of 64 bits, also where it is written as text.
 
         Raises
         ------
@@ -433,10 +416,9 @@ class Event:
         return value
 
     def optional_identifier(self, key: str) -> int | None:
-        """Return a number of 64 bits that only tells things apart, None where there is none.
+        """Return an identifier of 64 bits as a signed integer, None where there is none.
 
-        Recorders write such numbers with a sign or without: those of the upper half without a sign
-        are the negative ones with one.
+        Recorders write identifiers with a sign or without it.
 
         Raises
         ------
@@ -449,7 +431,7 @@ class Event:
         return self.optional_integer(key)
 
     def duration_ns(self, key: str, scale: int) -> int:
-        """Return a duration in nanoseconds, rounded to the nearest; at most what is believed.
+        """Return a duration in nanoseconds, rounded to the nearest and clipped to `MAX_TIME_NS`.
 
         Profilers record durations of centuries now and then: such an operation is no reason to
         refuse its recording.
@@ -490,7 +472,7 @@ class Event:
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             self._refuse(key, "a time")
         if isinstance(value, Decimal):
-            # A fraction of a nanosecond is lost; one of zero has any power of ten.
+            # A zero may have any power of ten.
             if value and value.adjusted() >= _MAX_POWER:
                 self._refuse_time(key)
             return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
@@ -506,7 +488,7 @@ class Event:
 
 
 def _number(text: str) -> int | Decimal | str:
-    """Return the number that a text is: exporters of JSON write 64-bit integers as text."""
+    """Return a text as a number if it is one: JSON exporters write 64-bit integers as text."""
     if len(text) > _MAX_POWER or not text.isascii():
         return text
     body = text.removeprefix("-")
@@ -517,12 +499,12 @@ def _number(text: str) -> int | Decimal | str:
 
 
 def event_of(index: int, value: object) -> Event:
-    """Return the event that an item is.
+    """Return an item as an event.
 
     Raises
     ------
     InvalidTraceError
-        `trace.bad_event`: it is no object.
+        `trace.bad_event`: the item is no object.
     """
     if not isinstance(value, dict):
         refuse([Fault("bad_event", f"event {index} is no object", row=index)])

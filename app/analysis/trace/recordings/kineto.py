@@ -1,7 +1,8 @@
 """Kineto: the JSON file that the PyTorch profiler writes for each rank, read in one pass.
 
-The fields before the events name the rank and its process groups. A file merged for a viewer
-holds several ranks, each as processes whose number or name has the rank (``[Rank 3] 4711``).
+The fields before the events name the rank and its process groups. Scripts that merge the files of
+several ranks for a viewer put the rank into the number of a process (``[Rank 3] 4711``,
+``4711_rank3``) or into its name (``process_name``, ``process_labels``).
 """
 
 from __future__ import annotations
@@ -39,47 +40,41 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
 
-# ---- Files in which the recordings of several ranks were put together, each as processes of its ow
-#
-# Scripts that merge the files of ranks for a viewer put the rank into the number of a process
-# (``[Rank 3] 4711``, ``4711_rank3``) or into its name (``process_name``, ``process_labels``).
-
-
-# A viewer shows some dozens; a machine has thousands.
+# Processes of one file. A viewer shows some dozens; a machine has thousands.
 _MOST: Final = 100_000
 _NAMES: Final = ("process_name", "process_labels")
-_FIRST: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECASE)
+_BRACKETED: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class Processes:
-    """What a recording says about its processes."""
+    """Processes of a recording: their ranks, and which of them take training steps."""
 
-    # Those that take steps of training, in the order of the recording.
+    # Processes that take steps, in the order of the recording.
     stepping: dict[object, None] = field(default_factory=dict)
     _rank_of: dict[object, int] = field(default_factory=dict)
 
     def name(self, event: Event) -> None:
-        """Take an event of metadata (``"ph": "M"``)."""
+        """Note the rank in a process name, from an event of metadata (``"ph": "M"``)."""
         if event.fields.get("name") not in _NAMES or len(self._rank_of) >= _MOST:
             return
         args = event.args.fields
-        said = _rank_said(str(args.get("name", args.get("labels", ""))))
-        if said is not None:
-            self._rank_of.setdefault(_key(event), said)
+        rank = _rank_of_process(str(args.get("name", args.get("labels", ""))))
+        if rank is not None:
+            self._rank_of.setdefault(_key(event), rank)
 
     def step(self, event: Event) -> None:
-        """Take a range that is a step of training."""
+        """Note the process of a range that is a training step."""
         if len(self.stepping) < _MOST:
             self.stepping.setdefault(_key(event))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank that an event is of, None where nothing says it."""
+        """Return the rank of an event's process, None where it is unknown."""
         key = _key(event)
         if key not in self._rank_of and isinstance(key, str):
-            said = _rank_said(key)
-            if said is not None and len(self._rank_of) < _MOST:
-                self._rank_of[key] = said
+            rank = _rank_of_process(key)
+            if rank is not None and len(self._rank_of) < _MOST:
+                self._rank_of[key] = rank
         return self._rank_of.get(key)
 
     def ranks(self) -> tuple[int, ...]:
@@ -88,14 +83,14 @@ class Processes:
         Raises
         ------
         InvalidTraceError
-            `trace.several_ranks`: one does not say its rank, or two say the same.
+            `trace.several_ranks`: a rank is unknown, or two processes have the same one.
         """
-        found = [self.rank_of(Event(0, {"pid": key})) for key in self.stepping]
-        ranks = sorted({rank for rank in found if rank is not None})
-        if len(ranks) < len(found):
+        named = [self.rank_of(Event(0, {"pid": key})) for key in self.stepping]
+        ranks = sorted({rank for rank in named if rank is not None})
+        if len(ranks) < len(named):
             refuse_body(
                 "several_ranks",
-                f"{len(found)} processes take steps, and their numbers or names do not say which "
+                f"{len(named)} processes take steps, and their numbers or names do not say which "
                 "rank each is: send the file of each rank as the profiler wrote it",
             )
         return tuple(ranks)
@@ -106,26 +101,24 @@ def _key(event: Event) -> object:
     return process if isinstance(process, int | str) else str(process)
 
 
-def _rank_said(text: str) -> int | None:
-    said = rank_in(text)
-    if said is None and (found := _FIRST.search(text)) is not None:
-        return int(found[1])
-    return said
-
-
-# ---- What a profiler's file says of itself before its events: whose it is, and its process groups
+def _rank_of_process(text: str) -> int | None:
+    """Return the rank in a process number or name, None without one."""
+    rank = rank_in(text)
+    if rank is None and (bracketed := _BRACKETED.search(text)) is not None:
+        return int(bracketed[1])
+    return rank
 
 
 EVENTS: Final = "traceEvents"
 DISTRIBUTED: Final = "distributedInfo"
 _MAX_GROUPS: Final = 4096
-# Ranks of a group that are written as one text.
+# Characters of a group's ranks where they are one text.
 _MAX_RANKS_TEXT: Final = 1 << 20
 _MAX_DIGITS: Final = 12
 
 
-def take_header(found: Scan, part: Field) -> None:
-    """Take a field of the file other than its events.
+def take_header(scan: Scan, part: Field) -> None:
+    """Add a field of the file other than its events to the scan.
 
     Raises
     ------
@@ -139,21 +132,22 @@ def take_header(found: Scan, part: Field) -> None:
             refuse_body("wrong_type", "baseTimeNanoseconds is not an integer")
         if abs(part.value) >= 1 << 62:
             refuse_body("time_overflow", "baseTimeNanoseconds is beyond all times")
-        found.base_ns = part.value
+        scan.base_ns = part.value
     elif part.name == "host_name" and isinstance(part.value, str):
-        found.host = part.value
+        scan.host = part.value
     elif part.name == "deviceProperties" and isinstance(part.value, list) and part.value:
         first = part.value[0]
         name = first.get("name") if isinstance(first, dict) else None
-        found.gpu = name if isinstance(name, str) else None
+        scan.gpu = name if isinstance(name, str) else None
     elif part.name == DISTRIBUTED and isinstance(part.value, dict):
         info = Event(0, part.value)
-        found.rank = info.optional_integer("rank")
-        found.world = info.optional_integer("world_size")
-        found.groups = _groups(part.value.get("pg_config"))
+        scan.rank = info.optional_integer("rank")
+        scan.world = info.optional_integer("world_size")
+        scan.groups = _groups(part.value.get("pg_config"))
 
 
-def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
+def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - untrusted JSON
+    """Return the well-formed process groups of ``pg_config``."""
     if isinstance(config, dict):
         config = list(config.values())
     if not isinstance(config, list):
@@ -161,11 +155,11 @@ def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
     if len(config) > _MAX_GROUPS:
         refuse_body("bad_event", f"{DISTRIBUTED} lists over {_MAX_GROUPS} process groups")
     groups = []
-    for one in config:
-        if not isinstance(one, dict):
+    for entry in config:
+        if not isinstance(entry, dict):
             continue
-        ranks = _ranks(one.get("ranks"))
-        name, description = one.get("pg_name", ""), one.get("pg_desc", "")
+        ranks = _ranks(entry.get("ranks"))
+        name, description = entry.get("pg_name", ""), entry.get("pg_desc", "")
         if not (isinstance(ranks, list) and isinstance(name, str) and isinstance(description, str)):
             continue
         if all(type(rank) is int and 0 <= rank < MAX_WORLD for rank in ranks):
@@ -173,27 +167,24 @@ def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
     return groups
 
 
-def _ranks(said: Any) -> Any:  # noqa: ANN401 - what a user wrote
-    """Return the ranks of a group as a list where they are one as text, or numbered by a map."""
-    if isinstance(said, str) and len(said) <= _MAX_RANKS_TEXT:
-        numbers = said.strip("[]() ").split(",")
+def _ranks(ranks: Any) -> Any:  # noqa: ANN401 - untrusted JSON
+    """Return a group's ranks as a list where they are text or a map from rank to position."""
+    if isinstance(ranks, str) and len(ranks) <= _MAX_RANKS_TEXT:
+        numbers = ranks.strip("[]() ").split(",")
         return [int(number) for number in numbers] if all(map(_is_rank, numbers)) else None
-    if isinstance(said, dict) and all(map(_is_rank, said)):
-        in_order = all(type(place) is int for place in said.values())
-        return [int(rank) for rank in (sorted(said, key=said.__getitem__) if in_order else said)]
-    return said
+    if isinstance(ranks, dict) and all(map(_is_rank, ranks)):
+        in_order = all(type(place) is int for place in ranks.values())
+        return [int(rank) for rank in (sorted(ranks, key=ranks.__getitem__) if in_order else ranks)]
+    return ranks
 
 
 def _is_rank(text: str) -> bool:
     return text.strip().isascii() and text.strip().isdecimal() and len(text) <= _MAX_DIGITS
 
 
-# ---- Kineto: what the profiler of PyTorch writes, one JSON file a rank, in one pass ------------
-
-
 _ANNOTATIONS: Final = frozenset({"user_annotation", "cpu_op", "Operator"})
 _OWN: Final = "user_annotation"
-# The same ranges on the device's track: from the first to the last kernel that they launched.
+# The same ranges on the device's track: from the first to the last kernel launched inside.
 _OWN_ON_DEVICE: Final = "gpu_user_annotation"
 _OPERATORS: Final = frozenset({"cpu_op", "Operator"})
 _LAUNCHES: Final = frozenset(
@@ -202,33 +193,33 @@ _LAUNCHES: Final = frozenset(
         *("privateuse1_runtime", "privateuse1_driver", "mtia_runtime"),
     }
 )
-# What occupies a stream of the device.
+# Activities of a stream of the device.
 _ACTIVITIES: Final = {
     **dict.fromkeys(("kernel", "Kernel"), Activity.KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), Activity.COPY),
     **dict.fromkeys(("gpu_memset", "Memset"), Activity.SET),
 }
-# The process group of each backend writes one when the work is done.
+# Range of a finished work of a process group, by its backend.
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
 _STEP: Final = "ProfilerStep#"
 _OPTIMIZER: Final = "Optimizer.step#"
-# What autograd does for one node of its graph.
+# Backward of one node of the autograd graph.
 _GRADIENT: Final = "autograd::engine::evaluate_function"
-# Calls of process groups: by PyTorch's dispatcher, and for each backend's own record.
+# Calls of collectives: by PyTorch's dispatcher, and by each backend.
 _ISSUED: Final = "c10d::"
 _COMMUNICATES: Final = "record_param_comms"
-# Ranges that frameworks and people name, by which a step is told apart without labels.
+# Prefixes of ranges by which the parts of a step are found without labels.
 _MARKS: Final = (
     "DistributedDataParallel.forward",
     "FSDP::",
     "FullyShardedDataParallel.",
     "Optimizer.zero_grad#",
     "## ",
-    # of `ScheduleGPipe`, which have a microbatch's number
+    # of `ScheduleGPipe`, with the number of a microbatch
     "Forward ",
     "Backward ",
 )
-# Ranges that are kept as objects.
+# Prefixes of ranges that are kept as objects.
 _ALONE: Final = (
     TORCH_PREFIX,
     OWN_PREFIX,
@@ -244,6 +235,7 @@ _KIND_OF_ACTIVITY: Final = {
     Activity.COPY: Kind.COPY,
     Activity.SET: Kind.SET,
 }
+# Events between two checks of the limits.
 _CHECKED_EVERY: Final = 256
 _ADVICE: Final = Advice(
     no_labels=(
@@ -260,7 +252,7 @@ _ADVICE: Final = Advice(
 )
 
 
-def decode_kineto(  # noqa: PLR0913 - what is known about a file
+def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
     body: Path | bytes,
     meta: SessionMeta | None,
     limits: Limits,
@@ -276,13 +268,13 @@ def decode_kineto(  # noqa: PLR0913 - what is known about a file
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        What is given with it: the sizes, where process groups have no names that say them.
+        The session's metadata; needed where names of process groups do not imply the sizes.
     part : bool
-        It is one rank of several.
+        The file is one rank of several.
     own : OwnRanges, optional
-        What the job calls ranges of its own.
+        The job's labels for ranges of its own.
     names : FileNames
-        What the names of the session's files say, where the file does not say it itself.
+        Rank and world from file names, for a file without them.
 
     Raises
     ------
@@ -307,30 +299,30 @@ def _decode_ranks(
     own: OwnRanges | None,
     processes: Processes,
 ) -> Recording:
-    """Decode a file in which the recordings of several ranks were put together."""
+    """Decode a file merged from those of several ranks."""
     scans = {rank: Scan(own=None if own is None else own.reader()) for rank in processes.ranks()}
     whole = Scan()
-    for each in read_items(body, limits, frozenset({EVENTS})):
-        if isinstance(each, Field):
-            take_header(whole, each)
+    for item in read_items(body, limits, frozenset({EVENTS})):
+        if isinstance(item, Field):
+            take_header(whole, item)
             continue
-        rank = processes.rank_of(event_of(each.index, each.value))
+        rank = processes.rank_of(event_of(item.index, item.value))
         if rank in scans:
-            _take(scans[rank], each)
-            if each.index % _CHECKED_EVERY == 0:
+            _take(scans[rank], item)
+            if item.index % _CHECKED_EVERY == 0:
                 scans[rank].check_counts(limits)
-    found = []
+    recordings = []
     for rank, scan in scans.items():
         scan.base_ns, scan.gpu, scan.rank = whole.base_ns, whole.gpu, rank
         scan.world = len(scans) if whole.world is None else whole.world
-        # What the file says about itself was said by one of the ranks.
+        # The fields of the file are those of one of the ranks.
         parts = [group for group in whole.groups if 1 < len(group.ranks) < scan.world]
         if all(rank in group.ranks for group in parts):
             scan.groups = whole.groups
         else:
             scan.others_groups = whole.groups
-        found.append(decode_scan(scan, meta, limits, _ADVICE, part=True))
-    return joined_recordings(found)
+        recordings.append(decode_scan(scan, meta, limits, _ADVICE, part=True))
+    return joined_recordings(recordings)
 
 
 def scan_kineto(
@@ -339,36 +331,37 @@ def scan_kineto(
     own: OwnRanges | None = None,
     processes: Processes | None = None,
 ) -> Scan:
-    """Read a Kineto file; `processes` learns who takes steps, and what processes are called.
+    """Read a Kineto file; note steps and names of processes in `processes`.
 
     Raises
     ------
     InvalidTraceError
-        The text is no JSON, or an event is not as the profiler writes it, with its position.
+        The text is not JSON, or an event is malformed, with its position.
     BodyTooLargeError
         `body.too_large`, `body.too_many_rows`.
     """
-    found = Scan(own=None if own is None else own.reader())
+    scan = Scan(own=None if own is None else own.reader())
 
     def take_batch(lines: str, count: int, index: int) -> bool:
-        found.check_counts(limits)
+        scan.check_counts(limits)
         return batches(lines, count, index)
 
-    batches = Batches(found, _kind_of, lambda item: _take(found, item, processes))
-    # Patterns of the job's own look at every range.
-    many = take_batch if own is None else None
-    for part in read_items(body, limits, frozenset({EVENTS}), batches=many):
-        if isinstance(part, Item):
-            _take(found, part, processes)
-            if part.index % _CHECKED_EVERY == 0:
-                found.check_counts(limits)
+    batches = Batches(scan, _kind_of, lambda item: _take(scan, item, processes))
+    # Labels of the job must see the name of every range.
+    batch_taker = take_batch if own is None else None
+    for item in read_items(body, limits, frozenset({EVENTS}), batches=batch_taker):
+        if isinstance(item, Item):
+            _take(scan, item, processes)
+            if item.index % _CHECKED_EVERY == 0:
+                scan.check_counts(limits)
         else:
-            take_header(found, part)
-    found.check_counts(limits)
-    return found
+            take_header(scan, item)
+    scan.check_counts(limits)
+    return scan
 
 
-def _take(found: Scan, item: Item, processes: Processes | None = None) -> None:
+def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
+    """Add an event to the scan."""
     event = event_of(item.index, item.value)
     phase = event.fields.get("ph")
     if phase == "M" and processes is not None:
@@ -379,19 +372,19 @@ def _take(found: Scan, item: Item, processes: Processes | None = None) -> None:
     if category in _ANNOTATIONS:
         if processes is not None and event.text("name").startswith(_STEP):
             processes.step(event)
-        _take_annotation(found, event, category)
+        _take_annotation(scan, event, category)
     elif category in _LAUNCHES:
         number = event.args.optional_identifier("correlation")
         if number is not None:
-            found.launches.add(event.nanoseconds("ts", NS_PER_US), number, _thread(found, event))
+            scan.launches.add(event.nanoseconds("ts", NS_PER_US), number, _thread(scan, event))
     elif category in _ACTIVITIES:
-        _take_kernel(found, event, _ACTIVITIES[category])
+        _take_kernel(scan, event, _ACTIVITIES[category])
     elif category == _OWN_ON_DEVICE:
-        found.take_own(event.text("name"), _span(event), on_device=True)
+        scan.take_own(event.text("name"), _span(event), on_device=True)
 
 
 def _kind_of(category: str, name: str) -> Kind:
-    """Return how `_take` takes an event, by its category and its name."""
+    """Return the kind of an event by its category and its name, in accordance with `_take`."""
     if category in _LAUNCHES:
         return Kind.LAUNCH
     activity = _ACTIVITIES.get(category)
@@ -407,61 +400,61 @@ def _kind_of(category: str, name: str) -> Kind:
     return Kind.OPERATOR if category in _OPERATORS else Kind.RANGE
 
 
-def _take_annotation(found: Scan, event: Event, category: str) -> None:
+def _take_annotation(scan: Scan, event: Event, category: str) -> None:
     name = event.text("name")
-    if found.own is not None and found.take_own(name, _span(event)):
+    if scan.own is not None and scan.take_own(name, _span(event)):
         return
     if name.startswith((TORCH_PREFIX, OWN_PREFIX, LOADER_PREFIX, _STEP)):
-        found.take_range(name, _span(event), _thread(found, event))
+        scan.take_range(name, _span(event), _thread(scan, event))
         return
     if name.startswith(_OPTIMIZER):
-        found.optimizers.append(_span(event))
+        scan.optimizers.append(_span(event))
     elif backend := _BACKEND.fullmatch(name):
-        found.works.append(_work(backend[1], event.args, _span(event), on_device=False))
+        scan.works.append(_work(backend[1], event.args, _span(event), on_device=False))
         return
-    elif found.own is not None and category == _OWN:
-        found.own.miss(name)
-    _take_called(found, event, category)
+    elif scan.own is not None and category == _OWN:
+        scan.own.miss(name)
+    _take_called(scan, event, category)
 
 
-def _take_called(found: Scan, event: Event, category: str) -> None:
-    """Take what the host called, or a framework's own range."""
+def _take_called(scan: Scan, event: Event, category: str) -> None:
+    """Add an operator, a call of a collective, or a range of a framework."""
     name = event.text("name")
     number = event.args.optional_identifier("External id")
-    thread = _thread(found, event)
+    thread = _thread(scan, event)
     if name.startswith(_GRADIENT):
-        found.gradients.add(_span(event), thread)
-        found.take_operator(_span(event), thread)
+        scan.gradients.add(_span(event), thread)
+        scan.take_operator(_span(event), thread)
     elif name.startswith((_ISSUED, _COMMUNICATES)):
-        found.issues.append(_issue(name, event, thread))
+        scan.issues.append(_issue(name, event, thread))
     elif name.startswith((_OPTIMIZER, *_MARKS)):
-        found.marks.append(Mark(name, _span(event), thread))
+        scan.marks.append(Mark(name, _span(event), thread))
     elif category in _OPERATORS:
-        found.take_operator(_span(event), thread)
+        scan.take_operator(_span(event), thread)
     if number is not None and not name.startswith(_OPTIMIZER):
-        found.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
+        scan.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
 
 
-def _take_kernel(found: Scan, event: Event, activity: Activity) -> None:
+def _take_kernel(scan: Scan, event: Event, activity: Activity) -> None:
     args, span = event.args, _span(event)
     work = -1
     collective = collective_of(event.text("name")) if activity is Activity.KERNEL else None
     if collective is not None:
-        work = len(found.works)
+        work = len(scan.works)
         name = args.text("Collective name") or collective
-        found.works.append(_work(name, args, span, on_device=True))
+        scan.works.append(_work(name, args, span, on_device=True))
     correlation, external = _number(args, "correlation"), _number(args, "External id")
     device, stream = args.fields.get("device"), args.fields.get("stream")
-    at = found.thread(("stream", _named(device), _named(stream)))
-    found.kernels.add(span, correlation, external, work, at, activity)
+    at = scan.thread(("stream", _named(device), _named(stream)))
+    scan.kernels.add(span, correlation, external, work, at, activity)
 
 
-def _thread(found: Scan, event: Event) -> int:
+def _thread(scan: Scan, event: Event) -> int:
     process, thread = event.fields.get("pid"), event.fields.get("tid")
-    return found.thread((_named(process), _named(thread)))
+    return scan.thread((_named(process), _named(thread)))
 
 
-def _named(value: Any) -> int | str:  # noqa: ANN401 - what a user wrote
+def _named(value: Any) -> int | str:  # noqa: ANN401 - untrusted JSON
     return value if isinstance(value, int | str) else str(value)
 
 
@@ -482,9 +475,8 @@ def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:
 
 def _issue(name: str, event: Event, thread: int) -> Issue:
     args = event.args
-    said = args.text("Collective name") or name.removeprefix(_ISSUED)
     return Issue(
-        plain_name(said),
+        plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
         args.text("Process Group Name"),
         args.text("Process Group Description"),
         args.optional_integer("Seq"),
@@ -498,7 +490,7 @@ def _issue(name: str, event: Event, thread: int) -> Issue:
 
 def _peer(args: Event) -> int | None:
     ends = (args.optional_integer(key) for key in ("Dst Rank", "Src Rank"))
-    # PyTorch writes -1 for the end that is the rank itself.
+    # PyTorch writes -1 for the rank itself.
     return next((rank for rank in ends if rank is not None and rank >= 0), None)
 
 

@@ -23,16 +23,10 @@ from app.analysis.trace.limits import MAX_TIME_NS
 from app.analysis.trace.recordings.json_events import Item
 from app.analysis.trace.recordings.profiler.scan import Activity, Scan
 
-# ---- Events of a profiler's recording as columns, a megabyte of JSON at a time -----------------
-# Almost all events are operators, launches and kernels of which a few numbers are kept. Arrow's
-# parser gives these without an object for each, exact to the nanosecond: times are decimals. What
-# it cannot give, as a number that is a text, is read event by event.
-
-
 _TEXT, _WHOLE = pa.string(), pa.int64()
-# Microseconds with three digits behind the point are nanoseconds; a program that wrote the file
-# anew writes more of them.
-_NS: Final = pa.decimal128(38, 3)
+# Microseconds with three digits behind the point are nanoseconds; programs that rewrite the file
+# write more digits.
+_THOUSANDTHS: Final = pa.decimal128(38, 3)
 _FINER: Final = pa.decimal128(38, 12)
 _ARGS: Final = pa.struct(
     [
@@ -72,13 +66,13 @@ def _schema(time: pa.DataType) -> pa.Schema:
     return pa.schema(fields)
 
 
-_SCHEMAS: Final = (_schema(_NS), _schema(_FINER))
+_SCHEMAS: Final = (_schema(_THOUSANDTHS), _schema(_FINER))
 _ABSENT: Final = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """Some events; arrays have one value for each."""
+    """A batch of events; arrays have one value for each."""
 
     table: pa.Table
     # category, name: index into `categories` and `names`
@@ -90,18 +84,18 @@ class Events:
     named: NDArray[np.bool_]  # of the phase ``M``
     start: NDArray[np.int64]  # ns
     duration: NDArray[np.int64]  # ns
-    usable: NDArray[np.bool_]  # has a time and a thread that can be taken as they are
+    usable: NDArray[np.bool_]  # time, process and thread are within the ranges of this module
     process: NDArray[np.int64]
     thread: NDArray[np.int64]
 
     def argument(self, name: str) -> NDArray[np.int64]:
         """Return an argument that is an integer, -1 where there is none."""
-        # One chunk, as all are of what was read at once.
+        # The table has one chunk.
         args: Any = self.table.column("args").combine_chunks()
         return _whole(args.field(name), -1)
 
     def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield some events with their places, as JSON has them, with arguments that are read."""
+        """Yield some events with their places, as parsed JSON with the arguments of `_ARGS`."""
         rows = self.table.take(places).to_pylist()
         for place, row in zip(places.tolist(), rows, strict=True):
             known = {key: value for key, value in row.items() if value is not None}
@@ -112,7 +106,7 @@ class Events:
 
 
 def events_of(lines: str, count: int) -> Events | None:
-    """Return the events of some lines of JSON; None where they have to be read one by one."""
+    """Return the events of lines of JSON; None where they must be read one by one."""
     body = lines.encode()
     table = None
     for schema in _SCHEMAS:
@@ -125,7 +119,7 @@ def events_of(lines: str, count: int) -> Events | None:
                     newlines_in_values=True,
                     unexpected_field_behavior="ignore",
                 ),
-                # Arrow's own pool keeps what it once had.
+                # Arrow's own pool keeps freed memory.
                 memory_pool=pa.system_memory_pool(),
             )
             break
@@ -160,16 +154,16 @@ def events_of(lines: str, count: int) -> Events | None:
     )
 
 
-def _index(values: tuple[str, ...], wanted: str) -> int:
-    return values.index(wanted) if wanted in values else -1
+def _index(texts: tuple[str, ...], wanted: str) -> int:
+    return texts.index(wanted) if wanted in texts else -1
 
 
-def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an array of Arrow's
+def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an Arrow array
     return np.asarray(pc.fill_null(column, absent).to_numpy(), np.int64)
 
 
-def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an array of Arrow's
-    """Return what each value is in the list of all; a value that is missing is an empty text."""
+def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an Arrow array
+    """Return the index of each value among the different ones, and those; null is an empty text."""
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     return (
         np.asarray(encoded.indices.to_numpy(), np.int64),
@@ -177,10 +171,10 @@ def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # no
     )
 
 
-def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an array of Arrow's
+def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an Arrow array
     """Return times in ns, `_ABSENT` where there is none; None where one does not fit."""
     if column.type == _FINER:
-        column = pc.round(column, 3, "half_to_even").cast(_NS)
+        column = pc.round(column, 3, "half_to_even").cast(_THOUSANDTHS)
     values = column.combine_chunks()
     halves = np.frombuffer(values.buffers()[1], np.int64)
     halves = halves[2 * values.offset : 2 * (values.offset + len(values))].reshape(-1, 2)
@@ -191,23 +185,18 @@ def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an 
     return np.where(missing, _ABSENT, low)
 
 
-# ---- Many events of a Kineto file at once: what is only counted in numbers, column by column ----
-# Whatever is kept as an object, as ranges with names that say something and works of process
-# groups, is taken event by event, as all events of a file are that cannot be read in columns.
-
-
 _SHIFT: Final = 23
-# Names whose kind is remembered.
+# Size of the cache of kinds by name.
 _MOST_NAMES: Final = 1 << 16
 
 
 class Kind(IntEnum):
-    """How an event is taken."""
+    """How an event is added to a scan."""
 
     NOT = auto()
     ALONE = auto()  # as an object
     LAUNCH = auto()
-    RANGE = auto()  # of which only the number counts
+    RANGE = auto()  # only by its external id
     OPERATOR = auto()
     GRADIENT = auto()  # a node of autograd
     KERNEL = auto()
@@ -223,14 +212,14 @@ _ACTIVITIES: Final = {
 
 
 class Batches:
-    """Takes batches of events into a scan.
+    """Adds batches of events to a scan.
 
     Parameters
     ----------
     kind_of : callable
-        Takes an event's category and name.
+        Returns the kind of an event by its category and name.
     take : callable
-        Takes one event.
+        Adds one event to the scan.
     """
 
     def __init__(
@@ -242,16 +231,16 @@ class Batches:
         self._known: dict[tuple[str, str], Kind] = {}
 
     def __call__(self, lines: str, count: int, index: int) -> bool:
-        """Take lines of one event each; return whether that was possible."""
+        """Add lines of one event each; return whether that was possible."""
         events = events_of(lines, count)
         if events is None:
             return False
         kinds = self._kinds(events)
         if not events.usable[kinds > Kind.ALONE].all():
             return False
-        alone: Mapping[str, Any]
-        for place, alone in events.rows(np.flatnonzero(kinds == Kind.ALONE)):
-            self._take(Item(index + place, alone))
+        row: Mapping[str, Any]
+        for place, row in events.rows(np.flatnonzero(kinds == Kind.ALONE)):
+            self._take(Item(index + place, row))
         self._add(events, kinds)
         return True
 
@@ -268,15 +257,20 @@ class Batches:
             if kind is None:
                 kind = self._known[key] = self._kind_of(*key)
             kinds[at] = kind
-        found = np.where(events.complete, kinds[places], Kind.NOT)
-        return np.where(events.named, Kind.ALONE, found)
+        complete = np.where(events.complete, kinds[places], Kind.NOT)
+        return np.where(events.named, Kind.ALONE, complete)
 
     def _add(self, events: Events, kinds: NDArray[np.int64]) -> None:
         scan = self._scan
         correlation, external = events.argument("correlation"), events.argument("External id")
         launches = (kinds == Kind.LAUNCH) & (correlation != -1)
         on_host = (kinds >= Kind.LAUNCH) & (kinds <= Kind.GRADIENT)
-        thread = self._threads(events, on_host)
+        keys = (events.process[on_host] << _SHIFT) | events.thread[on_host]
+        values, places = np.unique(keys, return_inverse=True)
+        mask = (1 << _SHIFT) - 1
+        numbers = [scan.thread((key >> _SHIFT, key & mask)) for key in values.tolist()]
+        thread = np.zeros(len(kinds), np.int64)
+        thread[on_host] = np.array(numbers, np.int64)[places]
         scan.launches.table.extend(events.start[launches], correlation[launches], thread[launches])
         called = (kinds >= Kind.RANGE) & (kinds <= Kind.GRADIENT)
         named = called & (external != -1)
@@ -285,7 +279,13 @@ class Batches:
         scan.gradients.table.extend(events.start[nodes], events.duration[nodes], thread[nodes])
         self._outer(events, (kinds == Kind.OPERATOR) | nodes, thread)
         on_device = kinds >= Kind.KERNEL
-        stream = self._streams(events, on_device)
+        device, stream = (events.argument(name)[on_device] for name in ("device", "stream"))
+        pairs, places = np.unique(np.stack([device, stream], axis=1), axis=0, return_inverse=True)
+        numbers = [
+            scan.thread(("stream", *("None" if n == -1 else n for n in pair)))
+            for pair in pairs.tolist()
+        ]
+        streams = np.array(numbers, np.int64)[places.ravel()]
         activity = np.zeros(len(kinds), np.int64)
         for kind, what in _ACTIVITIES.items():
             activity[kinds == kind] = what
@@ -295,41 +295,21 @@ class Batches:
             correlation[on_device],
             external[on_device],
             np.full(int(on_device.sum()), -1, np.int64),
-            stream[on_device],
+            streams,
             activity[on_device],
         )
 
     def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
-        """Take operators that lie in no other, as `Scan.take_operator` does one by one."""
-        for one in np.unique(thread[chosen]).tolist():
-            mine = chosen & (thread == one)
+        """Add operators that lie in no other, as `Scan.take_operator` does one by one."""
+        for number in np.unique(thread[chosen]).tolist():
+            mine = chosen & (thread == number)
             start, duration = events.start[mine], events.duration[mine]
             ends = np.concatenate(
-                [[self._scan.busy_until.get(one, int(start[0]))], start + duration]
+                [[self._scan.busy_until.get(number, int(start[0]))], start + duration]
             )
             latest = np.maximum.accumulate(ends)
             outer = start >= latest[:-1]
             self._scan.outer.table.extend(
-                start[outer], duration[outer], np.full(int(outer.sum()), one, np.int64)
+                start[outer], duration[outer], np.full(int(outer.sum()), number, np.int64)
             )
-            self._scan.busy_until[one] = int(latest[-1])
-
-    def _threads(self, events: Events, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        numbers = np.zeros(len(chosen), np.int64)
-        keys = (events.process[chosen] << _SHIFT) | events.thread[chosen]
-        values, places = np.unique(keys, return_inverse=True)
-        mask = (1 << _SHIFT) - 1
-        own = [self._scan.thread((key >> _SHIFT, key & mask)) for key in values.tolist()]
-        numbers[chosen] = np.array(own, np.int64)[places]
-        return numbers
-
-    def _streams(self, events: Events, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        numbers = np.zeros(len(chosen), np.int64)
-        device, stream = (events.argument(name)[chosen] for name in ("device", "stream"))
-        pairs, places = np.unique(np.stack([device, stream], axis=1), axis=0, return_inverse=True)
-        own = [
-            self._scan.thread(("stream", *("None" if n == -1 else n for n in pair)))
-            for pair in pairs.tolist()
-        ]
-        numbers[chosen] = np.array(own, np.int64)[places.ravel()]
-        return numbers
+            self._scan.busy_until[number] = int(latest[-1])

@@ -1,9 +1,11 @@
 """Labels: names of recorded ranges that identify the operation.
 
 PyTorch's pipeline runtime labels each action (``torch.distributed.pipelining.schedules``):
-``PP:2F0`` is the forward of microbatch 0 through stage 2. A job labels its own ranges as
-``paceline:fwd:mb=3:mc=0``, or matches its own names by RE2 patterns, whose matching time is
-linear (https://github.com/google/re2/wiki/WhyRE2). Several ranges of one computation are joined.
+``PP:2F0`` is the forward of microbatch 0 through stage 2, ``B`` a whole backward, ``I`` and ``W``
+its halves. A hand-written loop labels its own ranges as ``paceline:fwd:mb=3:mc=0``, with ``fwd``,
+``bwd``, ``wgrad`` or the name of an operation type, or matches names like ``attn(F)`` by patterns
+of RE2: they match in linear time and bounded memory whatever the pattern is
+(https://github.com/google/re2/wiki/WhyRE2). Several ranges of one computation are joined.
 """
 
 from __future__ import annotations
@@ -34,15 +36,9 @@ from app.analysis.trace.model import (
 )
 from app.errors import Fault
 
-# ---- Names of ranges that say which operation they are -----------------------------------------
-# PyTorch's pipeline runtime labels each action (``torch.distributed.pipelining.schedules``):
-# ``PP:2F0`` is the forward of microbatch 0 through stage 2, ``B`` a whole backward, ``I`` and ``W``
-# its halves. A hand-written loop labels its own: ``paceline:fwd:mb=3:mc=0``, with ``fwd``, ``bwd``,
-# ``wgrad`` or the name of an operation type.
-
 
 class LabelKind(Enum):
-    """What happens in a labelled range."""
+    """Kind of work in a labelled range."""
 
     COMPUTE = auto()
     TRANSFER = auto()
@@ -51,7 +47,7 @@ class LabelKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a range's name says."""
+    """Operation that the name of a range identifies."""
 
     op: str  # our operation type
     kind: LabelKind
@@ -59,7 +55,7 @@ class Label:
     # mb, mc: microbatch; model chunk, `ABSENT` where it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
-    # One of the job's own: several may be parts of one computation.
+    # From a pattern of the job: several such ranges may be parts of one computation.
     own: bool = False
 
 
@@ -80,23 +76,22 @@ _TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
 _COLLECTIVES: Final = ("gather", "scatter", "reduce", "all-to-all", "send-recv")
 
 TORCH_PREFIX: Final = "PP:"
-# What PyTorch calls the ranges in which a loader gives a batch.
+# PyTorch's ranges around the next batch of a data loader.
 LOADER_PREFIX: Final = "enumerate(DataLoader)#"
 OWN_PREFIX: Final = "paceline:"
 _ACTION: Final = re.compile(
     r"PP:([0-9]{1,7})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)([0-9]{1,7})?"
 )
-# A forward and a backward that run in one action, as `ScheduleDualPipeV` has them.
+# A forward and a backward in one action, as in `ScheduleDualPipeV`.
 _OVERLAPPED: Final = re.compile(r"PP:\(([^();]{1,32});([^();]{1,32})\)OVERLAP_F_B")
-# The runtime labels it, and nothing is computed or sent; and names that communications have next to
-# the labels of actions.
+# Labels of the runtime without work of their own: resharding, and second names of communications.
 NO_OPERATION: Final = re.compile(r"PP:[0-9]+RESHARD|PP::.*")
 _OWN: Final = re.compile(r"paceline:([a-z-]{1,64})((?::(?:mb|mc)=[0-9]{1,7})*)")
 _STEP: Final = re.compile(r"(?:ProfilerStep#|paceline:step[=:])([0-9]{1,16})")
 
 
 def parse_label(text: str) -> Label | None:
-    """Return what a range's name says, None where it is no label of an operation.
+    """Return the label in the name of a range, None where it identifies no operation.
 
     Examples
     --------
@@ -118,12 +113,12 @@ def parse_label(text: str) -> Label | None:
     op = SHORT_NAMES.get(own[1], own[1])
     if op not in REPLAYED_OP_TYPES:
         return None
-    said = dict(part.split("=") for part in own[2].split(":") if part)
+    numbers = dict(part.split("=") for part in own[2].split(":") if part)
     return Label(
         op,
         kind_of(op),
-        mb=int(said.get("mb", ABSENT)),
-        mc=int(said.get("mc", ABSENT)),
+        mb=int(numbers.get("mb", ABSENT)),
+        mc=int(numbers.get("mc", ABSENT)),
     )
 
 
@@ -146,7 +141,7 @@ def parse_overlapped(text: str) -> tuple[Label, Label] | None:
 
 
 def parse_between(text: str) -> str | None:
-    """Return what ranks do between steps in a range, None where its name does not say that.
+    """Return the operation type of a range between steps, None for other names.
 
     Examples
     --------
@@ -162,23 +157,17 @@ def parse_between(text: str) -> str | None:
 
 
 def parse_step(text: str) -> int | None:
-    """Return the step that a range's name says (``ProfilerStep#12``), None where it says none."""
+    """Return the step in the name of a range (``ProfilerStep#12``), None without one."""
     step = _STEP.fullmatch(text)
     return None if step is None else int(step[1])
 
 
 def kind_of(op: str) -> LabelKind:
-    """Return what happens in a range of an operation type."""
+    """Return the kind of work of an operation type."""
     if op in _TRANSFERS:
         return LabelKind.TRANSFER
     computes = op.endswith("compute") or not op.endswith(_COLLECTIVES)
     return LabelKind.COMPUTE if computes else LabelKind.COLLECTIVE
-
-
-# ---- Which ranges of a job's own are parts of one computation ----------------------------------
-# A job that labels its layers (``attn(F)``, ``mlp(F)``) has many ranges for one forward of a
-# microbatch. Those that name their microbatch are joined by it. Of others those are one computation
-# between which the rank neither computes anything else nor sends or receives.
 
 
 _JOINED: Final = frozenset({FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE})
@@ -186,22 +175,24 @@ _Key = tuple[int | None, str, int, int, int]
 
 
 def join_ranges(labels: Sequence[Label], steps: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return the parts of each computation, by the place of the first one.
+    """Return the ranges of each computation, by the index of its first range.
 
-    A forward that comes after the backward of its microbatch began is done for it again, and a part
-    of it.
+    A job that labels its layers (``attn(F)``, ``mlp(F)``) has many ranges for one forward. Ranges
+    with a microbatch are joined by it; others are joined while the rank neither computes anything
+    else nor sends or receives. A forward after the start of its microbatch's backward is a
+    recomputation, and a part of that backward.
 
     Parameters
     ----------
     labels : sequence of Label
-        Those of one rank, by start.
+        Labels of one rank, by start.
     steps : sequence of int or None
         The step of each.
 
     Returns
     -------
     parts : dict
-        Rising places; of computations with one part as well. Other operations are not in it.
+        Rising indices of the ranges, also of computations with one range; computations only.
 
     Examples
     --------
@@ -232,22 +223,16 @@ def join_ranges(labels: Sequence[Label], steps: Sequence[int | None]) -> dict[in
     return parts
 
 
-# ---- What a job calls its own ranges, told by patterns: ``attn(F)`` is a forward computation ----
-# A pattern is a regular expression of RE2, which matches in time linear in the text whatever the
-# expression is, and takes bounded memory (https://github.com/google/re2/wiki/WhyRE2): one that an
-# engine with backtracking would never finish cannot be written.
-
-
-# What a pattern may capture, by the names of its groups.
+# Names of the groups that a pattern may capture.
 GROUPS: Final = ("mb", "mc", "stage", "step")
 # The operation type of ranges that are whole steps.
 STEP: Final = "step"
 MAX_PATTERN_CHARS: Final = 1000
 _MAX_MEMORY_BYTES: Final = 1 << 20
-# A range's name; what is longer matches nothing.
+# Longer names of ranges match no pattern.
 _MAX_NAME_CHARS: Final = 4096
 _MAX_DIGITS: Final = 15
-# Names that are remembered: a name with a number in it is another one each time.
+# Size of the cache by name: names with a number in them differ each time.
 _MAX_REMEMBERED: Final = 1 << 14
 # Names without a pattern that are counted, and those that a refusal names.
 _MAX_UNKNOWN: Final = 1000
@@ -255,10 +240,10 @@ _NAMED: Final = 5
 
 
 class Match(Protocol):
-    """A name that a pattern matched."""
+    """Match of a pattern."""
 
     def groupdict(self) -> Mapping[str, str | None]:
-        """Return what its named groups captured."""
+        """Return the captured text of each named group."""
 
 
 class Pattern(Protocol):
@@ -266,7 +251,7 @@ class Pattern(Protocol):
 
     @property
     def groupindex(self) -> Mapping[str, int]:
-        """Return its named groups."""
+        """Return the number of each named group."""
 
     def fullmatch(self, text: str) -> Match | None:
         """Return the match of a whole text, None where there is none."""
@@ -278,11 +263,11 @@ class BadPatternError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RangeRule:
-    """A pattern of ranges' names, and what those ranges are."""
+    """A pattern for names of ranges, and the type of the matching ranges."""
 
     pattern: str
     op: str  # an operation type, or `STEP`
-    line: int | None = None  # where it was written, 1-based
+    line: int | None = None  # 1-based, of the file of rules
 
     def __str__(self) -> str:
         where = "" if self.line is None else f" (line {self.line})"
@@ -291,14 +276,14 @@ class RangeRule:
 
 @dataclass(frozen=True, slots=True)
 class OwnRange:
-    """What a range is whose name a pattern matches."""
+    """Operation or step of a range whose name a pattern matches."""
 
-    label: Label | None  # None where it is a whole step
-    step: int | None  # of the training, where the name says it
+    label: Label | None  # None for a whole step
+    step: int | None  # training step, where the pattern captures it
 
 
 class OwnRanges:
-    """Rules for the names of ranges of one job; of several that match the first one counts.
+    """Rules for the names of a job's own ranges; the first one that matches applies.
 
     Parameters
     ----------
@@ -315,12 +300,12 @@ class OwnRanges:
         self._compiled = [compile_pattern(rule.pattern) for rule in rules]
 
     def reader(self) -> OwnRangesReader:
-        """Return what finds ranges of one recording."""
+        """Return a new reader for one recording."""
         return OwnRangesReader(self.rules, self._compiled)
 
 
 class OwnRangesReader:
-    """Finds the ranges of one recording, and keeps what was found."""
+    """Matcher of the ranges of one recording, which counts matches and misses."""
 
     def __init__(self, rules: Sequence[RangeRule], compiled: Sequence[Pattern]) -> None:
         self._rules = rules
@@ -330,7 +315,7 @@ class OwnRangesReader:
         self._unknown: Counter[str] = Counter()
 
     def find(self, name: str, event: int) -> OwnRange | None:
-        """Return what a range is, None where no pattern matches its name.
+        """Return the operation or step of a range, None where no pattern matches its name.
 
         Parameters
         ----------
@@ -340,30 +325,31 @@ class OwnRangesReader:
         Raises
         ------
         InvalidTraceError
-            `trace.bad_label`: a group captures what is no number.
+            `trace.bad_label`: a group captures a text that is no number.
         """
         if name not in self._remembered:
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[name] = self._match(name, event)
-        found = self._remembered[name]
-        if found is None:
+        match = self._remembered[name]
+        if match is None:
             return None
-        self._matched.add(found[0])
-        return found[1]
+        rule_number, own_range = match
+        self._matched.add(rule_number)
+        return own_range
 
     def miss(self, name: str) -> None:
-        """Count a range of the job's own that no pattern matches."""
+        """Count a range that no pattern matches, for the refusal."""
         if name in self._unknown or len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[name] += 1
 
     def refuse_all(self) -> NoReturn:
-        """Refuse a recording of which no pattern matches any range.
+        """Refuse a recording without any range that a pattern matches.
 
         Raises
         ------
         InvalidTraceError
-            `trace.no_labels`, with the names of ranges that there are.
+            `trace.no_labels`, with the most frequent names of its ranges.
         """
         names = ", ".join(
             f"{name[:60]!r} ({count} times)" for name, count in self._unknown.most_common(_NAMED)
@@ -374,7 +360,7 @@ class OwnRangesReader:
         refuse([Fault("no_labels", message)])
 
     def unmapped(self) -> list[Unmapped]:
-        """Return which patterns matched nothing."""
+        """Return the patterns without a match."""
         return [
             Unmapped(f"files without a range that matches the label {rule}"[:300], 1, _REMEDY)
             for number, rule in enumerate(self._rules)
@@ -384,7 +370,7 @@ class OwnRangesReader:
     def _match(self, name: str, event: int) -> tuple[int, OwnRange] | None:
         if len(name) > _MAX_NAME_CHARS:
             return None
-        # RE2 reads UTF-8, which has no form of a lone surrogate.
+        # RE2 matches UTF-8, which has no form of a lone surrogate.
         text = name.encode("utf-8", "replace").decode("utf-8")
         for number, (rule, pattern) in enumerate(zip(self._rules, self._compiled, strict=True)):
             match = pattern.fullmatch(text)
@@ -423,7 +409,7 @@ def _own_range(rule: RangeRule, captured: Mapping[str, str | None], event: int) 
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Return a pattern's automaton.
+    """Compile a pattern of RE2.
 
     Raises
     ------
@@ -441,8 +427,8 @@ def compile_pattern(pattern: str) -> Pattern:
     except UnicodeEncodeError as error:
         raise BadPatternError("it holds half a character") from error
     except re2.error as error:
-        said = error.args[0]
-        text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        reason = error.args[0]
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise BadPatternError(f"no regular expression of RE2: {text}") from error
     for group in compiled.groupindex:
         if group not in GROUPS:

@@ -1,11 +1,11 @@
-"""Records of MegaScan (MegatronApp): where each scope begins and ends, on every rank.
+"""Decoder of MegaScan (MegatronApp): begin and end events of scopes on every rank.
 
 Two forms. The aggregated file has Chrome's events of all ranks in microseconds of one clock;
 ``pid`` counts the DP × PP cells, the stages of a DP rank together, and ``tid`` is the tensor rank.
-The file of one rank has what its device measured: ``rel_ts`` in nanoseconds from the begin of the
-iteration, and at its begin and end what the host's clock says lies between iterations.
+The file of one rank has times of its device: ``rel_ts`` in nanoseconds from the start of the
+iteration; events at the start and end of an iteration have the host's time between iterations.
 
-Microbatch, chunk and stage stand at the end of a scope.
+Microbatch, chunk and stage are in the end event of a scope.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Final
 from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_WORLD, Limits, refuse, refuse_body
 from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import (
-    ABSENT,
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
     BACKWARD_SEND,
@@ -61,7 +60,7 @@ _MAX_DEPTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A scope that ended: its ends in ns, its lane (``pid``, ``tid``) and what its end says."""
+    """A finished scope: times in ns, its lane (``pid``, ``tid``) and the fields of its end."""
 
     name: str
     start: int
@@ -72,51 +71,40 @@ class _Scope:
     args: Event
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """The largest stage, cell, tensor rank and chunk of an aggregated file."""
-
-    pp: int
-    cell: int
-    tp: int
-    chunk: int
-
-    def sizes(self) -> Sizes:
-        pp = self.pp + 1
-        return Sizes(dp=self.cell // pp + 1, pp=pp, tp=self.tp + 1, vpp=self.chunk + 1)
-
-
 def decode_megascan(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Recording:
-    """Decode and check records of MegaScan.
+    """Decode and check a file of MegaScan.
 
     Parameters
     ----------
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        Needed for the file of one rank, which does not say the sizes of its job.
+        Required for the file of one rank, which does not contain the sizes of its job.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unpaired_event`: a scope ends that did not begin. Also those of `read_items`, `Event`
-        and `Rows.trace`.
+        `trace.unpaired_event`: a scope ends that did not begin. Also the errors of `read_items`,
+        `Event` and `Rows.trace`.
     InvalidMetadataError
         `metadata.missing`: the sizes are not known.
     """
-    relative = _is_relative(body, limits)
+    first = next(_events(body, limits), None)
+    if first is None:
+        refuse_body("no_rows", "there is no event in the body")
+    relative = "ts" not in first.fields
     if meta is None:
         if relative:
             message = "the records of one rank do not say the sizes of its job: give them with it"
             raise InvalidMetadataError(message, code="metadata.missing")
-        meta = SessionMeta(_extent(body, limits).sizes())
+        meta = SessionMeta(_sizes(body, limits))
     rows, lost = Rows(limits), Counter[str]()
     for scope in _relative_scopes(body, limits) if relative else _scopes(body, limits):
         _add(rows, lost, scope, meta.sizes)
-    found = (Unmapped(f"scopes called {name[:80]}", count) for name, count in lost.items())
-    return Recording(rows.trace(meta, part=part), total(found))
+    unmapped = (Unmapped(f"scopes called {name[:80]}", count) for name, count in lost.items())
+    return Recording(rows.trace(meta, part=part), total(unmapped))
 
 
 def _events(body: Path | bytes, limits: Limits) -> Iterator[Event]:
@@ -125,15 +113,8 @@ def _events(body: Path | bytes, limits: Limits) -> Iterator[Event]:
             yield event_of(item.index, item.value)
 
 
-def _is_relative(body: Path | bytes, limits: Limits) -> bool:
-    """Return whether the first event is one of a rank's own file."""
-    first = next(_events(body, limits), None)
-    if first is None:
-        refuse_body("no_rows", "there is no event in the body")
-    return "ts" not in first.fields
-
-
-def _extent(body: Path | bytes, limits: Limits) -> _Extent:
+def _sizes(body: Path | bytes, limits: Limits) -> Sizes:
+    """Return the sizes implied by the largest stage, cell, tensor rank and chunk."""
     pp = cell = tp = chunk = 0
     for event in _events(body, limits):
         cell = max(cell, _bounded(event, "pid", MAX_WORLD))
@@ -143,7 +124,8 @@ def _extent(body: Path | bytes, limits: Limits) -> _Extent:
             chunk = max(chunk, event.args.optional_integer("model_chunk") or 0)
     if chunk >= MAX_MODEL_CHUNKS or pp >= MAX_WORLD:
         refuse_body("model_chunk_out_of_range", f"stage {pp} or chunk {chunk} is out of range")
-    return _Extent(pp, cell, tp, chunk)
+    stages = pp + 1
+    return Sizes(dp=cell // stages + 1, pp=stages, tp=tp + 1, vpp=chunk + 1)
 
 
 def _bounded(event: Event, key: str, limit: int) -> int:
@@ -161,7 +143,7 @@ def _stage(args: Event) -> int | None:
 
 @dataclass(slots=True)
 class _Lane:
-    """What is open on one rank."""
+    """Open scopes of one rank."""
 
     open: list[tuple[str, int]] = field(default_factory=list)
     reduce: tuple[int, Event] | None = None
@@ -172,7 +154,7 @@ class _Lane:
         self.open.append((name, time))
 
     def end(self, event: Event, name: str) -> int:
-        """Return where the scope began that ends."""
+        """Close the innermost scope, which must be called `name`; return its start in ns."""
         if not self.open or self.open[-1][0] != name:
             message = f"event {event.index} ends {name[:80]!r}, which is not what is open"
             refuse([Fault("unpaired_event", message, row=event.index)])
@@ -197,12 +179,12 @@ def _scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
         elif name == _REDUCE:
             lane.reduce = (time, args)
         elif name == _END and lane.reduce is not None:
-            (start, said), lane.reduce = lane.reduce, None
-            yield _Scope(_REDUCE, start, time, said.integer("iteration"), pid, tid, said)
+            (start, args), lane.reduce = lane.reduce, None
+            yield _Scope(_REDUCE, start, time, args.integer("iteration"), pid, tid, args)
 
 
 def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
-    """Yield the scopes of one rank's own file."""
+    """Yield the scopes of the file of one rank."""
     lane, iteration, begin, inside = _Lane(), -1, 0, False
     for event in _events(body, limits):
         name, phase = event.text("name"), event.text("ph")
@@ -214,7 +196,7 @@ def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
             else:
                 begin += event.nanoseconds("duration_wall", 1)
             lane = _Lane()
-        # What stands between iterations is an evaluation's.
+        # Scopes between iterations belong to an evaluation.
         elif inside and phase == "B":
             lane.begin(event, name, begin + event.nanoseconds("rel_ts", 1))
         elif inside and phase == "E":
@@ -230,7 +212,7 @@ def _add(rows: Rows, lost: Counter[str], scope: _Scope, sizes: Sizes) -> None:
     tp = scope.tid if tp is None else tp
     op = _SCOPES.get(scope.name)
     if scope.name == _REDUCE and sizes.dp == 1:
-        # Without replicas nothing is reduced: the remainder of the iteration is the optimizer.
+        # Without replicas nothing is reduced: the rest of the iteration is the optimizer.
         op = OPTIMIZER
     if op is None:
         lost[scope.name] += 1
@@ -248,10 +230,6 @@ def _add(rows: Rows, lost: Counter[str], scope: _Scope, sizes: Sizes) -> None:
         dp=dp,
         pp=stage,
         step=scope.step,
-        mb=_or_absent(args.optional_integer("microbatch")),
-        mc=_or_absent(args.optional_integer("model_chunk")),
+        mb=args.optional_integer("microbatch"),
+        mc=args.optional_integer("model_chunk"),
     )
-
-
-def _or_absent(value: int | None) -> int:
-    return ABSENT if value is None else value

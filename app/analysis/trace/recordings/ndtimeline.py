@@ -1,11 +1,10 @@
-"""What NDTimeline's handlers write (veScale, ``vescale/ndtimeline``).
+"""Decoder of NDTimeline (veScale, ``vescale/ndtimeline``), in both forms of its handlers.
 
-Two forms. `LocalTimelineNDHandler` writes Chrome's events: a bare array, ``pid`` the DP rank, times
-in microseconds. `parse_record` makes dictionaries, each of them one metric of one rank and step
-with all its starts and durations in seconds; people write them as an array or one a line. Times
-are doubles of the host's clock, which resolve a quarter of a microsecond today.
-
-Neither says the sizes of the job.
+`LocalTimelineNDHandler` writes Chrome's events: a bare array, ``pid`` the DP rank, times in
+microseconds. `parse_record` makes dictionaries, one for each metric, rank and step, with lists of
+starts and durations in seconds; they are written as an array or one a line. Times are doubles of
+the host's clock, which resolve a quarter of a microsecond today. Neither form contains the sizes of
+the job.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, NoReturn
 
-from app.analysis.trace.limits import Limits, refuse
+from app.analysis.trace.limits import NS_PER_S, Limits, refuse
 from app.analysis.trace.metadata import Unmapped, total
-from app.analysis.trace.model import ABSENT, SessionMeta, Sizes
+from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.recordings.json_events import (
-    NS_PER_S,
     NS_PER_US,
     Event,
     event_of,
@@ -27,7 +25,7 @@ from app.analysis.trace.recordings.json_events import (
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 
-# A record has one of these where the other form has `ph`.
+# Key of records; events of the other form have `ph`.
 _RECORD_KEY: Final = "metric"
 _COMPUTES: Final = ("forward-compute", "backward-compute")
 STEP_GETTER: Final = "call inc_step() once a step, or give a step_getter"
@@ -36,19 +34,19 @@ STEP_GETTER: Final = "call inc_step() once a step, or give a step_getter"
 def decode_ndtimeline(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Recording:
-    """Decode and check what NDTimeline wrote.
+    """Decode and check a file of NDTimeline.
 
     Parameters
     ----------
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        Needed.
+        Required: the body does not contain the sizes of the job.
 
     Raises
     ------
     InvalidTraceError
-        Those of `read_values`, `Event` and `Rows.trace`.
+        See `read_values`, `Event` and `Rows.trace`.
     InvalidMetadataError
         `metadata.missing`.
     """
@@ -65,10 +63,10 @@ def decode_ndtimeline(
             steps.add(_add_event(rows, event))
         elif event.text("ph") != "M":
             lost["events that are no operation"] += 1
-    found = [Unmapped(what, count) for what, count in lost.items()]
+    unmapped = [Unmapped(what, count) for what, count in lost.items()]
     if steps == {0}:
-        found.append(Unmapped("operations whose step was not counted", len(rows), STEP_GETTER))
-    return Recording(rows.trace(meta, part=part), total(found))
+        unmapped.append(Unmapped("operations whose step was not counted", len(rows), STEP_GETTER))
+    return Recording(rows.trace(meta, part=part), total(unmapped))
 
 
 def _add_event(rows: Rows, event: Event) -> int:
@@ -83,8 +81,8 @@ def _add_event(rows: Rows, event: Event) -> int:
         dp=event.integer("pid"),
         pp=args.integer("pp"),
         step=step,
-        mb=_or_absent(args.optional_integer("mb")),
-        mc=_or_absent(args.optional_integer("mc")),
+        mb=args.optional_integer("mb"),
+        mc=args.optional_integer("mc"),
     )
     return step
 
@@ -96,10 +94,9 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
     if len(starts) != len(durations):
         _refuse(event, f"{len(starts)} starts and {len(durations)} durations do not match")
     metric, step = event.text(_RECORD_KEY), event.integer("step")
-    # The chunk is a constant in this version of the handler: where there are several it says
-    # nothing.
+    # This version of the handler writes a constant chunk, which is wrong where there are several.
     chunk = event.optional_integer("model_chunk") if sizes.vpp == 1 else None
-    mc = _or_absent(chunk) if metric in _COMPUTES else ABSENT
+    mc = chunk if metric in _COMPUTES else None
     for start, duration in zip(starts, durations, strict=True):
         times = Event(event.index, {"start_ts": start, "duration": duration})
         rows.add(
@@ -114,10 +111,6 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
             mc=mc,
         )
     return step
-
-
-def _or_absent(value: int | None) -> int:
-    return ABSENT if value is None else value
 
 
 def _refuse(event: Event, message: str) -> NoReturn:

@@ -1,14 +1,13 @@
-"""Nsight Systems: the SQLite database that ``nsys export --type sqlite`` makes, one a rank.
+"""Decoder of Nsight Systems: the SQLite database of ``nsys export --type sqlite``, one a rank.
 
 NVTX ranges are the labels (``torch.autograd.profiler.emit_nvtx`` makes ranges of PyTorch's own, a
 hand-written loop calls ``torch.cuda.nvtx.range``); kernels are joined to the range that launched
-them by the process and the correlation id of the runtime's call, which counts in each process. The
-schema is that of the exporter's reference, which leaves out tables that nothing is in; later
-versions of a table have a number behind the name (``_V2``).
+them by process and correlation id of the runtime call. The schema is that of the exporter's
+reference: empty tables are left out, and later versions of a table have a number behind the name
+(``_V2``).
 
-A database is a program's input with indices, views and triggers of its own. It is opened as
-immutable, its schema is not trusted, nothing but reading of its tables is allowed, and bytes that
-come over a network are not opened at all.
+A database is untrusted input that may hold indices, views and triggers. It is opened as immutable
+with an untrusted schema, only reads of its tables are allowed, and uploads are never opened.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ _ENVIRONMENT: Final = "TARGET_INFO_SYSTEM_ENV"
 _READ: Final = frozenset({_NVTX, _STRINGS, _RUNTIME, _KERNEL, _SESSION, _ENVIRONMENT})
 _VERSION: Final = re.compile(r"(\w+?)(?:_V([0-9]{1,3}))?", re.ASCII)
 _MAX_TABLES: Final = 10_000
-# Of a thread's number; those above are the process and the machine.
+# Low bits of a global thread id; the bits above are the process and the machine.
 _THREAD_BITS: Final = 24
 # NvtxPushPopRange and NvtxStartEndRange.
 _RANGES: Final = (59, 60)
 _ALLOWED: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
-# What the queries below call. (A generated column of the database's own may call what is free of
-# side effects, and makes no longer value than the limit.)
+# Functions of the queries below. (A generated column of the database may call functions without
+# side effects, whose values are limited in length.)
 _FUNCTIONS: Final = frozenset({"coalesce", "like"})
-# No value of these tables is longer; a range's text is cut at some kilobytes.
+# Far above any value of these tables: the exporter cuts texts at some kilobytes.
 _MAX_VALUE_BYTES: Final = MIB
 _LABELS: Final = ("PP:", "paceline:", "ProfilerStep#")
 _ONE_RANK: Final = "profile each rank to a file of its own, nsys profile -o rank%q{RANK}"
@@ -64,7 +63,7 @@ _ADVICE: Final = Advice(
 )
 
 
-def decode_nsys(  # noqa: PLR0913 - what is said of a database
+def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
     path: Path,
     meta: SessionMeta | None,
     limits: Limits,
@@ -79,24 +78,24 @@ def decode_nsys(  # noqa: PLR0913 - what is said of a database
     ----------
     path : Path
     meta : SessionMeta or None
-        Needed: the database does not say the sizes of the job.
+        Required: the database does not contain the sizes of the job.
     names : FileNames
-        The name of the file says the rank: ``rank3.sqlite``.
+        Rank from the name of the file: ``rank3.sqlite``.
     own : OwnRanges, optional
-        What the job calls ranges of its own.
+        The job's labels for ranges of its own.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError, BodyTooLargeError
-        See `decode_scan`; `trace.corrupt` where it is no such database.
+        See `decode_scan`; `trace.corrupt` where it is no database of Nsight Systems.
     """
     try:
         with closing(_open(path)) as database:
             scan = _scan(database, limits, own)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        # SQLite's own words quote a damaged name, of whatever bytes.
+        # SQLite's message may quote a damaged name in arbitrary bytes, hence UnicodeDecodeError.
         refuse_body("corrupt", f"the database cannot be read: {error}")
-    # Of a database only what is labelled is read, whatever else it holds.
+    # Unlike other profilers, only labelled ranges are decoded.
     if not scan.labelled and own is None:
         refuse_body("no_labels", _ADVICE.no_labels)
     scan.rank = names.rank
@@ -104,7 +103,7 @@ def decode_nsys(  # noqa: PLR0913 - what is said of a database
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # Immutable: no lock, no journal and no write-ahead log of another program is looked for.
+    # Immutable: SQLite takes no lock and reads no journal or write-ahead log of another program.
     database = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True, isolation_level=None
     )
@@ -112,7 +111,7 @@ def _open(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA query_only=ON")
     database.execute("PRAGMA cell_size_check=ON")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-    # From Python 3.12 on the library's own switch is reachable; the authorizer below is stricter.
+    # SQLite's own defensive mode needs Python 3.12; the authorizer below is stricter.
     switch = getattr(sqlite3, "SQLITE_DBCONFIG_DEFENSIVE", None)
     if switch is not None:
         database.setconfig(switch)  # type: ignore[attr-defined, unused-ignore]
@@ -121,14 +120,14 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _authorize(action: int, _first: str | None, second: str | None, *_inside: str | None) -> int:
-    called = action == sqlite3.SQLITE_FUNCTION
-    allowed = second in _FUNCTIONS if called else action in _ALLOWED
+    is_call = action == sqlite3.SQLITE_FUNCTION
+    allowed = second in _FUNCTIONS if is_call else action in _ALLOWED
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table as the database calls it, and its columns."""
+    """Name of a table in the database, and its columns."""
 
     name: str
     columns: frozenset[str]
@@ -138,60 +137,52 @@ def _scan(database: sqlite3.Connection, limits: Limits, own: OwnRanges | None) -
     tables = _tables(database)
     if not tables:
         refuse_body("corrupt", "the database holds no table of Nsight Systems")
-    found = Scan(base_ns=_session_start(database, tables), host=_host(database, tables))
-    found.own = None if own is None else own.reader()
-    processes = _take_ranges(database, tables, found, limits)
-    if found.labelled and _RUNTIME in tables and _KERNEL in tables:
-        _take_device(database, tables, processes, found, limits)
-    return found
+    scan = Scan()
+    if _SESSION in tables:
+        name = tables[_SESSION].name
+        row = database.execute(f'SELECT utcEpochNs FROM "{name}" LIMIT 1').fetchone()  # noqa: S608 - a known name
+        scan.base_ns = _time(row[0]) if row is not None else 0
+    if _ENVIRONMENT in tables:
+        name = tables[_ENVIRONMENT].name
+        row = database.execute(
+            f"SELECT value FROM \"{name}\" WHERE name = 'Hostname' LIMIT 1"  # noqa: S608 - a known name
+        ).fetchone()
+        scan.host = row[0] if row is not None and isinstance(row[0], str) else None
+    scan.own = None if own is None else own.reader()
+    processes = _add_ranges(database, tables, scan, limits)
+    if scan.labelled and _RUNTIME in tables and _KERNEL in tables:
+        _add_device(database, tables, processes, scan, limits)
+    return scan
 
 
 def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
-    """Return those of the tables that are read, by their plain names; a view is none."""
+    """Return the tables of `_READ` by name without version; views do not count."""
     rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     versions: dict[str, list[tuple[int, str]]] = {}
-    for (said,) in rows.fetchmany(_MAX_TABLES):
-        version = _VERSION.fullmatch(str(said))
+    for (name,) in rows.fetchmany(_MAX_TABLES):
+        version = _VERSION.fullmatch(str(name))
         if version is not None and version[1] in _READ:
-            versions.setdefault(version[1], []).append((int(version[2] or 1), str(said)))
-    found = {}
+            versions.setdefault(version[1], []).append((int(version[2] or 1), str(name)))
+    tables = {}
     for plain, known in versions.items():
-        # The latest version that anything is in.
+        # The latest version that is not empty.
         for _, name in sorted(known, reverse=True):
             rows = database.execute(f'SELECT * FROM "{name}" LIMIT 1')  # noqa: S608 - matched above
             columns = frozenset(column[0] for column in rows.description)
             if rows.fetchone() is not None or name == min(known)[1]:
-                found[plain] = _Table(name, columns)
+                tables[plain] = _Table(name, columns)
                 break
-    return found
+    return tables
 
 
 def _marks(values: Sequence[object]) -> str:
     return ",".join("?" * len(values))
 
 
-def _session_start(database: sqlite3.Connection, tables: Mapping[str, _Table]) -> int:
-    if _SESSION not in tables:
-        return 0
-    name = tables[_SESSION].name
-    row = database.execute(f'SELECT utcEpochNs FROM "{name}" LIMIT 1').fetchone()  # noqa: S608 - a known name
-    return _time(row[0]) if row is not None else 0
-
-
-def _host(database: sqlite3.Connection, tables: Mapping[str, _Table]) -> str | None:
-    if _ENVIRONMENT not in tables:
-        return None
-    name = tables[_ENVIRONMENT].name
-    row = database.execute(
-        f"SELECT value FROM \"{name}\" WHERE name = 'Hostname' LIMIT 1"  # noqa: S608 - a known name
-    ).fetchone()
-    return row[0] if row is not None and isinstance(row[0], str) else None
-
-
-def _take_ranges(
-    database: sqlite3.Connection, tables: Mapping[str, _Table], found: Scan, limits: Limits
+def _add_ranges(
+    database: sqlite3.Connection, tables: Mapping[str, _Table], scan: Scan, limits: Limits
 ) -> frozenset[int]:
-    """Take the labelled ranges; return the processes that have any."""
+    """Add the labelled ranges to the scan; return their processes."""
     if _NVTX not in tables:
         return frozenset()
     table = tables[_NVTX]
@@ -199,57 +190,57 @@ def _take_ranges(
     if _STRINGS in tables and "textId" in table.columns:
         strings = tables[_STRINGS].name
         named = f'coalesce(text, (SELECT value FROM "{strings}" WHERE id = textId))'  # noqa: S608 - a known name
-    # Ranges of other threads and libraries are many; the labelled ones are some thousands.
-    # Patterns of labels are matched here, not by the database.
-    likes = [] if found.own is not None else [f"{label}%" for label in _LABELS]
+    # SQLite selects the labelled ranges, some thousands of many; with patterns of the job all
+    # ranges are selected and matched here.
+    likes = [] if scan.own is not None else [f"{label}%" for label in _LABELS]
     query = (
-        f"SELECT rowid, start, end, globalTid >> {_THREAD_BITS}, {named} AS said "  # noqa: S608 - known names
+        f"SELECT rowid, start, end, globalTid >> {_THREAD_BITS}, {named} AS range_name "  # noqa: S608 - known names
         f'FROM "{table.name}" '
         f"WHERE eventType IN ({_marks(_RANGES)}) AND end IS NOT NULL AND "
-        f"({' OR '.join(['said LIKE ?'] * len(likes)) or 'said IS NOT NULL'})"
+        f"({' OR '.join(['range_name LIKE ?'] * len(likes)) or 'range_name IS NOT NULL'})"
     )
     processes = set()
-    for event, start, end, process, said in database.execute(query, (*_RANGES, *likes)):
-        if _take_range(found, str(said), _span(start, end, event)):
+    for event, start, end, process, range_name in database.execute(query, (*_RANGES, *likes)):
+        if _add_range(scan, str(range_name), _span(start, end, event)):
             processes.add(process)
-        found.check_counts(limits)
+        scan.check_counts(limits)
     if len(processes) > 1:
         refuse_body("unknown_rank", f"{len(processes)} processes label ranges: {_ONE_RANK}")
     return frozenset(processes)
 
 
-def _take_range(found: Scan, said: str, span: Span) -> bool:
-    """Take a range; return whether it is labelled."""
-    if found.take_own(said, span):
+def _add_range(scan: Scan, text: str, span: Span) -> bool:
+    """Add a range to the scan if it is labelled; return whether it is."""
+    if scan.take_own(text, span):
         return True
-    # emit_nvtx adds the sequence number and shapes behind the name.
-    name = said.split(",", 1)[0]
+    # emit_nvtx appends the sequence number and shapes to the name.
+    name = text.split(",", 1)[0]
     if name.startswith(_LABELS):
-        found.take_range(name, span)
+        scan.take_range(name, span)
         return True
-    if found.own is not None:
-        found.own.miss(said)
+    if scan.own is not None:
+        scan.own.miss(text)
     return False
 
 
-def _take_device(
+def _add_device(
     database: sqlite3.Connection,
     tables: Mapping[str, _Table],
     processes: frozenset[int],
-    found: Scan,
+    scan: Scan,
     limits: Limits,
 ) -> None:
-    """Take what the labelled process launched, and what its devices did."""
-    first = min(one.span.start for one in found.labelled)
-    last = max(one.span.end for one in found.labelled)
+    """Add the launches and kernels of the labelled process to the scan."""
+    first = min(labelled.span.start for labelled in scan.labelled)
+    last = max(labelled.span.end for labelled in scan.labelled)
     calls = tables[_RUNTIME]
     query = (
         f'SELECT start, correlationId FROM "{calls.name}" '  # noqa: S608 - a known name
         f"WHERE start BETWEEN ? AND ? AND {_of_process(calls, 'globalTid', processes)}"
     )
     for start, correlation in database.execute(query, (first, last, *processes)):
-        found.launches.add(_time(start), _whole(correlation))
-        found.check_counts(limits)
+        scan.launches.add(_time(start), _whole(correlation))
+        scan.check_counts(limits)
     names = _kernel_names(database, tables)
     kernels = tables[_KERNEL]
     query = (
@@ -260,17 +251,17 @@ def _take_device(
         span, work = _span(start, end, event), -1
         name = names.get(short_name)
         if name is not None:
-            work = len(found.works)
-            found.works.append(Work(name, "", "", None, span, on_device=True))
-        found.kernels.add(span, _whole(correlation), -1, work)
-        found.check_counts(limits)
+            work = len(scan.works)
+            scan.works.append(Work(name, "", "", None, span, on_device=True))
+        scan.kernels.add(span, _whole(correlation), -1, work)
+        scan.check_counts(limits)
 
 
 def _of_process(table: _Table, column: str, processes: frozenset[int]) -> str:
-    """Return the condition that a row is of one of the processes.
+    """Return the SQL condition that a row belongs to one of the processes.
 
-    A thread has the number of its process and its own (24 bits); old exporters leave the process
-    of a kernel out, which then is anyone's.
+    A global thread id is the process id and 24 bits of the thread. Old exporters leave out the
+    process of a kernel, which then belongs to any.
     """
     marks = _marks(tuple(processes))
     if column not in table.columns:
@@ -279,7 +270,7 @@ def _of_process(table: _Table, column: str, processes: frozenset[int]) -> str:
 
 
 def _kernel_names(database: sqlite3.Connection, tables: Mapping[str, _Table]) -> Mapping[int, str]:
-    """Return the collectives of the kernels of process groups by the ids of their names."""
+    """Return the collectives of NCCL and RCCL kernels by the ids of the kernel names."""
     if _STRINGS not in tables:
         return {}
     strings = tables[_STRINGS].name

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of Megatron-LM (`megatron.core.telemetry`), as OTLP.
+"""Decoder of OpenTelemetry spans of Megatron-LM (`megatron.core.telemetry`), as OTLP.
 
 A rank is a resource: ``dl.rank``, ``dl.world_size`` and the sizes and ranks of each parallelism
 are its attributes. Times are those of the issuing host, not of the device, and the metadata note
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,6 @@ from typing import Final
 from app.analysis.trace.limits import Limits, refuse_body
 from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import (
-    ABSENT,
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
     BACKWARD_SEND,
@@ -53,15 +52,9 @@ from app.analysis.trace.recordings.otlp_resources import (
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import BodyTooLargeError, InvalidMetadataError
 
-# ---- Spans of Megatron-LM, as its main branch names them and as releases before did ------------
-# Sources: ``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
-# NVIDIA/Megatron-LM (pull request 6385). Spans of microbatches, transfers and gradients have one
-# name in both; a step and its parts were renamed.
-
-
 PREFIX: Final = "megatron."
 STEPS: Final = frozenset({"megatron.train_step", "megatron.train.iteration"})
-# Around the first step of a process, which compiles, captures and connects.
+# Span around the first step of a process, which compiles, captures and connects.
 FIRST_STEP: Final = "megatron.train.first_iteration"
 WHY_ODD: Final = "Megatron-LM marks it as the first one of its process"
 OPERATIONS: Final[Mapping[str, str]] = {
@@ -75,7 +68,7 @@ OPERATIONS: Final[Mapping[str, str]] = {
     "megatron.optimizer_step": OPTIMIZER,
     "megatron.train.iteration.optimizer": OPTIMIZER,
 }
-# What a rank does between steps; the outermost of spans that lie in each other is meant.
+# Work between steps; of nested spans the outermost counts.
 BETWEEN: Final[Mapping[str, str]] = {
     "megatron.evaluate": EVALUATION,
     "megatron.save_checkpoint": CHECKPOINT,
@@ -83,7 +76,7 @@ BETWEEN: Final[Mapping[str, str]] = {
     "megatron.checkpoint.save": CHECKPOINT,
 }
 READ: Final = frozenset({*OPERATIONS, *BETWEEN, *STEPS, FIRST_STEP})
-# Spans around those of operations, or of what no step has.
+# Spans around those of operations, without work of their own.
 AROUND: Final = frozenset(
     {
         "megatron.pretrain",
@@ -92,7 +85,6 @@ AROUND: Final = frozenset(
         "megatron.train.iteration.forward_backward",
     }
 )
-
 
 MICROBATCH_GROUP: Final = "MEGATRON_OTEL_SPAN_GROUPS=per_step,microbatch"
 ALL_RANKS: Final = "MEGATRON_OTEL_RANK_STRATEGY=all_ranks"
@@ -115,11 +107,11 @@ class _Span:
     chunk: int | None
     step: int | None
     event: int
-    own: OwnRange | None = None  # what labels say of it
+    own: OwnRange | None = None  # match of a label of the job
 
     @property
     def is_step(self) -> bool:
-        """Whether it is around a whole step, whose number is known."""
+        """Whether the span is a whole step with a known number."""
         if self.own is not None:
             return self.own.label is None and self.step is not None
         return self.name in STEPS and self.step is not None
@@ -127,7 +119,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """What is kept of a recording."""
+    """Spans of operations and steps of a recording, and its resources by rank."""
 
     spans: list[_Span]
     resources: dict[int, Resource]
@@ -135,7 +127,7 @@ class _Spans:
     lost: Lost
 
 
-def decode_otlp(  # noqa: PLR0913 - what is said of a body
+def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     body: Path | bytes,
     meta: SessionMeta | None,
     limits: Limits,
@@ -151,48 +143,62 @@ def decode_otlp(  # noqa: PLR0913 - what is said of a body
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        The sizes, where the resources do not say them.
+        The session's metadata; required where the resources lack sizes.
     protobuf : bool
-        It is OTLP's protobuf; else its JSON.
+        The body is OTLP's protobuf; else its JSON.
     own : OwnRanges, optional
-        What the job calls spans of its own.
+        The job's labels for spans of its own.
 
     Raises
     ------
     InvalidTraceError
-        `trace.no_microbatches`: there are spans of steps at most; `trace.unknown_rank`. Also those
-        of `json_batches`, `protobuf_batches`, `Event` and `Rows.trace`.
+        `trace.no_microbatches`: there are spans of steps at most; `trace.unknown_rank`. Also the
+        errors of `json_batches`, `protobuf_batches`, `Event` and `Rows.trace`.
     InvalidMetadataError
         `metadata.missing`: the sizes are not known.
     """
     reader = None if own is None else own.reader()
-    names = READ if own is None else None
-    found = _read(_batches(body, limits, names, protobuf=protobuf), reader)
-    if reader is not None and not any(span.own for span in found.spans):
+    if protobuf:
+        # The message classes take a while to load.
+        from app.analysis.trace.recordings.otlp_protobuf import protobuf_batches  # noqa: PLC0415
+
+        batches = protobuf_batches(body, limits, READ if own is None else None)
+    else:
+        batches = json_batches(body, limits)
+    recorded = _read(batches, reader)
+    if reader is not None and not any(span.own for span in recorded.spans):
         reader.refuse_all()
-    if not any(_computes(span) for span in found.spans):
+    if not any(_computes(span) for span in recorded.spans):
         refuse_body(
             "no_microbatches",
             "there are no spans of microbatches: switch their group on with "
             f"{MICROBATCH_GROUP}, and let every rank export with {ALL_RANKS}",
         )
-    known = meta or SessionMeta(_sizes(found))
+    if meta is None:
+        sizes = next(iter(recorded.sizes)) if len(recorded.sizes) == 1 else None
+        if sizes is None:
+            message = (
+                "the resources do not say the sizes of the job, or not the same ones: give them "
+                "with the recording"
+            )
+            raise InvalidMetadataError(message, code="metadata.missing")
+        meta = SessionMeta(sizes)
     by_rank: dict[int, list[_Span]] = {}
-    for span in sorted(found.spans, key=_start):
+    for span in sorted(recorded.spans, key=_start):
         by_rank.setdefault(span.rank, []).append(span)
     rows = Rows(limits)
     odd: dict[int, str] = {}
     for rank, spans in by_rank.items():
-        odd |= _take(rows, found.resources[rank], spans, known.sizes, found.lost)
-    known = replace(
-        with_hosts(known, found.resources),
-        odd_steps={**odd, **known.odd_steps},
-        extra={**known.extra, "clock": "host"},
+        odd |= _add_rank(rows, recorded.resources[rank], spans, meta.sizes, recorded.lost)
+    meta = replace(
+        with_hosts(meta, recorded.resources),
+        odd_steps={**odd, **meta.odd_steps},
+        extra={**meta.extra, "clock": "host"},
     )
-    lost = [Unmapped(what, count, remedy) for (what, remedy), count in found.lost.items()]
+    lost = [Unmapped(what, count, remedy) for (what, remedy), count in recorded.lost.items()]
     if reader is not None:
         lost += reader.unmapped()
-    return Recording(rows.trace(known, part=part), total(lost))
+    return Recording(rows.trace(meta, part=part), total(lost))
 
 
 def _computes(span: _Span) -> bool:
@@ -201,20 +207,9 @@ def _computes(span: _Span) -> bool:
     return span.name in OPERATIONS and "microbatch" in span.name
 
 
-def _batches(
-    body: Path | bytes, limits: Limits, names: frozenset[str] | None, *, protobuf: bool
-) -> Iterator[Batch]:
-    if not protobuf:
-        return json_batches(body, limits)
-    # its messages take a while to load
-    from app.analysis.trace.recordings.otlp_protobuf import protobuf_batches  # noqa: PLC0415
-
-    return protobuf_batches(body, limits, names)
-
-
 def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
-    """Keep the spans of operations and steps, and count the others."""
-    found: list[_Span] = []
+    """Return the spans of operations and steps, and count the others."""
+    spans: list[_Span] = []
     resources: dict[int, Resource] = {}
     sizes: set[Sizes | None] = set()
     lost: Lost = Counter()
@@ -226,7 +221,7 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
             if own is not None or name in READ:
                 wanted.append((span, name, own))
             elif name not in AROUND:
-                # Names of other programs are many, and say nothing here.
+                # Other programs have many names: count their spans together.
                 kind = name[:80] if name.startswith(PREFIX) else "of other programs"
                 lost[f"spans {kind}", None] += 1
                 if reader is not None:
@@ -235,11 +230,11 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
             who = resource_of(batch.resource)
             resources[who.rank] = who
             sizes.add(who.sizes)
-            found += [_span(who.rank, *one) for one in wanted]
-        if len(found) > _MAX_SPANS:
+            spans += [_span(who.rank, *span) for span in wanted]
+        if len(spans) > _MAX_SPANS:
             message = f"there are over {_MAX_SPANS} spans"
             raise BodyTooLargeError(message, code="body.too_many_rows")
-    return _Spans(found, resources, frozenset(sizes), lost)
+    return _Spans(spans, resources, frozenset(sizes), lost)
 
 
 def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:
@@ -248,40 +243,29 @@ def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:
     if own is not None:
         mb, mc = (None, None) if own.label is None else (own.label.mb, own.label.mc)
         return _Span(rank, name, start, end, mb, mc, own.step, span.index, own)
-    said = attributes_of(span)
+    attributes = attributes_of(span)
     return _Span(
         rank,
         name,
         start,
         end,
-        first_of(said, "megatron.microbatch_id", "dl.microbatch_id"),
-        first_of(said, "megatron.model_chunk_id", "megatron.virtual_pipeline_rank"),
-        first_of(said, "megatron.iteration", "dl.iteration"),
+        first_of(attributes, "megatron.microbatch_id", "dl.microbatch_id"),
+        first_of(attributes, "megatron.model_chunk_id", "megatron.virtual_pipeline_rank"),
+        first_of(attributes, "megatron.iteration", "dl.iteration"),
         span.index,
     )
 
 
-def _sizes(found: _Spans) -> Sizes:
-    sizes = next(iter(found.sizes)) if len(found.sizes) == 1 else None
-    if sizes is None:
-        message = (
-            "the resources do not say the sizes of the job, or not the same ones: give them with "
-            "the recording"
-        )
-        raise InvalidMetadataError(message, code="metadata.missing")
-    return sizes
-
-
-def _take(
+def _add_rank(
     rows: Rows, who: Resource, spans: list[_Span], sizes: Sizes, lost: Lost
 ) -> Mapping[int, str]:
     """Add the operations of one rank, whose spans come by start; return its odd steps."""
     steps = [span for span in spans if span.is_step]
     if not steps:
-        # Labelled ones without a number count from 0.
+        # Labelled steps without numbers count from 0.
         unnumbered = [span for span in spans if span.own is not None and span.own.label is None]
         steps = [replace(span, step=number) for number, span in enumerate(unnumbered)]
-    _take_own(rows, who, [span for span in spans if span.own is not None], steps, sizes, lost)
+    _add_own(rows, who, [span for span in spans if span.own is not None], steps, sizes, lost)
     spans = [span for span in spans if span.own is None]
     for span in spans:
         if span.name not in OPERATIONS:
@@ -291,17 +275,23 @@ def _take(
             lost["operations outside of a step", STEP_GROUP] += 1
         else:
             _add(rows, OPERATIONS[span.name], who, span, step, sizes)
-    _take_between(rows, who, spans, steps, sizes, lost)
-    # A first step's own span begins just before the step that it is around.
-    firsts = [span for span in spans if span.name == FIRST_STEP]
-    odd = (_within(span, steps) if span.step is None else span.step for span in firsts)
-    return {number: WHY_ODD for number in odd if number is not None}
+    _add_between(rows, who, spans, steps, sizes, lost)
+    odd: dict[int, str] = {}
+    for span in spans:
+        if span.name != FIRST_STEP:
+            continue
+        # The span of a first step begins just before the step inside.
+        inside = (step.step for step in steps if span.start <= step.start <= span.end)
+        number = next(inside, None) if span.step is None else span.step
+        if number is not None:
+            odd[number] = WHY_ODD
+    return odd
 
 
-def _take_between(  # noqa: PLR0913, PLR0917 - all that is known of the rank
+def _add_between(  # noqa: PLR0913, PLR0917 - facts of the rank
     rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
 ) -> None:
-    """Add what a rank does between steps; of spans that lie in each other the outermost."""
+    """Add the work between steps; of nested spans the outermost."""
     until: dict[str, int] = {}
     for span in spans:
         op = BETWEEN.get(span.name)
@@ -316,10 +306,10 @@ def _take_between(  # noqa: PLR0913, PLR0917 - all that is known of the rank
             _add(rows, op, who, span, step, sizes)
 
 
-def _take_own(  # noqa: PLR0913, PLR0917 - all that is known of the rank
+def _add_own(  # noqa: PLR0913, PLR0917 - facts of the rank
     rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
 ) -> None:
-    """Add the operations of spans of the job's own; those of one computation are one."""
+    """Add the operations of labelled spans, and join those of one computation."""
     labelled = [(span, span.own.label) for span in spans if span.own and span.own.label]
     numbers = [
         span.step if span.step is not None else _step_around(span, steps) for span, _ in labelled
@@ -343,11 +333,7 @@ def _step_around(span: _Span, steps: list[_Span]) -> int | None:
     return steps[place].step if place >= 0 and span.start <= steps[place].end else None
 
 
-def _within(span: _Span, steps: list[_Span]) -> int | None:
-    return next((step.step for step in steps if span.start <= step.start <= span.end), None)
-
-
-def _add(  # noqa: PLR0913, PLR0917 - all that an operation is
+def _add(  # noqa: PLR0913, PLR0917 - facts of the operation
     rows: Rows, op: str, who: Resource, span: _Span, step: int, sizes: Sizes
 ) -> None:
     inner = sizes.tp * sizes.cp
@@ -361,6 +347,6 @@ def _add(  # noqa: PLR0913, PLR0917 - all that an operation is
         dp=who.rank // inner % sizes.dp if who.dp is None else who.dp,
         pp=who.rank // (inner * sizes.dp) if who.pp is None else who.pp,
         step=step,
-        mb=ABSENT if span.microbatch is None else span.microbatch,
-        mc=ABSENT if span.chunk is None else span.chunk,
+        mb=span.microbatch,
+        mc=span.chunk,
     )

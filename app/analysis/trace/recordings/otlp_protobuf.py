@@ -1,21 +1,21 @@
-"""OTLP protobuf, one batch of spans at a time.
+"""Reader of OTLP protobuf, one batch of spans at a time.
 
-Three forms: the body that an exporter posts (``ExportTraceServiceRequest``); messages with their
-lengths in front as protobuf itself delimits them, which OpenTelemetry's specification of the file
-exporter says; and messages with four bytes of length in front, big-endian, which the collector's
-file exporter writes (its ``compression: zstd`` compresses each message). In all of them a message
-is a list of ``ResourceSpans``, and one of those is in memory at a time.
+Three forms: the body that an exporter posts (``ExportTraceServiceRequest``); messages with a varint
+of their length in front, as OpenTelemetry specifies for files; and messages with four bytes of
+length in front, big-endian, as the collector's file exporter writes them (its ``compression: zstd``
+compresses each message). In all of them a message is a list of ``ResourceSpans``, of which one is
+in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from app.analysis.trace.compression import ZSTD_MAGIC, read_text
 from app.analysis.trace.limits import Limits, refuse
@@ -33,9 +33,8 @@ from app.errors import Fault
 _RESOURCE_SPANS: Final = 1
 _FIRST_BYTE: Final = _RESOURCE_SPANS << 3 | BYTES
 _LENGTH_BYTES: Final = 4
-# A collector's message is what it was sent, or a batch of its own of 8,192 spans.
+# A collector's message is a received one, or a batch of 8,192 spans.
 _MAX_MESSAGE_BYTES: Final = 4 * MAX_BATCH_BYTES
-
 
 Names = frozenset[str] | None
 
@@ -46,12 +45,12 @@ def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterat
     Parameters
     ----------
     names : frozenset of str or None
-        Spans of other names have their name only; None wants all.
+        Spans of other names have only their name; None for all fields of all spans.
 
     Raises
     ------
     InvalidTraceError
-        `trace.corrupt`, `trace.truncated`, `trace.item_too_long`, with the batch where it is one.
+        `trace.corrupt`, `trace.truncated`, `trace.item_too_long`, with the index of the batch.
     BodyTooLargeError
         `body.too_large`.
     """
@@ -67,18 +66,17 @@ def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterat
         if size > _MAX_MESSAGE_BYTES:
             _refuse_too_long(count)
         message = wire.take(size)
-        for batch in _message(message, limits, count, names):
+        is_json = False
+        if message.startswith(ZSTD_MAGIC):
+            message = b"".join(read_text(message, limits))
+            is_json = message.startswith(b"{")
+        for batch in (
+            json_batches(message, limits)
+            if is_json
+            else _batches(Wire(iter((message,))), count, names)
+        ):
             yield batch
             count += 1
-
-
-def _message(message: bytes, limits: Limits, count: int, names: Names) -> Iterator[Batch]:
-    if not message.startswith(ZSTD_MAGIC):
-        return _batches(Wire(iter((message,))), count, names)
-    text = b"".join(read_text(message, limits))
-    if text.startswith(b"{"):
-        return json_batches(text, limits)
-    return _batches(Wire(iter((text,))), count, names)
 
 
 def _batches(wire: Wire, count: int, names: Names) -> Iterator[Batch]:
@@ -97,32 +95,34 @@ def _batch(message: bytes, index: int, names: Names) -> Batch:
     except DecodeError as error:
         text = f"batch {index} is no ResourceSpans of OTLP: {error}"
         refuse([Fault("corrupt", text, row=index)])
-    who = Event(index, {"attributes": [_attribute(one) for one in batch.resource.attributes]})
+    resource = Event(index, {"attributes": _attributes(batch.resource.attributes)})
     spans = tuple(
-        _span(span, index)
-        if names is None or span.name in names
-        else Event(index, {"name": span.name})
+        # Under the keys of OTLP's JSON.
+        Event(
+            index,
+            {
+                "name": span.name,
+                "startTimeUnixNano": span.start_time_unix_nano,
+                "endTimeUnixNano": span.end_time_unix_nano,
+                "attributes": _attributes(span.attributes),
+            }
+            if names is None or span.name in names
+            else {"name": span.name},
+        )
         for scope in batch.scope_spans
         for span in scope.spans
     )
-    return Batch(attributes_of(who), spans)
+    return Batch(attributes_of(resource), spans)
 
 
-def _span(span: Span, index: int) -> Event:
-    """Return a span with what is read of it, under the names of OTLP's JSON."""
-    fields = {
-        "name": span.name,
-        "startTimeUnixNano": span.start_time_unix_nano,
-        "endTimeUnixNano": span.end_time_unix_nano,
-        "attributes": [_attribute(one) for one in span.attributes],
-    }
-    return Event(index, fields)
-
-
-def _attribute(attribute: KeyValue) -> dict[str, object]:
-    kind = attribute.value.WhichOneof("value")
-    value = {} if kind is None else {kind: getattr(attribute.value, kind)}
-    return {"key": attribute.key, "value": value}
+def _attributes(attributes: Iterable[KeyValue]) -> list[dict[str, object]]:
+    """Return attributes as OTLP's JSON has them."""
+    fields: list[dict[str, object]] = []
+    for attribute in attributes:
+        kind = attribute.value.WhichOneof("value")
+        value = {} if kind is None else {kind: getattr(attribute.value, kind)}
+        fields.append({"key": attribute.key, "value": value})
+    return fields
 
 
 def _refuse_too_long(index: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Resources of OpenTelemetry (rank and host of a sender), and their batches of spans."""
+"""Resources of OpenTelemetry (rank, machine and sizes of a sender), and batches of their spans."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from app.analysis.trace.rank_metadata import NODE, OTEL_KEYS, POD, is_name
 from app.analysis.trace.recordings.json_events import Event, Item, event_of, read_items
 from app.errors import Fault
 
-# ---- Batches of spans of one resource, as OTLP's JSON or protobuf has them ---------------------
-
-
 SPANS: Final = "resourceSpans"
 # A collector's batch has 8,192 spans.
 MAX_BATCH_BYTES: Final = 8 * MIB
@@ -24,13 +21,10 @@ MAX_BATCH_BYTES: Final = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Spans of one resource.
+    """Spans of one resource."""
 
-    Attributes are by their keys; a span has ``name``, ``startTimeUnixNano`` and
-    ``endTimeUnixNano``.
-    """
-
-    resource: Event
+    resource: Event  # fields: its attributes by key
+    # Fields: ``name``, ``startTimeUnixNano``, ``endTimeUnixNano`` and ``attributes`` of OTLP.
     spans: tuple[Event, ...]
 
 
@@ -62,14 +56,14 @@ def attributes_of(event: Event) -> Event:
     Raises
     ------
     InvalidTraceError
-        `trace.bad_event`: they are no objects.
+        `trace.bad_event`: an attribute is no object.
     """
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for attribute in _objects(event, "attributes"):
         key, value = attribute.get("key"), attribute.get("value")
         if isinstance(key, str) and isinstance(value, dict) and value:
-            found[key] = next(iter(value.values()))
-    return Event(event.index, found)
+            attributes[key] = next(iter(value.values()))
+    return Event(event.index, attributes)
 
 
 def _objects(event: Event, key: str) -> list[dict[str, Any]]:
@@ -80,15 +74,12 @@ def _objects(event: Event, key: str) -> list[dict[str, Any]]:
     return values
 
 
-# ---- Resources of OpenTelemetry: which rank of a job sent some spans, and where it runs --------
-
-
 _HOST: Final = "host.name"
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource: who it is, and the sizes that it says."""
+    """Rank, machine and sizes of the job, from the attributes of a sender."""
 
     rank: int
     dp: int | None
@@ -98,55 +89,64 @@ class Resource:
     sizes: Sizes | None
 
 
-def resource_of(said: Event) -> Resource:
-    """Return who a resource is.
+def resource_of(attributes: Event) -> Resource:
+    """Return the resource with some attributes.
 
     Parameters
     ----------
-    said : Event
-        Its attributes by their keys.
+    attributes : Event
+        The attributes by their keys.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unknown_rank`, and those of `Event`.
+        `trace.unknown_rank`, and the errors of `Event`.
     """
-    rank = first_of(said, "dl.rank", "nv.dl.rank")
+    rank = first_of(attributes, "dl.rank", "nv.dl.rank")
     if rank is None:
         refuse_body(
             "unknown_rank",
             "a resource does not say its rank: dl.rank is set by setup_telemetry, which is given "
             "the rank after torch.distributed.init_process_group",
         )
-    sizes = [
-        said.optional_integer(f"dl.{kind}_parallel.size") for kind in ("data", "pipeline", "tensor")
+    recorded = [
+        attributes.optional_integer(f"dl.{kind}_parallel.size")
+        for kind in ("data", "pipeline", "tensor")
     ]
-    world = first_of(said, "dl.world_size", "nv.dl.world_size")
+    world = first_of(attributes, "dl.world_size", "nv.dl.world_size")
+    dp, pp, tp = (1 if size is None else size for size in recorded)
+    sizes = None
+    if any(size is not None for size in recorded) and min(dp, pp, tp) >= 1:
+        cells = dp * pp * tp
+        # Further ranks of the world are context-parallel.
+        cp = 1 if world is None or world < 1 or world % cells else world // cells
+        sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp)
     names = {
         key: name
         for key in (_HOST, *OTEL_KEYS)
-        if isinstance(name := said.fields.get(key), str) and name and is_name(name)
+        if isinstance(name := attributes.fields.get(key), str) and name and is_name(name)
     }
     return Resource(
         rank,
-        said.optional_integer("dl.data_parallel.rank"),
-        said.optional_integer("dl.pipeline_parallel.rank"),
+        attributes.optional_integer("dl.data_parallel.rank"),
+        attributes.optional_integer("dl.pipeline_parallel.rank"),
         names.pop(_HOST, None),
         names,
-        _sizes(sizes, world),
+        sizes,
     )
 
 
-def first_of(said: Event, *keys: str) -> int | None:
-    """Return the integer of the first of some keys that is there."""
-    values = (said.optional_integer(key) for key in keys)
+def first_of(attributes: Event, *keys: str) -> int | None:
+    """Return the integer under the first present key; None without one."""
+    values = (attributes.optional_integer(key) for key in keys)
     return next((value for value in values if value is not None), None)
 
 
 def with_hosts(known: SessionMeta, resources: Mapping[int, Resource]) -> SessionMeta:
-    """Return the metadata with what resources say of the machines of ranks.
+    """Return the metadata with the machines of ranks from their resources.
 
-    What the sender's metadata say comes first. The host of a resource in a pod may be the pod.
+    Machines in `known` take precedence. The host name of a resource in a pod is a guess: it may be
+    that of the pod.
     """
     named: dict[str, dict[str, str]] = {}
     hosts: dict[int, str] = {}
@@ -162,19 +162,9 @@ def with_hosts(known: SessionMeta, resources: Mapping[int, Resource]) -> Session
             if key != NODE or rank not in known.hosts:
                 named.setdefault(key, {})[str(rank)] = name
     guesses.update(known.whereabouts.guessed_hosts)
-    met = replace(
+    merged = replace(
         known,
         hosts={**hosts, **known.hosts},
         whereabouts=replace(known.whereabouts, guessed_hosts=guesses),
     )
-    return with_names(met, named) if named else met
-
-
-def _sizes(said: list[int | None], world: int | None) -> Sizes | None:
-    """Return the sizes of a job; ranks that the three do not explain are context parallel."""
-    dp, pp, tp = (1 if size is None else size for size in said)
-    if all(size is None for size in said) or min(dp, pp, tp) < 1:
-        return None
-    cells = dp * pp * tp
-    cp = 1 if world is None or world < 1 or world % cells else world // cells
-    return Sizes(dp=dp, pp=pp, tp=tp, cp=cp)
+    return with_names(merged, named) if named else merged

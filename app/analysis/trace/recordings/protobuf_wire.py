@@ -25,18 +25,18 @@ _LOW_BITS: Final = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a message: of bytes, text or a message unless it is a number."""
+    """Head of a field of a message; bytes of its value follow unless it is a varint."""
 
     number: int
-    kind: int
-    size: int  # bytes of its value, which comes next; 0 of a number
-    value: int = 0  # of a number of variable length
+    kind: int  # wire type
+    size: int  # bytes of the value that follows; 0 for a varint
+    value: int = 0  # of a varint
 
 
 def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer than the work
-    """Return how many bytes of a piece of a message are whole fields.
+    """Return the number of leading bytes of a piece that are whole fields.
 
-    This is passed for each of millions of events, so numbers are read in place.
+    This loop passes over each of millions of events, so numbers are decoded in line.
     """
     at = whole = 0
     end = len(piece)
@@ -63,7 +63,7 @@ def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer 
             elif kind in _FIXED:
                 at += _FIXED[kind]
             else:
-                # The runtime says what is wrong here.
+                # The runtime raises the error for an unknown wire type.
                 return end
             if at <= end:
                 whole = at
@@ -74,12 +74,12 @@ def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer 
 
 
 class Wire:
-    """A cursor in bytes that come in pieces.
+    """A cursor in a message whose bytes come in pieces.
 
     Parameters
     ----------
     pieces : iterator of bytes
-        The message.
+        Consecutive parts of the message.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -90,11 +90,11 @@ class Wire:
 
     @property
     def place(self) -> int:
-        """Return how many bytes have been read."""
+        """Return the number of bytes read so far."""
         return self._before + self._at
 
     def at_end(self) -> bool:
-        """Return whether nothing more comes."""
+        """Return whether the message ends here."""
         return not self.peek(1)
 
     def peek(self, size: int) -> bytes:
@@ -124,7 +124,7 @@ class Wire:
         return taken
 
     def varint(self) -> int:
-        """Return a number of variable length.
+        """Read a varint.
 
         Raises
         ------
@@ -140,12 +140,12 @@ class Wire:
         return value | byte << 7 * count
 
     def fields(self, size: int | None = None) -> Iterator[Field]:
-        """Yield the fields of a message; what its user leaves of a field's value is stepped over.
+        """Yield the fields of a message; skip the part of a value that the caller does not read.
 
         Parameters
         ----------
         size : int or None
-            Bytes of the message; None where it goes on until the end.
+            Bytes of the message; None for all bytes to the end.
 
         Raises
         ------
@@ -166,19 +166,24 @@ class Wire:
             if end is not None and after > end:
                 self._refuse("a field is longer than its message")
             yield Field(number, kind, length)
-            self._skip(after - self.place)
+            # Skip in pieces: a value may be longer than memory.
+            while (left := after - self.place) > len(self._buffer) - self._at:
+                self._at = len(self._buffer)
+                if self.at_end():
+                    self.take(left)
+            self._at += left
         if end is not None and self.place > end:
             self._refuse("a field is longer than its message")
 
     def stretches(self, size: int, longest: int) -> Iterator[bytes]:
-        """Yield a message in parts that are messages: some thousands of its fields at a time.
+        """Yield a message in parts of some thousands of whole fields, each of them a message.
 
         Parameters
         ----------
         size : int
             Bytes of the message.
         longest : int
-            Bytes that a field may have.
+            Most bytes of a field.
 
         Raises
         ------
@@ -203,15 +208,6 @@ class Wire:
                 )
             else:
                 wanted *= 2
-
-    def _skip(self, size: int) -> None:
-        """Step over bytes, of which no more than a piece is in memory."""
-        while size > len(self._buffer) - self._at:
-            size -= len(self._buffer) - self._at
-            self._at = len(self._buffer)
-            if self.at_end():
-                self.take(size)
-        self._at += size
 
     def _refuse(self, message: str) -> NoReturn:
         refuse_body("corrupt", f"no protobuf at byte {self.place}: {message}")

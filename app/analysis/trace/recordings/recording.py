@@ -1,4 +1,4 @@
-"""Result of a decoder of a foreign recording, built operation by operation."""
+"""Result of a decoder of a foreign recording, and its builder from single operations."""
 
 from __future__ import annotations
 
@@ -18,49 +18,44 @@ from app.analysis.trace.metadata import Unmapped, join_metadata, total
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
 from app.errors import BodyTooLargeError, InvalidTraceError, UnanalyzableError
 
-# ---- What a decoder of a foreign recording returns ---------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A trace, and what of the recording is not in it."""
+    """A trace, and the items of its recording that are not mapped to operations."""
 
     trace: Trace
     unmapped: tuple[Unmapped, ...]
 
 
-def joined_recordings(found: Sequence[Recording]) -> Recording:
-    """Return the recordings of several ranks, each read as a part, as one.
+def joined_recordings(parts: Sequence[Recording]) -> Recording:
+    """Return the union of the recordings of several ranks, each decoded as a part.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError
-        They contradict each other.
+        The recordings contradict each other.
     """
-    meta = reduce(join_metadata, (one.trace.meta for one in found))
-    chunks = [TraceChunk(f"part {at}", 0, one.trace) for at, one in enumerate(found)]
+    meta = reduce(join_metadata, (part.trace.meta for part in parts))
+    chunks = [TraceChunk(f"part {at}", 0, part.trace) for at, part in enumerate(parts)]
     try:
         trace = merge(chunks, meta).trace
     except UnanalyzableError as error:
         raise InvalidTraceError(
             error.message, code=error.stable_code, faults=error.faults
         ) from error
-    return Recording(trace, total(left for one in found for left in one.unmapped))
-
-
-# ---- Operations as a decoder finds them, one by one, and the trace that they are together ------
+    return Recording(trace, total(item for part in parts for item in part.unmapped))
 
 
 _COLUMNS: Final = ("rank", "dp", "pp", "step", "op", "mb", "mc", "start", "duration", "source")
 
 
 class Rows:
-    """Operations of one body.
+    """Builder of a trace from the operations of one body, in any order.
 
     Parameters
     ----------
     limits : Limits
-        How many there may be.
+        Limit on the number of operations.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -83,10 +78,10 @@ class Rows:
         dp: int,
         pp: int,
         step: int,
-        mb: int = ABSENT,
-        mc: int = ABSENT,
+        mb: int | None = None,
+        mc: int | None = None,
     ) -> None:
-        """Take an operation; `event` is its 0-based place in the body.
+        """Add an operation; `event` is its 0-based place in the body.
 
         Raises
         ------
@@ -98,12 +93,14 @@ class Rows:
         if len(self) >= self._limits.max_rows:
             message = f"the body has over {self._limits.max_rows} operations"
             raise BodyTooLargeError(message, code="body.too_many_rows")
+        mb = ABSENT if mb is None else mb
+        mc = ABSENT if mc is None else mc
         values = (rank, dp, pp, step, self._code(op), mb, mc, start_ns, duration_ns, event)
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
     def trace(self, meta: SessionMeta, *, part: bool) -> Trace:
-        """Check everything against `meta` and return the trace.
+        """Check the operations against `meta` and return their trace.
 
         Raises
         ------
@@ -113,7 +110,7 @@ class Rows:
         if not len(self):
             refuse_body("no_rows", "there is no operation in the body")
         columns = {name: np.frombuffer(values, np.int64) for name, values in self._columns.items()}
-        # What is checked fastest: rank by rank, in each step type by type, by start.
+        # The order that is checked fastest: rank by rank, in each step type by type, by start.
         keys = ("start", "op", "step", "rank")
         order = np.lexsort([columns[name] for name in keys])
         columns = {name: values[order] for name, values in columns.items()}

@@ -1,7 +1,7 @@
-"""XProf: collectives, computing and steps of each device in a trace of JAX or TensorFlow.
+"""Decoder of XProf: collectives, computations and steps of each device of JAX or TensorFlow.
 
-An XLA program does not distinguish forward from backward, so nothing can be replayed. It shows
-when each device arrives at each collective, and what else it executes.
+An XLA program does not distinguish forward from backward, so nothing can be replayed. Its trace
+shows when each device arrives at each collective, and what else it executes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TENSOR: Final = {
     "reduce-scatter": "tp-reduce-scatter",
     "all-gather": "tp-all-gather",
 }
-# Not matched over devices: which of them exchange what is not said.
+# Types that are not matched across devices: the groups of devices are not recorded.
 _OTHERS: Final = {
     "collective-permute": RING,
     "all-to-all": "ep-all-to-all",
     "ragged-all-to-all": "ep-all-to-all",
 }
-# Computations with less between them are one.
+# Computations with a smaller gap between them are joined.
 _APART_NS: Final = 1000
 _ANNOTATE: Final = 'annotate steps with jax.profiler.StepTraceAnnotation("train", step_num=step)'
 _NO_DEVICES: Final = (
@@ -71,22 +71,31 @@ class _Steps:
 def decode_xprof(
     collected: Collected, meta: SessionMeta | None, limits: Limits, *, name: str | None, part: bool
 ) -> Recording:
-    """Make operations of what is kept of a trace.
+    """Return the operations of a collected trace.
 
     Parameters
     ----------
     name : str or None
-        Name of the file, which is that of its host.
+        Name of the file, which begins with the name of its host.
 
     Raises
     ------
     InvalidTraceError
-        `trace.no_rows`: no device ran anything. Also those of `Rows.trace`.
+        `trace.no_rows`: no device ran anything. Also the errors of `Rows.trace`.
     """
-    devices = [one for _, one in sorted(collected.devices.items()) if len(one.starts)]
+    devices = [device for _, device in sorted(collected.devices.items()) if len(device.starts)]
     if not devices:
         refuse_body("no_rows", _NO_DEVICES)
-    tp = _tensor_size(collected.instructions, len(devices))
+    # Consecutive devices that share collectives are taken for tensor-parallel.
+    group_sizes = {
+        instruction.groups.size
+        for instruction in collected.instructions
+        if instruction.groups is not None
+        and instruction.groups.contiguous
+        and instruction.groups.size > 1
+    }
+    tp = group_sizes.pop() if len(group_sizes) == 1 else 1
+    tp = tp if len(devices) % tp == 0 else 1
     known = meta or SessionMeta(Sizes(dp=len(devices) // tp, pp=1, tp=tp))
     rows, lost = Rows(limits), Counter[str]()
     for rank, device in enumerate(devices):
@@ -94,8 +103,8 @@ def decode_xprof(
     host = collected.host or (name.split(".", 1)[0] if name else None)
     if host and is_name(host):
         known = replace(known, hosts=dict.fromkeys(range(len(devices)), host) | dict(known.hosts))
-    said = (Unmapped(what, count, _ANNOTATE) for what, count in lost.items())
-    return Recording(rows.trace(not_replayed(known, REASON), part=part), total(said))
+    unmapped = (Unmapped(what, count, _ANNOTATE) for what, count in lost.items())
+    return Recording(rows.trace(not_replayed(known, REASON), part=part), total(unmapped))
 
 
 def decode_xplane(
@@ -104,8 +113,8 @@ def decode_xplane(
     """Decode and check ``*.xplane.pb``; see `read_xplane` and `decode_xprof`."""
     from app.analysis.trace.recordings.xprof_files import read_xplane  # noqa: PLC0415
 
-    found = read_xplane(body, limits)
-    return decode_xprof(found, meta, limits, name=_name(body), part=part)
+    collected = read_xplane(body, limits)
+    return decode_xprof(collected, meta, limits, name=_name(body), part=part)
 
 
 def decode_trace_json(
@@ -114,35 +123,25 @@ def decode_trace_json(
     """Decode and check ``trace.json.gz``; see `read_trace_json` and `decode_xprof`."""
     from app.analysis.trace.recordings.xprof_files import read_trace_json  # noqa: PLC0415
 
-    found = read_trace_json(body, limits)
-    return decode_xprof(found, meta, limits, name=_name(body), part=part)
+    collected = read_trace_json(body, limits)
+    return decode_xprof(collected, meta, limits, name=_name(body), part=part)
 
 
 def _name(body: Path | bytes) -> str | None:
+    """Return the name of a file as XProf writes it, None for others."""
     named = isinstance(body, Path) and body.name.endswith((".xplane.pb", ".trace.json.gz"))
     return body.name if named and isinstance(body, Path) else None
 
 
-def _number(numbers: Sequence[int], steps: Sequence[int]) -> bool:
-    """Return whether numbers are those of the steps, one each."""
+def _fit(numbers: Sequence[int], steps: Sequence[int]) -> bool:
+    """Return whether there is one distinct number for each step."""
     return len(numbers) == len(steps) == len(set(numbers))
 
 
-def _tensor_size(instructions: list[Instruction], devices: int) -> int:
-    """Return how many neighboring devices share collectives that others have no part in."""
-    sizes = {
-        one.groups.size
-        for one in instructions
-        if one.groups is not None and one.groups.contiguous and one.groups.size > 1
-    }
-    size = sizes.pop() if len(sizes) == 1 else 1
-    return size if devices % size == 0 else 1
-
-
 class _Reader:
-    """Makes the rows of one device."""
+    """Decoder of one device."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that is known of the device
+    def __init__(  # noqa: PLR0913, PLR0917 - facts of the device
         self,
         collected: Collected,
         device: Device,
@@ -163,9 +162,10 @@ class _Reader:
         self._kind = np.frombuffer(device.kinds, np.int64)[order]
         self._run = np.frombuffer(device.runs, np.int64)[order]
         self._steps = self._find_steps(device)
-        # Some collectives are waited for where they stand.
+        # Some collectives are synchronous: the device waits for them at once.
         self._blocking = any(
-            one.part is Part.WHOLE and one.kind in _DATA for one in collected.instructions
+            instruction.part is Part.WHOLE and instruction.kind in _DATA
+            for instruction in collected.instructions
         )
 
     def read(self) -> None:
@@ -174,24 +174,24 @@ class _Reader:
         self._collectives()
 
     def _find_steps(self, device: Device) -> _Steps:
-        """Return the steps: of the device, of its runs of the main program, or as annotated."""
+        """Return the steps: those of the device, its runs of the main program, or annotations."""
         annotated = sorted(self._collected.annotated)
         named = tuple(number for _, number in annotated)
         if device.steps:
             begins, numbers = zip(*sorted(device.steps), strict=True)
-            # A device counts from where its profiler began, which is another step on each host.
-            return _Steps(begins, named if _number(named, begins) else numbers)
+            # A device counts from the start of its profiler, which is another step on each host.
+            return _Steps(begins, named if _fit(named, begins) else numbers)
         runs = self._runs(device)
         if runs:
             counted = tuple(range(len(runs)))
-            return _Steps(tuple(runs), named if _number(named, runs) else counted)
+            return _Steps(tuple(runs), named if _fit(named, runs) else counted)
         if annotated:
             begins, numbers = zip(*annotated, strict=True)
             return _Steps(begins, numbers)
         return _Steps((int(self._start[0]),), (0,))
 
     def _runs(self, device: Device) -> list[int]:
-        """Return where runs of the program begin that takes the longest in all."""
+        """Return the start of each run of the program with the longest total time, ns."""
         if device.programs:
             spent: Counter[str] = Counter()
             for start, end, name in device.programs:
@@ -206,14 +206,14 @@ class _Reader:
         return sorted(self._start[known][first].tolist())
 
     def _computations(self) -> None:
-        """Add what is computed, as stretches without a pause, within a step each."""
+        """Add computations, joined over short gaps within a step."""
         computes = np.flatnonzero(self._kind == COMPUTES)
         if not len(computes):
             return
         start, end = self._start[computes], self._end[computes]
         step = np.searchsorted(np.array(self._steps.begins), start, side="right") - 1
         reach = np.maximum.accumulate(end)
-        # A collective between two computations is no part of either.
+        # Computations are not joined over a collective.
         meets = self._start[self._kind >= 0]
         before = np.searchsorted(meets, start)
         begins = np.concatenate(
@@ -248,7 +248,7 @@ class _Reader:
 
     @staticmethod
     def _started(ends: Instruction, waiting: deque[tuple[str, int]], otherwise: int) -> int:
-        """Return when the collective started that ends here."""
+        """Return the start of the collective that ends here, removed from those waiting."""
         for place, (name, start) in enumerate(waiting):
             if ends.started is None or name == ends.started:
                 del waiting[place]
@@ -257,8 +257,9 @@ class _Reader:
 
     def _op(self, instruction: Instruction) -> str:
         if self._blocking and instruction.part is not Part.WHOLE:
-            # A device waits for its end when it needs it: ends on several are not one moment, by
-            # which clocks of hosts are aligned and collectives matched.
+            # A device waits for the end of an asynchronous collective when it needs the result, so
+            # ends on several devices are not simultaneous: `RING` is neither matched across ranks
+            # nor used to align clocks.
             return RING
         groups = instruction.groups
         if groups is not None and groups.contiguous and groups.size == self._sizes.tp > 1:

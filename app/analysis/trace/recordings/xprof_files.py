@@ -1,9 +1,12 @@
-"""Files of XProf: ``*.xplane.pb`` of one host, and ``trace.json.gz`` for trace viewers.
+"""Reader of XProf files: ``*.xplane.pb`` of one host, and ``trace.json.gz`` for trace viewers.
 
-Planes are read twice in bounded memory: names follow the lines that refer to them. Messages are
-declared with the fields read (third_party/tsl/tsl/profiler/protobuf/xplane.proto of openxla/xla),
-in a descriptor pool of their own, because TensorFlow registers the same names. ``trace.json.gz``
-holds at most a million events, the longest ones, and no time of day.
+Planes are read twice in bounded memory, one event at a time: names follow the lines that refer to
+them, and a plane may have gigabytes. Messages are declared here with the fields read
+(https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto), and
+not by a generated file: the runtime skips unknown fields, so no compiler and no package of
+gigabytes is needed. They are in a descriptor pool of their own, because TensorFlow registers the
+same names. ``trace.json.gz`` holds at most a million events, the longest ones, and no time of day;
+its processes are planes, its threads are lines.
 """
 
 from __future__ import annotations
@@ -24,21 +27,12 @@ from app.analysis.trace.recordings.protobuf_wire import BYTES, Field, Wire
 from app.analysis.trace.recordings.xprof_instructions import Collected, checked_time
 from app.errors import BodyTooLargeError, Fault
 
-# ---- The messages of XProf's ``xplane.proto`` that are read, for the official protobuf runtime ---
-# https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
-#
-# They are described here with the fields that are read, in a pool of their own, and not by a
-# generated file: the runtime steps over fields that it does not know; no compiler and no package of
-# gigabytes is needed; and a process that has loaded TensorFlow, which registers the same names, is
-# not disturbed.
-
-
 _INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
 _UINT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
 _TEXT: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _PACKAGE: Final = "paceline.xprof"
 
-# Numbers of the fields of messages that are taken apart before the runtime parses their parts.
+# Field numbers of messages that are split before the runtime parses their parts.
 SPACE_PLANES: Final = 1
 SPACE_HOSTNAMES: Final = 4
 PLANE_NAME: Final = 2
@@ -60,7 +54,7 @@ class XStat(Protocol):
     ref_value: int
 
     def WhichOneof(self, oneof: str) -> str | None:  # noqa: N802 - the runtime's name
-        """Return which of its values is there."""
+        """Return the name of the value that is set."""
 
 
 class XEvent(Protocol):
@@ -77,7 +71,7 @@ class XEvent(Protocol):
 
 
 class XLine(Protocol):
-    """Some events of a line, or what else is said of it."""
+    """A part of a line: some of its events, or its other fields."""
 
     name: str
     timestamp_ns: int
@@ -88,13 +82,14 @@ class XLine(Protocol):
 
 
 class Metadata(Protocol):
-    """What events or stats of one kind have in common."""
+    """Name of all events or stats with one id."""
 
     id: int
     name: str
 
 
-def _described() -> dict[str, Any]:
+def _message_classes() -> dict[str, Any]:
+    """Return the protobuf classes of the declared messages by name."""
     file = descriptor_pb2.FileDescriptorProto(
         name="paceline/xprof.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -152,11 +147,11 @@ def _add_list(message: descriptor_pb2.DescriptorProto, name: str, number: int, o
     field.type_name = f".{_PACKAGE}.{of}"
 
 
-_CLASSES: Final = _described()
+_CLASSES: Final = _message_classes()
 
 
 def parse_line(message: bytes) -> XLine:
-    """Return a line, or some of its fields.
+    """Parse a line, or some of its fields.
 
     Raises
     ------
@@ -166,23 +161,18 @@ def parse_line(message: bytes) -> XLine:
 
 
 def parse_line_head(message: bytes) -> XLine:
-    """Return a line whose events are stepped over; see `parse_line`."""
+    """Parse a line without its events; see `parse_line`."""
     return cast("XLine", _CLASSES["XLineHead"].FromString(message))
 
 
 def parse_stat(message: bytes) -> XStat:
-    """Return a stat; see `parse_line`."""
+    """Parse a stat; see `parse_line`."""
     return cast("XStat", _CLASSES["XStat"].FromString(message))
 
 
 def parse_metadata(message: bytes) -> Metadata:
-    """Return the metadata of events or of a stat; see `parse_line`."""
+    """Parse the metadata of events or of a stat; see `parse_line`."""
     return cast("Metadata", _CLASSES["Metadata"].FromString(message))
-
-
-# ---- ``*.xplane.pb``: what XProf writes of one host, read twice in bounded memory --------------
-# A plane has its lines before the names that their events refer to, and one may have gigabytes. So
-# names come first, and events in a second pass, one in memory at a time.
 
 
 DEVICE: Final = re.compile(r"/device:(?!CUSTOM)[A-Z]\w{0,20}:([0-9]{1,9})")
@@ -191,7 +181,7 @@ STEPS: Final = "Steps"
 PROGRAMS: Final = "XLA Modules"
 INSTRUCTIONS: Final = "XLA Ops"
 STREAM: Final = "Stream #"
-# Plane of what the profiler itself was asked for.
+# Plane with the options of the profiler.
 _TASK: Final = "Task Environment"
 _STARTED: Final = "profile_start_time"
 _STEP_NUMBER: Final = "step_num"
@@ -203,8 +193,8 @@ _STATS: Final = frozenset({_STARTED, _STEP_NUMBER, _INSTRUCTION, _RUN, _ORDINAL}
 T = TypeVar("T")
 
 _PS_PER_NS: Final = 1000
-# Of a name that is kept.
-_SHOWN: Final = 200
+# Characters that are kept of a name.
+_MAX_NAME: Final = 200
 _MAX_DIGITS: Final = 16
 # The text of an instruction with thousands of operands.
 _MAX_MESSAGE_BYTES: Final = 4 * MIB
@@ -220,29 +210,30 @@ class _Line:
 
 @dataclass(slots=True)
 class _Plane:
-    """A plane without its events."""
+    """Names and lines of a plane, without its events."""
 
     name: str = ""
     lines: list[_Line] = field(default_factory=list)
-    kinds: dict[int, int] = field(default_factory=dict)  # of events, as `Collected.kind_of`
-    names: dict[int, str] = field(default_factory=dict)  # of events, their first characters
-    stats: dict[int, str] = field(default_factory=dict)  # names of those that are read
+    # By metadata id: kinds of events (`Collected.kind_of`), their names, and names of `_STATS`.
+    kinds: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    stats: dict[int, str] = field(default_factory=dict)
     started_ns: int = 0
 
     @property
     def ordinal(self) -> int | None:
-        """Return the number of the device, None of other planes."""
-        found = DEVICE.fullmatch(self.name)
-        return None if found is None else int(found[1])
+        """Return the number of the device, None for other planes."""
+        device = DEVICE.fullmatch(self.name)
+        return None if device is None else int(device[1])
 
     @property
     def read(self) -> bool:
-        """Return whether anything of it is read."""
+        """Return whether the plane is of a device, of the host, or has the profiler's options."""
         return self.ordinal is not None or self.name in (HOST, _TASK)
 
 
 def read_xplane(body: Path | bytes, limits: Limits) -> Collected:
-    """Read a file of XProf.
+    """Read ``*.xplane.pb``.
 
     Raises
     ------
@@ -251,146 +242,141 @@ def read_xplane(body: Path | bytes, limits: Limits) -> Collected:
     BodyTooLargeError
         `body.too_large`, `body.too_many_rows`.
     """
-    found = Collected(limits)
-    planes = _planes(body, limits, found)
-    found.base_ns = max((plane.started_ns for plane in planes), default=0)
-    wire = Wire(read_text(body, limits))
-    number = 0
-    for part in wire.fields():
-        if part.number == SPACE_PLANES and part.kind == BYTES:
-            _take_events(wire, part, planes[number], found)
-            number += 1
-    return found
-
-
-def _planes(body: Path | bytes, limits: Limits, found: Collected) -> list[_Plane]:
+    collected = Collected(limits)
     wire = Wire(read_text(body, limits))
     planes: list[_Plane] = []
     for part in wire.fields():
         if part.kind != BYTES:
             continue
         if part.number == SPACE_PLANES:
-            planes.append(_plane(wire, part, found))
+            planes.append(_plane(wire, part, collected))
             if len(planes) > _MAX_LINES:
                 raise BodyTooLargeError("there are too many planes", code="body.too_many_rows")
         elif part.number == SPACE_HOSTNAMES:
-            found.host = found.host or _text(wire, part)
-    return planes
+            collected.host = collected.host or _text(wire, part)
+    collected.base_ns = max((plane.started_ns for plane in planes), default=0)
+    wire = Wire(read_text(body, limits))
+    number = 0
+    for part in wire.fields():
+        if part.number == SPACE_PLANES and part.kind == BYTES:
+            _add_events(wire, part, planes[number], collected)
+            number += 1
+    return collected
 
 
-def _plane(wire: Wire, plane: Field, found: Collected) -> _Plane:
+def _plane(wire: Wire, message: Field, collected: Collected) -> _Plane:
     """Return a plane's names and lines, without its events."""
-    made = _Plane()
+    plane = _Plane()
     stats: list[XStat] = []
-    for part in wire.fields(plane.size):
-        if part.number == PLANE_NAME and part.kind == BYTES:
-            made.name = _text(wire, part)
-            if not made.read:
-                # The rest of it is stepped over.
-                return made
-        elif part.number == PLANE_STATS and part.kind == BYTES:
+    for part in wire.fields(message.size):
+        if part.kind != BYTES:
+            continue
+        if part.number == PLANE_NAME:
+            plane.name = _text(wire, part)
+            if not plane.read:
+                # The caller skips the rest of the plane.
+                return plane
+        elif part.number == PLANE_STATS:
             stats.append(_taken(parse_stat, wire, part))
-        elif part.kind == BYTES:
-            _take_names(wire, part, made, found)
-        if len(made.kinds) > _MAX_NAMES or len(made.lines) > _MAX_LINES:
+        else:
+            _add_names(wire, part, plane, collected)
+        if len(plane.kinds) > _MAX_NAMES or len(plane.lines) > _MAX_LINES:
             raise BodyTooLargeError("a plane has too many names", code="body.too_many_rows")
     for stat in stats:
-        if made.stats.get(stat.metadata_id) == _STARTED:
-            made.started_ns = checked_time(_number(stat) or 0, 0)
-    return made
+        if plane.stats.get(stat.metadata_id) == _STARTED:
+            plane.started_ns = checked_time(_number(stat) or 0, 0)
+    return plane
 
 
-def _take_names(wire: Wire, part: Field, made: _Plane, found: Collected) -> None:
+def _add_names(wire: Wire, part: Field, plane: _Plane, collected: Collected) -> None:
     if part.number == PLANE_LINES:
-        made.lines.append(_line(wire, part))
+        line = _Line()
+        for place, stretch in _stretches(wire, part):
+            head = _parsed(parse_line_head, stretch, place)
+            line.name = line.name or head.name[:_MAX_NAME]
+            line.timestamp_ns = line.timestamp_ns or head.timestamp_ns
+        plane.lines.append(line)
     elif part.number == PLANE_EVENT_METADATA:
         metadata = _entry(wire, part)
-        made.kinds[metadata.id] = found.kind_of(metadata.name)
-        made.names[metadata.id] = metadata.name[:_SHOWN]
+        plane.kinds[metadata.id] = collected.kind_of(metadata.name)
+        plane.names[metadata.id] = metadata.name[:_MAX_NAME]
     elif part.number == PLANE_STAT_METADATA:
         metadata = _entry(wire, part)
         if metadata.name in _STATS:
-            made.stats[metadata.id] = metadata.name
-
-
-def _line(wire: Wire, line: Field) -> _Line:
-    made = _Line()
-    for place, stretch in _stretches(wire, line):
-        head = _parsed(parse_line_head, stretch, place)
-        made.name = made.name or head.name[:_SHOWN]
-        made.timestamp_ns = made.timestamp_ns or head.timestamp_ns
-    return made
+            plane.stats[metadata.id] = metadata.name
 
 
 def _stretches(wire: Wire, line: Field) -> Iterator[tuple[int, bytes]]:
-    """Yield some fields of a line at a time, and where they stand."""
+    """Yield some fields of a line at a time, after their position in bytes."""
     for stretch in wire.stretches(line.size, _MAX_MESSAGE_BYTES):
         yield wire.place - len(stretch), stretch
 
 
-def _take_events(wire: Wire, plane: Field, made: _Plane, found: Collected) -> None:
-    streams = any(line.name.startswith(STREAM) for line in made.lines)
+def _add_events(wire: Wire, message: Field, plane: _Plane, collected: Collected) -> None:
+    streams = any(line.name.startswith(STREAM) for line in plane.lines)
     number = 0
-    for part in wire.fields(plane.size):
-        if not made.read:
+    for part in wire.fields(message.size):
+        if not plane.read:
             return
         if part.number != PLANE_LINES or part.kind != BYTES:
             continue
-        line = made.lines[number]
+        line = plane.lines[number]
         number += 1
         ops = line.name.startswith(STREAM) if streams else line.name == INSTRUCTIONS
-        if made.ordinal is not None and not (ops or line.name in (STEPS, PROGRAMS)):
+        if plane.ordinal is not None and not (ops or line.name in (STEPS, PROGRAMS)):
             continue
         base_ns = line.timestamp_ns
-        if base_ns >= found.base_ns > 0:
-            # Not yet counted from when the profile began.
-            base_ns -= found.base_ns
+        if base_ns >= collected.base_ns > 0:
+            # This line has the time of day, others count from the start of the profile.
+            base_ns -= collected.base_ns
         for place, stretch in _stretches(wire, part):
             for event in _parsed(parse_line, stretch, place).events:
                 if not event.num_occurrences:
-                    _take(event, made, line.name, base_ns, found)
+                    _add_event(event, plane, line.name, base_ns, collected)
 
 
-def _take(event: XEvent, plane: _Plane, line: str, base_ns: int, found: Collected) -> None:
+def _add_event(event: XEvent, plane: _Plane, line: str, base_ns: int, collected: Collected) -> None:
     start = checked_time(base_ns + _nanoseconds(event.offset_ps), event.metadata_id)
     end = base_ns + _nanoseconds(event.offset_ps + event.duration_ps)
     end = checked_time(end, event.metadata_id)
     ordinal = plane.ordinal
     if ordinal is None:
-        _take_of_host(event, plane, start, end, found)
+        _add_host_event(event, plane, start, end, collected)
     elif line == STEPS:
         name = plane.names.get(event.metadata_id, "")
         if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS:
-            found.add_step(ordinal, start, int(name))
+            collected.add_step(ordinal, start, int(name))
     elif line == PROGRAMS:
-        found.add_program(ordinal, start, end, plane.names.get(event.metadata_id, ""))
+        collected.add_program(ordinal, start, end, plane.names.get(event.metadata_id, ""))
     else:
         kind = plane.kinds.get(event.metadata_id)
         if kind is not None:
-            found.add(ordinal, kind, start, end, None)
+            collected.add(ordinal, kind, start, end, None)
 
 
-def _take_of_host(event: XEvent, plane: _Plane, start: int, end: int, found: Collected) -> None:
-    """Take a step's annotation, or an instruction that a processor ran as a device."""
-    said = {
+def _add_host_event(
+    event: XEvent, plane: _Plane, start: int, end: int, collected: Collected
+) -> None:
+    """Add an annotated step, or an instruction that a CPU executed as a device."""
+    stats = {
         plane.stats[stat.metadata_id]: stat
         for stat in event.stats
         if stat.metadata_id in plane.stats
     }
-    if _STEP_NUMBER in said:
-        number = _number(said[_STEP_NUMBER])
+    if _STEP_NUMBER in stats:
+        number = _number(stats[_STEP_NUMBER])
         if number is not None and 0 <= number <= MAX_STEP:
-            found.annotate(start, number)
-    elif _INSTRUCTION in said and _ORDINAL in said:
-        ordinal = _number(said[_ORDINAL])
+            collected.annotate(start, number)
+    elif _INSTRUCTION in stats and _ORDINAL in stats:
+        ordinal = _number(stats[_ORDINAL])
         kind = plane.kinds.get(event.metadata_id)
-        run = _number(said[_RUN]) if _RUN in said else None
+        run = _number(stats[_RUN]) if _RUN in stats else None
         if ordinal is not None and kind is not None and ordinal >= 0:
-            found.add(ordinal, kind, start, end, run)
+            collected.add(ordinal, kind, start, end, run)
 
 
 def _number(stat: XStat) -> int | None:
-    """Return a stat's number of 64 bits with a sign, None where it is none."""
+    """Return the number of a stat as a signed integer of 64 bits, None for other values."""
     kind = stat.WhichOneof("value")
     if kind == "int64_value":
         return stat.int64_value
@@ -406,15 +392,15 @@ def _nanoseconds(picoseconds: int) -> int:
 
 def _entry(wire: Wire, entry: Field) -> Metadata:
     """Return the value of an entry of a map of metadata."""
-    found: Metadata | None = None
+    value: Metadata | None = None
     for part in wire.fields(entry.size):
         if part.number == MAP_VALUE and part.kind == BYTES:
-            found = _taken(parse_metadata, wire, part)
-    return found or parse_metadata(b"")
+            value = _taken(parse_metadata, wire, part)
+    return value or parse_metadata(b"")
 
 
 def _text(wire: Wire, part: Field) -> str:
-    if part.size > _SHOWN * 4:
+    if part.size > _MAX_NAME * 4:
         return ""
     return wire.take(part.size).decode("utf-8", "replace")
 
@@ -434,11 +420,6 @@ def _parsed(parse: Callable[[bytes], T], message: bytes, place: int) -> T:
         refuse_body("corrupt", f"the message at byte {place} is none of XProf's: {error}")
 
 
-# ---- ``trace.json.gz``: what XProf writes next to a file of planes, for a viewer of traces -----
-# Processes are planes, threads are lines. It has at most a million events, the longest ones, and no
-# time of day.
-
-
 EVENTS: Final = "traceEvents"
 _JSON_TEXT: Final = "long_name"
 
@@ -451,8 +432,8 @@ class _Names:
         self.threads: dict[tuple[int, int], str] = {}
         self.streams: set[int] = set()
 
-    def take(self, event: Event) -> None:
-        """Take an event that names a process or a thread."""
+    def add(self, event: Event) -> None:
+        """Add an event that names a process or a thread."""
         process = event.optional_integer("pid")
         name = event.args.fields.get("name")
         if process is None or not isinstance(name, str):
@@ -467,31 +448,31 @@ class _Names:
                 self.streams.add(process)
 
     def is_instructions(self, process: int, line: str) -> bool:
-        """Return whether a line has what a device ran."""
+        """Return whether a line has the instructions of a device."""
         return line.startswith(STREAM) if process in self.streams else line == INSTRUCTIONS
 
 
 def read_trace_json(body: Path | bytes, limits: Limits) -> Collected:
-    """Read a trace for a viewer.
+    """Read ``trace.json.gz``.
 
     Raises
     ------
     InvalidTraceError, BodyTooLargeError
         See `read_items` and `Event`.
     """
-    found, names = Collected(limits), _Names()
+    collected, names = Collected(limits), _Names()
     for item in read_items(body, limits, frozenset({EVENTS})):
         if not isinstance(item, Item):
             continue
         event = event_of(item.index, item.value)
         if event.fields.get("ph") == "M":
-            names.take(event)
+            names.add(event)
         elif event.fields.get("ph") == "X":
-            _take_json(event, names, found)
-    return found
+            _add_json_event(event, names, collected)
+    return collected
 
 
-def _take_json(event: Event, names: _Names, found: Collected) -> None:
+def _add_json_event(event: Event, names: _Names, collected: Collected) -> None:
     process, thread = event.integer("pid"), event.integer("tid")
     plane = names.processes.get(process, "")
     line = names.threads.get((process, thread), "")
@@ -503,19 +484,19 @@ def _take_json(event: Event, names: _Names, found: Collected) -> None:
         ordinal = int(device[1])
         if line == STEPS:
             if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS:
-                found.add_step(ordinal, start, int(name))
+                collected.add_step(ordinal, start, int(name))
         elif line == PROGRAMS:
-            found.add_program(ordinal, start, end, name)
+            collected.add_program(ordinal, start, end, name)
         elif names.is_instructions(process, line):
             text = args.fields.get(_JSON_TEXT)
-            kind = found.kind_of(text if isinstance(text, str) and text else name)
-            found.add(ordinal, kind, start, end, None)
+            kind = collected.kind_of(text if isinstance(text, str) and text else name)
+            collected.add(ordinal, kind, start, end, None)
     elif HOST in plane:
         number = args.optional_integer("step_num") if "step_num" in args.fields else None
         if number is not None and 0 <= number <= MAX_STEP:
-            found.annotate(start, number)
+            collected.annotate(start, number)
         elif "hlo_op" in args.fields and "device_ordinal" in args.fields:
-            ordinal_said = args.optional_integer("device_ordinal")
+            host_ordinal = args.optional_integer("device_ordinal")
             run = args.optional_integer("run_id")
-            if ordinal_said is not None and ordinal_said >= 0:
-                found.add(ordinal_said, found.kind_of(name), start, end, run)
+            if host_ordinal is not None and host_ordinal >= 0:
+                collected.add(host_ordinal, collected.kind_of(name), start, end, run)

@@ -1,9 +1,9 @@
-"""XLA instructions of an XProf trace, their kind, and the collected events of a device.
+"""XLA instructions of an XProf trace, their kind, and the collected events of each device.
 
-A TPU's events are named by the text of the instruction, ``%all-reduce.5 = f32[8]{0}
-all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``, others by its name, ``all-reduce.5``,
-and NCCL kernels by that. An asynchronous collective is two instructions, ``-start`` and
-``-done``.
+Events of a TPU are named by the text of the instruction, ``%all-reduce.5 = f32[8]{0}
+all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``, those of other devices by its name,
+``all-reduce.5``, or by that of an NCCL kernel. An asynchronous collective is two instructions,
+``-start`` and ``-done``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.errors import BodyTooLargeError, Fault
 
 
 class Part(Enum):
-    """Which part of a collective an instruction is."""
+    """Part of a collective: an asynchronous one has a start and an end."""
 
     WHOLE = auto()
     START = auto()
@@ -32,22 +32,22 @@ _PARTS: Final = {None: Part.WHOLE, "-start": Part.START, "-done": Part.DONE}
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Devices that a collective is over, as far as its text says."""
+    """Groups of devices in which a collective runs, from the instruction's text."""
 
-    size: int  # of a group; devices
-    devices: int  # of all groups together
-    contiguous: bool  # a group has devices with consecutive numbers
+    size: int  # devices of a group
+    devices: int  # devices of all groups
+    contiguous: bool  # devices of a group have consecutive numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A collective."""
+    """An instruction that is a collective or a part of one."""
 
     kind: str  # ``all-reduce``
     part: Part = Part.WHOLE
     name: str = ""  # of the instruction: ``all-reduce-start.5``
-    started: str | None = None  # of what starts it, where this is the end of it
-    groups: Groups | None = None  # None where nothing is said, or all devices are in one
+    started: str | None = None  # name of the ``-start`` that this ``-done`` ends
+    groups: Groups | None = None  # None where not recorded, or all devices are one group
 
 
 _KINDS: Final = (
@@ -64,9 +64,9 @@ _NAMES: Final = {"all-reduce-scatter": "reduce-scatter", **{kind: kind for kind 
 _ANY: Final = "|".join(_NAMES)
 _NAME: Final = re.compile(rf"%?(({_ANY})(-start|-done)?(?:[._][\w.-]{{0,200}})?)(?=$|\s)")
 _TEXT: Final = re.compile(r"%?([\w.-]{1,200}) = ")
-# After the type, in which parentheses stand behind no name of small letters.
+# The operation behind the type; no parenthesis of a type follows a lower-case name.
 _OPCODE: Final = re.compile(rf" (?:({_ANY})(-start|-done)?|[a-z][a-z0-9-]{{0,60}})\(")
-# What may be the whole of a collective under its name.
+# Operations that may wrap a collective, which then has only its name.
 _WRAPPERS: Final = (" fusion(", " custom-call(", " call(")
 _LONGEST_TYPE: Final = 20_000
 _STARTED: Final = re.compile(r"-done\(.{0,4000}?%([\w.-]{1,200})")
@@ -82,12 +82,12 @@ _LISTED: Final = re.compile(
     r"replica_groups=\{\{([0-9, ]{1,4000})\}((?:,\{[0-9, ]{1,4000}\}){0,100000})\}"
 )
 _IOTA: Final = re.compile(r"replica_groups=\[([0-9]{1,7}),([0-9]{1,7})\]<=\[([0-9, ]{1,60})\](T?)")
-# Memory that is moved is no computation.
+# Copies of memory, which are no computation.
 _COPIES: Final = ("Memcpy", "Memset", "MemcpyD2H", "copy-start", "copy-done")
 
 
 def collective_in(text: str) -> Instruction | None:
-    """Return the collective that an event's name says, None where it says none.
+    """Return the collective in the name of an event, None for other events.
 
     Examples
     --------
@@ -100,21 +100,21 @@ def collective_in(text: str) -> Instruction | None:
     >>> collective_in("loop_all_fusion.3") is None
     True
     """
-    name, kind, part = _named(text)
+    name, kind, part = _name_and_kind(text)
     if kind is None:
         kernel = collective_of(text)
-        found = None if kernel is None else _NCCL.get(kernel)
-        return None if found is None else Instruction(found)
+        nccl_kind = None if kernel is None else _NCCL.get(kernel)
+        return None if nccl_kind is None else Instruction(nccl_kind)
     started = _STARTED.search(text) if part is Part.DONE else None
     return Instruction(kind, part, name, None if started is None else started[1], _groups(text))
 
 
-def _named(text: str) -> tuple[str, str | None, Part]:
-    """Return the name of an instruction, and which collective it is, None where it is none."""
-    said = _TEXT.match(text)
-    opcode = None if said is None else _OPCODE.search(text, said.end() - 1, _LONGEST_TYPE)
-    if said is not None and opcode is not None and opcode[1]:
-        return said[1], _NAMES[opcode[1]], _PARTS[opcode[2]]
+def _name_and_kind(text: str) -> tuple[str, str | None, Part]:
+    """Return name, collective (None for none) and part of an instruction."""
+    assigned = _TEXT.match(text)
+    opcode = None if assigned is None else _OPCODE.search(text, assigned.end() - 1, _LONGEST_TYPE)
+    if assigned is not None and opcode is not None and opcode[1]:
+        return assigned[1], _NAMES[opcode[1]], _PARTS[opcode[2]]
     if opcode is not None and opcode[0] not in _WRAPPERS:
         return "", None, Part.WHOLE
     named = _NAME.match(text)
@@ -124,11 +124,12 @@ def _named(text: str) -> tuple[str, str | None, Part]:
 
 
 def is_copy(text: str) -> bool:
-    """Return whether an event only moves memory of one device."""
+    """Return whether an event only copies memory of one device."""
     return text.removeprefix("%").startswith(_COPIES)
 
 
 def _groups(text: str) -> Groups | None:
+    """Return the replica groups in the text of an instruction, listed or in iota form."""
     iota = _IOTA.search(text)
     if iota is not None:
         count, size = int(iota[1]), int(iota[2])
@@ -144,12 +145,9 @@ def _groups(text: str) -> Groups | None:
     return Groups(len(first), len(first) + len(others), contiguous)
 
 
-# ---- What is kept of a trace of XProf: instructions of devices, steps, and runs of programs ----
-
-
 COMPUTES: Final = -1
 COPIES: Final = -2
-# Ordinals of devices of one host; ranks of processes may be apart by thousands.
+# Devices of one file.
 _MAX_DEVICES: Final = 4096
 _MAX_STEPS: Final = 100_000
 _MAX_NAMES: Final = 1_000_000
@@ -158,12 +156,12 @@ _NO_RUN: Final = 0
 
 @dataclass(slots=True)
 class Device:
-    """What one device did; times in ns."""
+    """Events of one device; times in ns."""
 
     starts: array[int] = field(default_factory=lambda: array("q"))
     ends: array[int] = field(default_factory=lambda: array("q"))
-    # Of each: index into `Collected.instructions`, `COMPUTES` or `COPIES`; and which run of a
-    # program it is part of, `_NO_RUN` where that is not said.
+    # Of each: index into `Collected.instructions`, `COMPUTES` or `COPIES`; and the number of its
+    # run of a program, `_NO_RUN` where that is not recorded.
     kinds: array[int] = field(default_factory=lambda: array("q"))
     runs: array[int] = field(default_factory=lambda: array("q"))
     steps: list[tuple[int, int]] = field(default_factory=list)  # start, number
@@ -172,20 +170,20 @@ class Device:
 
 @dataclass(slots=True)
 class Collected:
-    """What is kept of one file; times count from `base_ns`."""
+    """Instructions, steps and program runs of one file; times count from `base_ns`."""
 
     limits: Limits
     base_ns: int = 0
     host: str | None = None
     devices: dict[int, Device] = field(default_factory=dict)
-    # Steps as the host annotates them: start, number.
+    # Steps that the host annotates: start, number.
     annotated: list[tuple[int, int]] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     operations: int = 0
     _kinds: dict[str, int] = field(default_factory=dict)
 
     def device(self, ordinal: int) -> Device:
-        """Return a device, which may be new.
+        """Return a device, added if it is new.
 
         Raises
         ------
@@ -198,20 +196,20 @@ class Collected:
         return self.devices.setdefault(ordinal, Device())
 
     def kind_of(self, text: str) -> int:
-        """Return what an event with this name or text does, as `Device.kinds` has it."""
+        """Return the kind of an event with this name or text; see `Device.kinds`."""
         kind = self._kinds.get(text)
         if kind is None:
-            found = collective_in(text)
+            collective = collective_in(text)
             kind = COPIES if is_copy(text) else COMPUTES
-            if found is not None:
+            if collective is not None:
                 kind = len(self.instructions)
-                self.instructions.append(found)
+                self.instructions.append(collective)
             if len(self._kinds) < _MAX_NAMES:
                 self._kinds[text] = kind
         return kind
 
     def add(self, ordinal: int, kind: int, start: int, end: int, run: int | None) -> None:
-        """Take an instruction that a device ran.
+        """Add an instruction of a device.
 
         Raises
         ------
@@ -229,18 +227,18 @@ class Collected:
         device.runs.append(_NO_RUN if run is None else run)
 
     def annotate(self, start: int, number: int) -> None:
-        """Take a step that the host annotates."""
+        """Add a step that the host annotates."""
         self.annotated.append((start, number))
         self._check(len(self.annotated))
 
     def add_step(self, ordinal: int, start: int, number: int) -> None:
-        """Take a step of a device."""
+        """Add a step of a device."""
         steps = self.device(ordinal).steps
         steps.append((start, number))
         self._check(len(steps))
 
     def add_program(self, ordinal: int, start: int, end: int, name: str) -> None:
-        """Take a run of a program on a device."""
+        """Add a run of a program on a device."""
         programs = self.device(ordinal).programs
         programs.append((start, end, name[:200]))
         self._check(len(programs))
@@ -252,7 +250,7 @@ class Collected:
 
 
 def checked_time(time_ns: int, event: int) -> int:
-    """Return a time that can be computed with.
+    """Return a time unchanged; refuse one beyond `MAX_TIME_NS`.
 
     Raises
     ------

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event, text
 
 from app.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
-from app.sessions.api.intake import Together
+from app.sessions.api.intake import BatchWriter
 from app.sessions.decoding import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.loops import in_a_loop
@@ -85,7 +85,7 @@ def test_those_that_come_one_after_the_other_wait_for_each_other(
         stored.append(numbers)
         return numbers
 
-    together: Together[int, int] = Together(store, gather_s=0.05)
+    together: BatchWriter[int, int] = BatchWriter(store, gather_s=0.05)
 
     async def send_late(number: int) -> int | None:
         await asyncio.sleep(number / 1000)
@@ -105,7 +105,7 @@ def test_where_many_come_they_wait_for_more(installation: Installation) -> None:
         stored.append(numbers)
         return numbers
 
-    together: Together[int, int] = Together(store, gather_s=0.01, many_gather_s=0.5)
+    together: BatchWriter[int, int] = BatchWriter(store, gather_s=0.01, many_gather_s=0.5)
 
     async def send(number: int, after_s: float) -> int | None:
         await asyncio.sleep(after_s)
@@ -127,7 +127,7 @@ def test_a_transaction_has_as_many_as_it_may(installation: Installation) -> None
         stored.append(numbers)
         return numbers
 
-    together: Together[int, int] = Together(store, gather_s=0.05, most=2)
+    together: BatchWriter[int, int] = BatchWriter(store, gather_s=0.05, most=2)
 
     async def run() -> list[int | None]:
         sent = (together.receive(installation.container, number, size=1) for number in range(5))

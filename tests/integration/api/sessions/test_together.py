@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import event
 
-from app.sessions.chunks.absorb import receive_together
-from app.sessions.chunks.inbox import Arrived, ChunkPath, SessionPath
-from app.sessions.chunks.seal import seal_session
+from app.sessions.chunks.inbox import ArrivedChunk, ChunkPath, SessionPath
+from app.sessions.chunks.intake import seal_session
+from app.sessions.chunks.receive import receive_together
 from app.sessions.decoding import Body
 from tests.integration.api import bodies, chunks
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 SESSION = SessionPath("job", 1, 1)
 
 
-def arrived(producer: str, rank: int = 0, number: int = 0) -> Arrived:
+def arrived(producer: str, rank: int = 0, number: int = 0) -> ArrivedChunk:
     content = chunks.rank_body(rank)
     return arrived_bytes(producer, content, number)
 
 
-def arrived_bytes(producer: str, content: bytes, number: int = 0) -> Arrived:
+def arrived_bytes(producer: str, content: bytes, number: int = 0) -> ArrivedChunk:
     digest = hashlib.sha256(content).digest()
     body = Body(content, len(content), digest, None, bodies.trace().meta)
-    return Arrived(ChunkPath("job", 1, 1, producer, number), body, final=False)
+    return ArrivedChunk(ChunkPath("job", 1, 1, producer, number), body, final=False)
 
 
-def statements_of(container: Container, sent: list[Arrived]) -> int:
+def statements_of(container: Container, sent: list[ArrivedChunk]) -> int:
     seen: list[str] = []
 
     def see(*executed: object) -> None:

@@ -16,7 +16,7 @@ from app.access.audit import list_entries
 from app.access.projects import create_project
 from app.incidents.channel_writes import create_channel, update_channel
 from app.incidents.channels.slack import MAX_ASKS, slack_body
-from app.incidents.message import Asked
+from app.incidents.message import PendingAction
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import get_incident
 from app.incidents.slack import MAX_BODY_BYTES
@@ -269,7 +269,8 @@ def test_secrets_are_not_shown(workspace: Workspace) -> None:
 def test_a_message_of_many_incidents_and_actions_is_one_that_slack_takes() -> None:
     found = message(*(incident(number) for number in range(30)), job="j" * 200)
     asks = tuple(
-        Asked(uuid.uuid4(), "Slurm", "node-7", f"scontrol `{NASTY}` {'x' * 4000}") for _ in range(3)
+        PendingAction(uuid.uuid4(), "Slurm", "node-7", f"scontrol `{NASTY}` {'x' * 4000}")
+        for _ in range(3)
     )
     full = replace(
         found,

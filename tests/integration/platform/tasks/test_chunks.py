@@ -31,9 +31,9 @@ from app.sessions.chunks.absorb import (
     absorb_all,
 )
 from app.sessions.chunks.inbox import ChunkPath, refused_chunks
+from app.sessions.chunks.intake import seal_session
 from app.sessions.chunks.merge import merge_session
 from app.sessions.chunks.receive import receive_chunk
-from app.sessions.chunks.seal import seal_session
 from app.sessions.decoding import Body
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 from tests import factories

@@ -9,7 +9,7 @@ import pytest
 
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.trace.parallelism import busiest_ranks, own_computing
+from app.analysis.trace.parallelism import busiest_ranks, own_compute_times
 from tests.factories import select
 from tests.oracles.rings import Rings
 
@@ -90,7 +90,7 @@ def test_the_slow_rank_is_named_where_others_of_its_ring_are_missing() -> None:
 
 def test_what_ranks_wait_for_inside_is_not_computing() -> None:
     trace = slow(EVEN, 6, 1.5).trace()
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     taken_ns = trace.duration_ns[rows]
     forwards = trace.op[rows] == trace.op_names.index("forward-compute")
     of_six, of_five = (forwards & (trace.rank[rows] == rank) for rank in (6, 5))

@@ -46,5 +46,5 @@ def test_an_observation_is_looked_at_once_and_again_when_more_is_explained() -> 
         looks.append(seen)
         return len(looks)
 
-    assert [observation.once(look), observation.once(look)] == [1, 1]
-    assert replace(observation, explained=Explained()).once(look) == 2
+    assert [observation.memoize(look), observation.memoize(look)] == [1, 1]
+    assert replace(observation, explained=Explained()).memoize(look) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from app.analysis.pulse.detector import Detector
 from app.analysis.pulse.detector_state import from_bytes, to_bytes
-from app.analysis.pulse.heartbeats import Sign
+from app.analysis.pulse.heartbeats import LastSeen
 from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
 from app.errors import UnknownDocumentError
@@ -23,8 +23,10 @@ def advanced() -> Detector:
     job = PulseJob.healthy(PulseDials(dp=8, pp=2, steps=80), stream(5, "kept"))
     job.computing[40:, 3] *= 1.5
     detector.advance(job.rows())
-    detector.beats.signs = {rank: Sign(1 << 60, 80, "forward", rank) for rank in range(16)}
-    detector.gathering.counts["pulse.late"] = 3
+    detector.heartbeats.last_seen = {
+        rank: LastSeen(1 << 60, 80, "forward", rank) for rank in range(16)
+    }
+    detector.assembler.counts["pulse.late"] = 3
     return detector
 
 
@@ -33,7 +35,10 @@ def test_it_comes_back_the_same() -> None:
     body = to_bytes(detector)
     back = from_bytes(body)
     assert to_bytes(back) == body
-    assert (back.hosts, back.beats.signs) == (detector.hosts, detector.beats.signs)
+    assert (back.hosts, back.heartbeats.last_seen) == (
+        detector.hosts,
+        detector.heartbeats.last_seen,
+    )
     assert back.counts == detector.counts
     assert back.ledger == detector.ledger
     assert back.ledger.open
@@ -41,8 +46,8 @@ def test_it_comes_back_the_same() -> None:
 
 def test_a_number_over_64_bits_is_kept_exactly() -> None:
     detector = advanced()
-    detector.beats.signs[3] = replace(detector.beats.signs[3], step=1 << 70)
-    assert from_bytes(to_bytes(detector)).beats.signs == detector.beats.signs
+    detector.heartbeats.last_seen[3] = replace(detector.heartbeats.last_seen[3], step=1 << 70)
+    assert from_bytes(to_bytes(detector)).heartbeats.last_seen == detector.heartbeats.last_seen
 
 
 def test_what_cannot_be_read_says_so() -> None:

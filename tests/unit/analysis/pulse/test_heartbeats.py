@@ -110,4 +110,4 @@ def test_a_job_hangs_where_a_rank_stays_in_its_operation_and_else_it_is_slow(gon
         detector = Detector(hosts=dict(job.hosts))
         (notice,) = detector.advance(replace(rows, since_ns=begun)).notices
         assert notice.kind is truth.kind
-        assert detector.beats.moves(Limits()) is moves
+        assert detector.heartbeats.moves(Limits()) is moves

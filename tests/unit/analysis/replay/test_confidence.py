@@ -26,7 +26,7 @@ def test_intervals_hold_the_values() -> None:
         assert value is not None
         assert interval is not None
         assert interval[0] <= value <= interval[1]
-    by_worker = metrics.relative(metrics.by_worker)
+    by_worker = metrics.worker_slowdowns
     for worker, of_worker in zip(((1, 0), (0, 1)), intervals.workers, strict=True):
         assert of_worker is not None
         assert of_worker[0] <= by_worker[worker] <= of_worker[1]

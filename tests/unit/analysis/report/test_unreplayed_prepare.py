@@ -11,7 +11,7 @@ from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
 from app.analysis.report.session_verdict import verdict_of
 from app.analysis.synthesis.injections.computations import SlowWorker
-from app.analysis.trace.metadata import not_replayed, reason_of
+from app.analysis.trace.metadata import not_replayed, not_replayed_reason
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 from app.sessions.models.reports import open_report
@@ -75,7 +75,7 @@ def test_where_no_ranks_meet_a_refusal_stays() -> None:
 @pytest.mark.parametrize("text", ["", "x" * 401, "two\nlines", 3, None])
 def test_what_is_no_reason_is_none(text: object) -> None:
     meta = session(steps=1).trace.meta
-    assert reason_of(replace(meta, extra={"not_replayed": text})) is None
+    assert not_replayed_reason(replace(meta, extra={"not_replayed": text})) is None
 
 
 def test_steps_with_durations_that_cannot_be_tell_nothing_of_arrivals() -> None:

@@ -13,9 +13,9 @@ from app.analysis.trace.metadata import (
     Unmapped,
     join_metadata,
     metadata_document,
+    note_unmapped,
     parse_metadata,
-    said,
-    saying,
+    unmapped_of,
 )
 from app.analysis.trace.model import SessionMeta, Sizes
 from tests.unit.analysis.trace.recordings.kineto_files import two_stages
@@ -29,7 +29,7 @@ RANGES = Unmapped("ranges", 5)
 
 
 def session(*unmapped: Unmapped) -> SessionMeta:
-    return saying(META, unmapped)
+    return note_unmapped(META, unmapped)
 
 
 def test_a_session_keeps_what_was_left_out_with_the_most_frequent_first() -> None:
@@ -37,20 +37,22 @@ def test_a_session_keeps_what_was_left_out_with_the_most_frequent_first() -> Non
     again = parse_metadata(metadata_document(meta))
 
     assert again == meta
-    assert said(again.extra) == (RANGES, KERNELS)
-    assert saying(again, ()) == META
+    assert unmapped_of(again.extra) == (RANGES, KERNELS)
+    assert note_unmapped(again, ()) == META
 
 
 def test_parts_of_a_session_add_up_also_where_they_are_alike() -> None:
     both = join_metadata(session(KERNELS), session(KERNELS, RANGES))
-    assert said(both.extra) == (Unmapped("kernels", 6, "profile more"), RANGES)
-    assert said(join_metadata(session(RANGES), session(RANGES)).extra) == (Unmapped("ranges", 10),)
+    assert unmapped_of(both.extra) == (Unmapped("kernels", 6, "profile more"), RANGES)
+    assert unmapped_of(join_metadata(session(RANGES), session(RANGES)).extra) == (
+        Unmapped("ranges", 10),
+    )
     assert join_metadata(META, META) == META
 
 
 def test_many_kinds_are_counted_together() -> None:
     many: Iterable[Unmapped] = (Unmapped(f"kind {number}", 1) for number in range(100))
-    kept = said(saying(META, many).extra)
+    kept = unmapped_of(note_unmapped(META, many).extra)
 
     assert len(kept) == MAX_KINDS
     assert sum(one.count for one in kept) == 100
@@ -70,15 +72,15 @@ def test_many_kinds_are_counted_together() -> None:
     ],
 )
 def test_what_is_not_as_documented_says_nothing(given: object) -> None:
-    assert said({"unmapped": given}) == ()
+    assert unmapped_of({"unmapped": given}) == ()
 
 
 def test_a_recording_says_what_it_holds_and_nothing_of_before() -> None:
     file = two_stages(0)
     file.add("gloo:broadcast", 5, 10, Process_Group_Description="checkpoint")
-    stale = saying(META, [KERNELS])
+    stale = note_unmapped(META, [KERNELS])
     holds = decode(file.body(), stale, limits=Limits()).trace.meta
     holds_nothing = decode(two_stages(0).body(), stale, limits=Limits()).trace.meta
 
-    assert said(holds.extra) == (Unmapped("broadcast of the process group checkpoint", 1),)
-    assert said(holds_nothing.extra) == ()
+    assert unmapped_of(holds.extra) == (Unmapped("broadcast of the process group checkpoint", 1),)
+    assert unmapped_of(holds_nothing.extra) == ()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.trace.metadata import metadata_document, parse_metadata
-from app.analysis.trace.rank_metadata import MAX_ADDRESS_CHARS, MAX_LINKS, sound_links
+from app.analysis.trace.rank_metadata import MAX_ADDRESS_CHARS, MAX_LINKS, valid_links
 from app.errors import InvalidMetadataError
 
 SIZES = {"dp": 2, "pp": 1}
@@ -44,9 +44,9 @@ def test_what_must_not_be_followed_is_refused(links: dict[str, object]) -> None:
     assert caught.value.stable_code == "metadata.bad_link"
     assert caught.value.faults[0].column == "links"
     # Nor is it shown where it is stored already.
-    assert len(sound_links(links)) <= (MAX_LINKS if len(links) > 1 else 0)
+    assert len(valid_links(links)) <= (MAX_LINKS if len(links) > 1 else 0)
 
 
 @pytest.mark.parametrize("said", [None, "https://x.example", ["https://x.example"], {}])
 def test_what_is_no_mapping_has_no_links(said: object) -> None:
-    assert sound_links(said) == {}
+    assert valid_links(said) == {}

@@ -10,7 +10,7 @@ import zstandard
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.encode import to_arrow, to_ndjson_gz
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.storage import is_kept, pack, read_stored
+from app.analysis.trace.storage import is_stored_as_received, pack, read_stored
 from app.errors import BodyTooLargeError, InvalidTraceError
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import META
@@ -30,7 +30,7 @@ KEPT = {
 
 
 def kept(body: bytes) -> bool:
-    return is_kept(recognize(body, limits=Limits()), body[:4])
+    return is_stored_as_received(recognize(body, limits=Limits()), body[:4])
 
 
 @pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from app.errors import InvalidSettingsError
 from app.platform.settings import Settings
-from app.sessions.chunks.seal import SILENCE_S, silence
+from app.sessions.chunks.intake import SILENCE_S, silence
 
 DAY_S = 24 * 3600.0
 KEY = base64.urlsafe_b64encode(bytes(32)).decode()

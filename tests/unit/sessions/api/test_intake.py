@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from app.sessions.api.intake import ANSWERED_AT_ONCE, MOST, Together
+from app.sessions.api.intake import ANSWERED_AT_ONCE, MOST, BatchWriter
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def test_senders_are_answered_a_few_with_each_turn_of_the_loop() -> None:
     def store(_container: Container, numbers: Sequence[int]) -> Sequence[int]:
         return numbers
 
-    together: Together[int, int] = Together(store)
+    together: BatchWriter[int, int] = BatchWriter(store)
     container = cast("Container", SimpleNamespace(scope=None))
 
     async def run() -> list[int | None]:

@@ -12,7 +12,7 @@ from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
-from app.analysis.trace.metadata import Unmapped, not_replayed, saying
+from app.analysis.trace.metadata import Unmapped, not_replayed, note_unmapped
 from app.analysis.trace.model import Sizes
 from app.sessions.pages.arrivals import (
     MOST_ROWS,
@@ -120,7 +120,7 @@ def test_where_ranks_part_is_said(report: Report) -> None:
 def test_what_the_recording_cannot_say_has_its_setting() -> None:
     job = JobModel(Sizes(dp=3, pp=1), microbatches=4, steps=3)
     trace = synthesize(job, seed=1).trace
-    meta = saying(trace.meta, [Unmapped("operators without a name", 3, "with_stack=True")])
+    meta = note_unmapped(trace.meta, [Unmapped("operators without a name", 3, "with_stack=True")])
     found = analyze(replace(trace, meta=not_replayed(meta, "as is"))).report
     rows = unsaid_rows(found)
     assert [(row.label, row.value) for row in rows] == [

@@ -9,7 +9,7 @@ from typing import Final
 from app.analysis.trace.limits import MAX_WORLD, Limits, refuse_body
 from app.analysis.trace.metadata import Unmapped, not_replayed, total
 from app.analysis.trace.model import ABSENT, SessionMeta
-from app.analysis.trace.rank_metadata import is_name, said_of_recorder
+from app.analysis.trace.rank_metadata import is_name, recorder_metadata
 from app.analysis.trace.recordings.profiler.labelled_pipeline import (
     TRANSFERS,
     Advice,
@@ -159,7 +159,7 @@ def _without_labels(  # noqa: PLR0913 - all that is known of the rank
     cell = place_of(unlabelled, scan, rank, _world(scan, meta), meta)
     rows, lost = add_operations(unlabelled, scan, rank, cell, limits)
     known = _named(meta or SessionMeta(cell.sizes), scan, rank)
-    known = replace(known, extra={**known.extra, **said_of_recorder(on_host=unlabelled.on_host)})
+    known = replace(known, extra={**known.extra, **recorder_metadata(on_host=unlabelled.on_host)})
     left_out = total(Unmapped(what, count, remedy) for (what, remedy), count in lost.items())
     return Recording(rows.trace(known, part=part), left_out)
 

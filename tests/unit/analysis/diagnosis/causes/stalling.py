@@ -21,7 +21,7 @@ GATHERING: Final = JobModel(
     microbatches=4,
     steps=40,
     consecutive=True,
-    costs=CostModel(turn_ns=20e6),
+    costs=CostModel(step_gap_ns=20e6),
 )
 FLAT: Final = replace(GATHERING, op_types=GATHERING.op_types - {PARAMS_ALL_GATHER})
 DEEP: Final = replace(FLAT, sizes=Sizes(dp=4, pp=3))

@@ -88,7 +88,7 @@ def test_next_to_a_slow_worker_both_are_named_by_what_they_cost() -> None:
 
 @pytest.mark.parametrize("usual_ms", [0, 20, 80])
 def test_regular_small_gaps_are_no_loss(usual_ms: int) -> None:
-    job = replace(FLAT, costs=CostModel(turn_ns=usual_ms * 1e6))
+    job = replace(FLAT, costs=CostModel(step_gap_ns=usual_ms * 1e6))
 
     assert report_of(job=job).causes == ()
 

@@ -81,7 +81,7 @@ def test_two_uneven_ends_do_not_tell_layers_from_a_head(
         layers=(8,) * stages,
         costs=replace(COSTS, embedding_fraction=0.0),
     )
-    assert estimated(*[StageImbalance()] * heavy, job=job).told_apart is told
+    assert estimated(*[StageImbalance()] * heavy, job=job).separable is told
 
 
 def test_virtual_stages_come_in_the_order_of_the_model() -> None:

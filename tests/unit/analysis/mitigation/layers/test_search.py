@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.mitigation.layers.costs import Room, estimate_costs, room_of
-from app.analysis.mitigation.layers.execution import Lane
-from app.analysis.mitigation.layers.search import EQUAL, Found, search
+from app.analysis.mitigation.layers.costs import StageCapacity, estimate_costs, stage_capacity
+from app.analysis.mitigation.layers.execution import TypicalStep
+from app.analysis.mitigation.layers.search import EQUAL, RankedDivisions, search
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.injections.computations import StageImbalance
@@ -25,7 +25,7 @@ LOSS = StageImbalance(forward_factor=1.9, backward_factor=1.5)
 MIDDLE = StageImbalance(forward_factor=1.6, backward_factor=1.6, at=1)
 
 
-def lane_of(job: JobModel, injection: StageImbalance, seed: int) -> Lane:
+def lane_of(job: JobModel, injection: StageImbalance, seed: int) -> TypicalStep:
     trace = synthesize(job, [injection], seed=seed).trace
     replayed = prepare_replay(trace)
     vpp = job.sizes.vpp
@@ -33,7 +33,7 @@ def lane_of(job: JobModel, injection: StageImbalance, seed: int) -> Lane:
         Observation(trace, replayed.main), [[count // vpp] * vpp for count in job.layers]
     )
     assert costs is not None
-    return Lane(replayed.main, costs)
+    return TypicalStep(replayed.main, costs)
 
 
 def every(places: int, total: int) -> Iterator[tuple[int, ...]]:
@@ -45,7 +45,7 @@ def every(places: int, total: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def least(lane: Lane, room: Room) -> float:
+def least(lane: TypicalStep, room: StageCapacity) -> float:
     """Return the shortest lasting step of all divisions that fit."""
     costs = lane.costs
     stages = range(len(room.layers))
@@ -86,7 +86,7 @@ def least(lane: Lane, room: Room) -> float:
 )
 def test_no_division_is_better(job: JobModel, injection: StageImbalance, seed: int) -> None:
     lane = lane_of(job, injection, seed)
-    room = room_of({}, lane.costs)
+    room = stage_capacity({}, lane.costs)
     found = search(lane, room)
     best = least(lane, room)
     assert found.proven
@@ -96,8 +96,8 @@ def test_no_division_is_better(job: JobModel, injection: StageImbalance, seed: i
 def test_a_stage_holds_no_more_than_it_can() -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 5, 5))
     lane = lane_of(job, LOSS, 1)
-    free = search(lane, room_of({}, lane.costs))
-    room = room_of({"max_layers": [5, 7, 6]}, lane.costs)
+    free = search(lane, stage_capacity({}, lane.costs))
+    room = stage_capacity({"max_layers": [5, 7, 6]}, lane.costs)
     found = search(lane, room)
     assert free.best[0][1][0] > 5
     assert found.best[0][1][0] <= 5
@@ -108,7 +108,7 @@ def test_a_stage_holds_no_more_than_it_can() -> None:
 def test_today_is_among_what_was_tried_and_even_stages_stay() -> None:
     job = JobModel(Sizes(dp=1, pp=4), microbatches=8, steps=6, layers=(6, 6, 6, 6))
     lane = lane_of(job, StageImbalance(forward_factor=1.0, backward_factor=1.0), 3)
-    found: Found = search(lane, room_of({}, lane.costs))
+    found: RankedDivisions = search(lane, stage_capacity({}, lane.costs))
     assert found.proven
     np.testing.assert_array_equal(found.best[0][1], [6, 6, 6, 6])
 
@@ -116,7 +116,7 @@ def test_today_is_among_what_was_tried_and_even_stages_stay() -> None:
 def test_large_models_are_proven_as_well() -> None:
     job = JobModel(Sizes(dp=1, pp=8), microbatches=24, steps=5, layers=(10,) * 8)
     lane = lane_of(job, StageImbalance(), 3)
-    found = search(lane, room_of({}, lane.costs))
+    found = search(lane, stage_capacity({}, lane.costs))
     assert found.proven
     assert found.best[0][1].sum() == 80
 
@@ -125,13 +125,13 @@ def test_large_models_are_proven_as_well() -> None:
 def test_what_says_nothing_of_memory_limits_nothing(given: object) -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 5, 5))
     costs = lane_of(job, LOSS, 1).costs
-    room = room_of({"max_layers": given}, costs)
+    room = stage_capacity({"max_layers": given}, costs)
     assert not room.known
     assert room.most(0) > 1000
 
 
 def test_a_number_of_layers_is_meant_for_all_stages() -> None:
     job = JobModel(Sizes(dp=1, pp=3), microbatches=6, steps=6, layers=(5, 7, 5))
-    room = room_of({"max_layers": 6}, lane_of(job, LOSS, 1).costs)
+    room = stage_capacity({"max_layers": 6}, lane_of(job, LOSS, 1).costs)
     # what a stage holds today fits
     assert room.layers.tolist() == [6, 7, 6]

@@ -12,11 +12,11 @@ from app.analysis.mitigation.tensor.control import (
     REPLACE_AFTER,
     STICKY_AFTER,
     Act,
+    CurrentPlan,
     Decision,
     Rung,
-    Standing,
     Streak,
-    clarity,
+    clear_changes,
     decide,
     shares_of,
 )
@@ -34,7 +34,7 @@ class Loop:
     budget: float = 0.25
     methods: frozenset[Method] = ALL_METHODS
     streak: Streak = field(default_factory=Streak)
-    standing: Standing | None = None
+    standing: CurrentPlan | None = None
     step: int = 0
     # With what was reported before, one clear report decides.
     looks_back: bool = False
@@ -45,14 +45,14 @@ class Loop:
         time_s = np.array(times)
         problem = Problem(Group(time_s, time_s, 1000), self.budget, methods=self.methods)
         earlier = np.array(self.reported).reshape(len(self.reported), len(times))
-        clear = clarity(earlier, time_s) if self.looks_back else None
+        clear = clear_changes(earlier, time_s) if self.looks_back else None
         self.reported.append(times)
         decision = decide(problem, self.step, self.streak, self.standing, under, clear)
         self.streak = decision.streak
         if decision.act is Act.WITHDRAW:
             self.standing = None
         if decision.alternative is not None:
-            self.standing = Standing(
+            self.standing = CurrentPlan(
                 decision.alternative.method,
                 shares_of(decision.alternative, problem.group),
                 decision.alternative.predicted_time_s,
@@ -207,7 +207,7 @@ def test_a_plan_that_is_no_longer_allowed_is_replaced_at_once() -> None:
     loop = Loop()
     loop.acts(SLOW, SLOW)
     assert loop.standing is not None
-    loop.standing = Standing(
+    loop.standing = CurrentPlan(
         loop.standing.method, loop.standing.shares, loop.standing.predicted_time_s, fits=False
     )
     loop.budget = 0.0

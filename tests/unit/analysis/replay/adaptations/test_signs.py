@@ -17,7 +17,7 @@ from app.analysis.replay.adaptations.nested_gc import without_nested_gc
 from app.analysis.replay.adaptations.regular_delays import _is_chance
 from app.analysis.replay.adaptations.signs import (
     NOWHERE,
-    Glance,
+    Precheck,
     containing,
     regular_share,
     sampled,
@@ -101,7 +101,7 @@ def test_what_holds_nothing_up_does_not_block() -> None:
     late = SlowDataLoading(1.5 * job.costs.forward_ns)
     replayed = prepare_replay(synthesize(job, (late,), seed=3).trace, without=tuple(Name))
 
-    assert Glance(replayed.layout).may_block()
+    assert Precheck(replayed.layout).may_block()
     assert find_blocking(replayed.layout, replayed.graph) is None
 
 

@@ -73,7 +73,7 @@ def test_the_metrics_replays_are_alike(seed: int) -> None:
         cells = np.zeros((group.layout.dp, group.layout.pp), dtype=bool)
         cells[0] = True
         keeps = [simulator.keep(), simulator.keep(types=[]), simulator.keep(cells=cells)]
-        return simulator.step_times(keeps), *simulator.lone_lanes()
+        return simulator.step_times(keeps), *simulator.worker_step_times()
 
     for one, other in zip(lanes(ArrayReplay(program)), lanes(CompiledReplay(program)), strict=True):
         assert np.array_equal(one, other)

@@ -129,7 +129,7 @@ def test_every_worker_alone_equals_a_full_replay_of_that_worker(
 ) -> None:
     replayed = prepared(seed, launch_overhead=True, interleaved=interleaved)
     layout, simulator = replayed.layout, replayed.simulator
-    by_worker, by_dp = simulator.lone_lanes()
+    by_worker, by_dp = simulator.worker_step_times()
     for dp in range(layout.dp):
         cells = np.zeros((layout.dp, layout.pp), dtype=bool)
         cells[dp] = True
@@ -170,10 +170,10 @@ def test_blocks_of_steps_and_variants_do_not_change_the_result(
     replayed = prepared(11, launch_overhead=True)
     simulator = replayed.simulator
     keeps = [simulator.keep(), simulator.keep(types=["forward-compute"]), simulator.keep(types=[])]
-    whole, lanes = simulator.step_times(keeps), simulator.lone_lanes()
+    whole, lanes = simulator.step_times(keeps), simulator.worker_step_times()
     monkeypatch.setattr("app.analysis.replay.engine.replay._BATCH_ELEMENTS", 1)
     assert np.array_equal(simulator.step_times(keeps), whole)
-    assert np.array_equal(simulator.lone_lanes()[0], lanes[0])
+    assert np.array_equal(simulator.worker_step_times()[0], lanes[0])
 
 
 def test_an_ideal_replay_of_all_lanes_equals_the_single_lane() -> None:

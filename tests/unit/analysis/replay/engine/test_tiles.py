@@ -59,7 +59,7 @@ def test_tiles_and_threads_do_not_change_what_comes_out(seed: int) -> None:
             keeps = [simulator.keep(), simulator.keep(cells=kept), simulator.keep(types=names[:1])]
             found = (
                 simulator.step_times(keeps),
-                *simulator.lone_lanes(),
+                *simulator.worker_step_times(),
                 simulator.delayed_step_times([[name] for name in names], delays),
                 simulator.delayed_step_times([names], lambda steps: delays[:, steps]),
                 simulator.coded_step_times(takes, twice, late, delays),

@@ -69,5 +69,5 @@ def test_where_a_clock_was_set_they_are_where_they_were() -> None:
     set_later = replace(opened, start_ns=opened.start_ns + np.where(later, 500 * MS, 0))
     replayed = prepare_replay(set_later)
 
-    assert [one.step for one in replayed.clocks.settings] == [steps[4]]
+    assert [one.step for one in replayed.clocks.clock_steps] == [steps[4]]
     assert replayed.host_operations.start_ns == pytest.approx(clean.start_ns, abs=5 * MS)

@@ -9,7 +9,13 @@ import pytest
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, TraceFormat, head_of
-from app.analysis.trace.formats.registry import FOREIGN, FORMATS, STRANGERS, WRITERS, format_of
+from app.analysis.trace.formats.registry import (
+    FOREIGN,
+    FORMATS,
+    UNSUPPORTED_FILES,
+    WRITERS,
+    format_of,
+)
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace import bodies
 
@@ -120,7 +126,7 @@ def test_what_holds_no_operations_is_named(kind: str, name: str | None) -> None:
     with pytest.raises(UnsupportedFormatError, match=kind.partition(",")[0]) as caught:
         decode(UNREAD[kind], bodies.META, limits=bodies.LIMITS, format_name=name)
     assert caught.value.stable_code == "trace.no_operations"
-    assert len({one.title for one in STRANGERS}) == len(STRANGERS)
+    assert len({one.title for one in UNSUPPORTED_FILES}) == len(UNSUPPORTED_FILES)
 
 
 @pytest.mark.parametrize(

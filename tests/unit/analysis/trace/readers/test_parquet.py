@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from app.analysis.trace.assemble import take_one_behind
+from app.analysis.trace.assemble import consume_on_second_core
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes
@@ -269,7 +269,7 @@ def test_what_is_wrong_with_a_batch_is_said_before_what_is_wrong_with_the_next()
         raise OSError("the third batch")
 
     with pytest.raises(ValueError, match="the second batch"):
-        take_one_behind(numbers(), take)
+        consume_on_second_core(numbers(), take)
     assert taken == [1, 2]
 
 

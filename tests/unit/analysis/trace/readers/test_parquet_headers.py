@@ -45,8 +45,8 @@ def test_both_readers_say_the_same_of_each_page(options: dict[str, Any], *, usua
         position, seen = chunk.start, 0
         found = pages._pages(source, chunk)
         while seen < chunk.rows:
-            header, length = pages._header(source, position)
-            expected = (*pages._facts(header), length)
+            header, length = pages._read_header(source, position)
+            expected = (*pages._page_of(header), length)
             assert next(found) == expected
             source.seek(position)
             read += pages._USUAL.match(source.read(512)) is not None
@@ -90,7 +90,7 @@ def test_what_the_expression_takes_is_a_header_with_these_numbers(
         return
     assert found is not None
     assert found.end() == length == len(header)
-    assert tuple(map(pages._number, found.groups())) == pages._facts(fields)[1:]
+    assert tuple(map(pages._zigzag_number, found.groups())) == pages._page_of(fields)[1:]
 
 
 @given(st.binary(max_size=60))

@@ -293,13 +293,13 @@ def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
     """It is taken to be immutable: who changes it gets no answer, or one of both halves."""
     path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
     whole = path.read_bytes()
-    scan = nsys._take_ranges
+    scan = nsys._add_ranges
 
     def change(*given: Any) -> frozenset[int]:  # noqa: ANN401 - as those of the function
         path.write_bytes(whole[:until] + bytes(len(whole) // 2))
         return scan(*given)
 
-    monkeypatch.setattr(nsys, "_take_ranges", change)
+    monkeypatch.setattr(nsys, "_add_ranges", change)
     try:
         decoded = decode(path, META, limits=LIMITS, local=True)
     except InvalidTraceError as error:

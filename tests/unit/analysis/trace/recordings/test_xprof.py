@@ -11,7 +11,7 @@ import pytest
 
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
-from app.analysis.trace.metadata import reason_of
+from app.analysis.trace.metadata import not_replayed_reason
 from app.analysis.trace.model import Sizes
 from app.errors import InvalidTraceError, PacelineError
 from tests.unit.analysis.trace.bodies import LIMITS
@@ -45,7 +45,7 @@ def test_devices_of_a_host_are_ranks_with_steps_collectives_and_computing() -> N
 
     assert trace.meta.sizes == Sizes(dp=4, pp=1)
     assert trace.meta.hosts == dict.fromkeys(range(4), "t1v-n-5f-w-0")
-    assert "forward from a backward" in (reason_of(trace.meta) or "")
+    assert "forward from a backward" in (not_replayed_reason(trace.meta) or "")
     assert set(trace.step.tolist()) == {40, 41, 42, 43, 44}
     assert counts(trace) == {
         (rank, op): 5 * times
