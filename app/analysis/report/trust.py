@@ -12,6 +12,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.replay.adaptations.kind import SENTENCES
 from app.analysis.replay.clock_alignment import clocks_apart_ns
+from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
