@@ -44,7 +44,7 @@ def gpu_time(gpu_hours: float) -> str:
     return f"{hours(gpu_hours * 3600)} GPU-seconds" if gpu_hours else "0 GPU-hours"
 
 
-def named(what: str, names: Sequence[str]) -> str:
+def name_list(what: str, names: Sequence[str]) -> str:
     """Name one or several things: ``worker (1, 2)``, ``workers (1, 2), (3, 0) and 4 more``."""
     listed = ", ".join(names[:_NAMED])
     more = len(names) - _NAMED

@@ -2,7 +2,7 @@
 
 Causes hide one another, so a share is the Shapley value: the mean gain of removing the cause over
 all orders of removal; shares add up to the gain of removing all. Ranks that share the processors
-of one machine lose time by contention: this loss stays in the job that others are compared with.
+of one machine also lose time by contention, which has no cause and is not counted as lost.
 """
 
 from __future__ import annotations
@@ -22,44 +22,37 @@ from app.analysis.replay.confidence import FEWEST_DRAWN
 from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.engine.simulator import Durations, Simulator
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import LOCAL
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import ShapeGroup
 
-# ---- Replays of a session without some of its causes, and each cause's fair share of what they cos
-#
-# Causes hide one another: without a slow worker a heavy stage may cost more, or less. A cause's
-# fair share is what its removal brings on average over all orders in which the causes could be
-# removed (the Shapley value), so that the shares add up to what removing all of them brings.
-
-
 NS: Final = 1e-9
 
-# Of some nodes by each of some causes: durations in place of the recorded ones and time that is
-# lost, of each node; factor, transfer duration.
+# Changes of several nodes by each of several causes: replaced durations and lost times, by node;
+# factor and longest transfer, of all of them.
 _Changes = tuple[
     tuple[Sequence[FloatArray], Sequence[FloatArray], FloatArray | None, FloatArray | None], ...
 ]
-# Of a node by a cause.
+# Change of one node by one cause: replaced duration, lost time, factor, longest transfer.
 _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """What a cause makes of launch delays.
+    """The launch delays of a cause.
 
-    Causes that are looked for at different turns share no time; those of one turn may.
+    Causes that are looked for in different phases share no time; those of one phase may.
     """
 
-    turn: int
+    phase: int
     late_ns: Mapping[int, FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Nodes, each with a row of its own, without the same causes."""
+    """Nodes, each with a row of its own, that are replayed without the same causes."""
 
     nodes: list[int]
     causes: frozenset[int]
@@ -67,19 +60,19 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counterfactuals:
-    """Replays a group of steps without some causes."""
+    """Replays of a group of steps without some causes, which are numbered."""
 
     group: ShapeGroup
-    changes: Sequence[Change]  # what the session would be without each cause
-    # Launch delays that have a cause, by node; replays have them unless the cause is removed.
+    changes: Sequence[Change]  # those that remove each cause
+    # Launch delays of causes, by node; replays contain them unless the cause is removed.
     late_ns: Mapping[int, FloatArray]
-    # Launch delays that every replay has.
-    stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # (steps,): the time of each step with all causes, where that has been replayed already
+    # launch delays without a known cause, which all replays contain, by node
+    unexplained_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    # (steps,): step times with all causes, s, where these have been replayed already
     now_s: FloatArray | None = None
-    # By cause: what of a node's delay is its own, where another cause has the rest.
+    # the delays of each cause, to tell what remains of a node's delay when others are removed
     claims: Sequence[Claim] = ()
-    # What is known already; a copy with other delays begins anew.
+    # caches by removed causes; a copy with other delays begins with empty ones
     _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)
     _mean_s: dict[frozenset[int], float] = field(init=False, default_factory=dict)
 
@@ -87,52 +80,55 @@ class Counterfactuals:
         if self.now_s is not None:
             self._times[frozenset()] = self.now_s
 
-    def staying(self, stays_ns: Mapping[int, FloatArray]) -> Counterfactuals:
-        """Return replays that have these launch delays as well; nothing of them is known yet."""
-        return replace(self, stays_ns=stays_ns, now_s=None)
+    def with_delays(self, unexplained_ns: Mapping[int, FloatArray]) -> Counterfactuals:
+        """Return replays that contain these launch delays without a cause as well."""
+        return replace(self, unexplained_ns=unexplained_ns, now_s=None)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
-        """Return the time of each step without the causes of these numbers, seconds."""
+        """Return the time of each step without some causes, shape (steps,), seconds."""
         self.replay([causes])
         return self._times[causes]
 
     def replay(self, sets: Sequence[frozenset[int]]) -> None:
-        """Replay the session without each of the sets, in one go."""
+        """Replay the session without each set of causes, in one call, unless it is cached."""
         wanted = [causes for causes in dict.fromkeys(sets) if causes not in self._times]
         if wanted:
             self._times.update(zip(wanted, self._replay(wanted), strict=True))
 
     def gain(self, causes: frozenset[int]) -> float:
-        """Return what a mean step would be shorter without the causes, seconds."""
+        """Return the time that a mean step saves without the causes, seconds."""
         return self.mean_s(frozenset()) - self.mean_s(causes)
 
     def mean_s(self, causes: frozenset[int]) -> float:
         """Return the time of a mean step without the causes, seconds."""
-        known = self._mean_s.get(causes)
-        if known is None:
-            known = self._mean_s[causes] = float(mean(self.without(causes)))
-        return known
+        mean_s = self._mean_s.get(causes)
+        if mean_s is None:
+            mean_s = self._mean_s[causes] = float(mean(self.without(causes)))
+        return mean_s
 
     def ideal(self) -> FloatArray:
-        """Return each step's time with all durations ideal, late as launches stay, seconds."""
+        """Return each step's time with ideal durations and the delays without a cause, seconds."""
         nodes = np.arange(len(self.group.layout.nodes))
         takes = np.full((1, len(nodes)), IDEAL, dtype=np.int32)
         late = np.full((1, len(nodes)), ON_TIME, dtype=np.int32)
-        late[0, list(self.stays_ns)] = np.arange(len(self.stays_ns))
+        late[0, list(self.unexplained_ns)] = np.arange(len(self.unexplained_ns))
 
         def nothing(steps: slice) -> FloatArray:
             return np.empty((0, *self.group.durations.recorded_ns[0, steps].shape))
 
         def delays(steps: slice) -> FloatArray:
-            return np.stack([_of(steps, delay) for delay in self.stays_ns.values()])
+            return np.stack([_of(steps, delay) for delay in self.unexplained_ns.values()])
 
         times = self.group.simulator.coded_step_times(
-            takes, nothing, late if self.stays_ns else None, delays if self.stays_ns else None
+            takes,
+            nothing,
+            late if self.unexplained_ns else None,
+            delays if self.unexplained_ns else None,
         )
         return np.asarray(times[0] * NS)
 
     def shares(self, causes: Sequence[int]) -> FloatArray:
-        """Return each cause's fair share of every step, shape (causes, steps), seconds."""
+        """Return each cause's Shapley value in every step, shape (causes, steps), seconds."""
         count = len(causes)
         self.replay([frozenset(c) for size in range(count + 1) for c in combinations(causes, size)])
         shares = np.zeros((count, len(self.group.layout.steps)))
@@ -147,18 +143,33 @@ class Counterfactuals:
         return shares
 
     def _replay(self, sets: Sequence[frozenset[int]]) -> FloatArray:
-        """Return the step times without each of the sets, shape (sets, steps), seconds."""
-        takes, changed = self._coded(sets, self._changed_by(sets), RECORDED)
-        late, delayed = self._coded(sets, self._late_by(), ON_TIME)
+        """Return the step times without each set of causes, shape (sets, steps), seconds."""
+        changed_by: dict[int, set[int]] = {}
+        for cause in frozenset().union(*sets):
+            change = self.changes[cause]
+            for node in (
+                *change.instead_ns,
+                *change.less_ns,
+                *change.times,
+                *change.transfers_ns,
+            ):
+                changed_by.setdefault(node, set()).add(cause)
+        takes, changed = self._coded(sets, changed_by, RECORDED)
+        # Without any of its causes a node may still be late.
+        late_by = {
+            node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
+            for node in (*self.late_ns, *self.unexplained_ns)
+        }
+        late, delayed = self._coded(sets, late_by, ON_TIME)
 
         recorded = self.group.durations.recorded_ns
         nodes = [node for rows in changed for node in rows.nodes]
-        made = list(self._made(changed))
+        changes_of_rows = list(self._changes_of(changed))
         delayed_rows = [(node, rows.causes) for rows in delayed for node in rows.nodes]
 
         def values(steps: slice) -> FloatArray:
             durations = recorded[nodes, steps]
-            for alike, changes in made:
+            for alike, changes in changes_of_rows:
                 _change(durations[alike], changes, steps)
             return durations
 
@@ -173,43 +184,22 @@ class Counterfactuals:
         )
         return times * NS
 
-    def _changed_by(self, sets: Sequence[frozenset[int]]) -> dict[int, set[int]]:
-        """Return which causes change the duration of which node."""
-        changed: dict[int, set[int]] = {}
-        for cause in frozenset().union(*sets):
-            change = self.changes[cause]
-            for node in (
-                *change.instead_ns,
-                *change.less_ns,
-                *change.times,
-                *change.transfers_ns,
-            ):
-                changed.setdefault(node, set()).add(cause)
-        return changed
-
-    def _late_by(self) -> dict[int, set[int]]:
-        """Return which causes make which node late; without any of them it is late all the same."""
-        return {
-            node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
-            for node in (*self.late_ns, *self.stays_ns)
-        }
-
     def _coded(
         self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], typical: int
     ) -> tuple[CodeArray, list[_Rows]]:
-        """Give every (node, causes removed) that differs a row; sets that are alike share it.
+        """Return a row for every pair of a node and the removed causes that affect it.
 
         Returns
         -------
         codes : int32 array, shape (sets, nodes)
-            The row, or `typical` where a node is as typical in a set.
+            The row of a node in each set; `typical` where no removed cause affects it.
         rows : list of _Rows
             In the order of the codes.
         """
         codes = np.full((len(sets), len(self.group.layout.nodes)), typical, dtype=np.int32)
         rows: list[_Rows] = []
         end = 0
-        # Thousands of nodes have few sets of causes between them.
+        # Thousands of nodes share few sets of causes.
         alike: dict[frozenset[int], list[int]] = {}
         for node, causes in causes_of.items():
             alike.setdefault(frozenset(causes), []).append(node)
@@ -226,8 +216,8 @@ class Counterfactuals:
                 codes[number, nodes] = np.arange(begin[mine], begin[mine] + len(nodes))
         return codes, rows
 
-    def _made(self, changed: Sequence[_Rows]) -> Iterator[tuple[slice, _Changes]]:
-        """Yield neighboring rows whose durations change alike, and by what."""
+    def _changes_of(self, changed: Sequence[_Rows]) -> Iterator[tuple[slice, _Changes]]:
+        """Yield consecutive rows that share factors and transfers, with their changes."""
         end = 0
         for rows in changed:
             removed = [self.changes[cause] for cause in sorted(rows.causes)]
@@ -243,10 +233,22 @@ class Counterfactuals:
                 )
                 for node in rows.nodes
             ]
-            for _, group in groupby(own, key=_kind):
+            for _, group in groupby(own, key=_shared_arrays):
                 alike = list(group)
                 begin, end = end, end + len(alike)
-                yield slice(begin, end), tuple(map(_together, *alike))
+                # the same for all rows of a group: factor and transfers
+                yield (
+                    slice(begin, end),
+                    tuple(
+                        (
+                            [instead for instead, _, _, _ in rows if instead is not None],
+                            [less for _, less, _, _ in rows if less is not None],
+                            rows[0][2],
+                            rows[0][3],
+                        )
+                        for rows in zip(*alike, strict=True)
+                    ),
+                )
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
@@ -254,45 +256,30 @@ class Counterfactuals:
         for cause in sorted(causes):
             on_time = self.changes[cause].on_time.get(node)
             if on_time is not None:
-                left = np.minimum(late, self._left(node, cause, causes, steps))
+                others = [
+                    _of(steps, claim.late_ns[node])
+                    for number, claim in enumerate(self.claims)
+                    if number not in causes
+                    and claim.phase != self.claims[cause].phase
+                    and node in claim.late_ns
+                ]
+                left = np.minimum(late, np.add.reduce(others) if others else 0.0)
                 late = np.where(_of(steps, on_time), left, late)
-        if node in self.stays_ns:
-            late = late + _of(steps, self.stays_ns[node])
+        if node in self.unexplained_ns:
+            late = late + _of(steps, self.unexplained_ns[node])
         return np.asarray(late)
 
-    def _left(
-        self, node: int, cause: int, removed: frozenset[int], steps: slice
-    ) -> FloatArray | float:
-        """Return what other causes, which are not removed, make of a node's delay."""
-        others = [
-            _of(steps, claim.late_ns[node])
-            for number, claim in enumerate(self.claims)
-            if number not in removed
-            and claim.turn != self.claims[cause].turn
-            and node in claim.late_ns
-        ]
-        return np.add.reduce(others) if others else 0.0
 
-
-def _kind(changes: tuple[_Change, ...]) -> tuple[tuple[bool, bool, int, int], ...]:
-    """Return what tells rows apart that are not changed together: workers' nodes share factors."""
+def _shared_arrays(changes: tuple[_Change, ...]) -> tuple[tuple[bool, bool, int, int], ...]:
+    """Return a key of rows that change in one operation: a worker's nodes share factors."""
     return tuple(
         (instead is not None, less is not None, id(times), id(transfers))
         for instead, less, times, transfers in changes
     )
 
 
-def _together(
-    *rows: _Change,
-) -> tuple[Sequence[FloatArray], Sequence[FloatArray], FloatArray | None, FloatArray | None]:
-    """Return what a cause changes of rows of a kind."""
-    _, _, times, transfers = rows[0]
-    instead = [of_node for of_node, _, _, _ in rows if of_node is not None]
-    return instead, [less for _, less, _, _ in rows if less is not None], times, transfers
-
-
 def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
-    """Make durations, shape (nodes, steps, dp), what they are with some changes."""
+    """Apply changes to durations, shape (nodes, steps, dp), in place."""
     for instead, _, _, _ in changes:
         for row, own in zip(durations, instead, strict=False):
             row[:] = _of(steps, own)
@@ -311,28 +298,24 @@ def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
-    """Return values of some steps; of those that broadcast over steps there is only one row."""
+    """Return the values of some steps; a single row holds for all steps."""
     return values[steps] if values.ndim > 1 and len(values) > 1 else values
 
 
-# ---- What ranks lose by chance that share the processors of one machine ------------------------
-# On a laptop, and in every trial on CPUs, ranks take processors from one another. Each of their
-# operations takes longer now and then, on whichever rank, and each collective waits for the latest.
-# No worker is at fault, and against a job that ran alone on each processor every such job is slow.
-# So the job that one is held against has that chance in it. Ranks with a device of their own, or a
-# host, lose nothing so: there it is told, whatever its cause.
+# Ranks on the processors of one machine (a laptop, any trial on CPUs) take processors from one
+# another: each operation takes longer now and then, on any rank, and each collective waits for the
+# latest. No worker is at fault, so the reference of the slowdown contains this loss.
 
 
-# Fewer passes of a worker through a chunk have no typical time.
-_FEWEST_PASSES: Final = 3
+_FEWEST_PASSES: Final = 3  # fewer passes of a worker through a chunk have no typical time
 
 
-def by_chance_s(observation: Observation, metrics: Metrics) -> float:
-    """Return what a mean step loses by chance, seconds; 0 where ranks share no processors.
+def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
+    """Return the loss of a mean step to contention, seconds; 0 where ranks share no processors.
 
-    That is what steps would be shorter if each operation took on each rank what it typically takes
-    there. What a rank lastingly takes longer is no chance. Without a pipeline, nothing else is a
-    loss: that collectives of one type differ, since they carry more or less, is not.
+    Measured by a replay in which each operation takes its median time on its rank; a rank's lasting
+    slowness is not part of it. Without a pipeline, the difference among collectives of one type,
+    which carry more or less data, is no loss either.
     """
     if not observation.shares_processors:
         return 0.0
@@ -345,12 +328,12 @@ def by_chance_s(observation: Observation, metrics: Metrics) -> float:
     return chance_s + max(alike_s - metrics.ideal_step_s, 0.0)
 
 
-def single_chance_s(observation: Observation, metrics: Metrics) -> float:
-    """Return what a mean step loses by single operations, seconds, of steps without a cause.
+def single_operation_loss_s(observation: Observation, metrics: Metrics) -> float:
+    """Return the loss of a mean step to single long operations, seconds, for a few steps.
 
-    Of few steps nothing tells what takes long once from what does so now and then. Computations
-    take on each worker what its passes through the same chunk typically take, where there are
-    enough of them, and transfers no longer than typical ones. 0 of steps enough for an interval.
+    Few steps do not show whether an operation takes long once or recurrently. Measured by a replay
+    in which computations take the median of the worker's passes through the same chunk, where there
+    are enough, and transfers at most the ideal. 0 for enough steps to have an interval.
     """
     if len(observation.layout.steps) >= FEWEST_DRAWN:
         return 0.0
@@ -368,19 +351,15 @@ def single_chance_s(observation: Observation, metrics: Metrics) -> float:
 
 
 def _replayed_s(observation: Observation, typical_ns: FloatArray) -> float:
-    """Return the mean step if operations take that; shape (nodes, steps or 1, dp or 1)."""
+    """Return the mean step with other durations, s; shape (nodes, steps or 1, dp or 1), ns."""
     group = observation.group
-    layout = _with_even_shares(group.layout)
+    # computations are cut at the same shares in all steps and on all ranks
+    even = {
+        node: np.broadcast_to(shares.mean(axis=(1, 2), keepdims=True), shares.shape)
+        for node, shares in group.layout.shares.items()
+    }
+    layout = replace(group.layout, shares=even)
     durations = np.broadcast_to(typical_ns, observation.recorded_ns.shape)
     executor = executor_of(layout, group.graph, durations.min(axis=(1, 2)), durations.size)
     simulator = Simulator(layout, Durations(durations, group.durations.ideal_ns), executor)
     return float(np.mean(simulator.step_times([simulator.keep()])[0])) * NS
-
-
-def _with_even_shares(layout: Layout) -> Layout:
-    """Return a layout whose computations are cut alike in all steps and on all ranks."""
-    even = {
-        node: np.broadcast_to(shares.mean(axis=(1, 2), keepdims=True), shares.shape)
-        for node, shares in layout.shares.items()
-    }
-    return replace(layout, shares=even)

@@ -1,4 +1,4 @@
-"""Durations of the data-parallel collectives of each stage, and the ranks where they last longer.
+"""Data-parallel collectives of each stage, and the DP ranks where they always take longer.
 
 Ranks of one group leave a collective together. If some ranks of a stage always leave later, the
 stage has several groups (FSDP shards), one of them on a slow network.
@@ -18,7 +18,7 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.robust_statistics import median
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
 # Transfers shorter than clocks resolve are not compared.
 LEAST_NS: Final = 1e3
@@ -28,10 +28,9 @@ LEAST_NS: Final = 1e3
 class Thresholds:
     """What decides whether the network of some ranks of a stage is slow."""
 
-    slow: float = 1.8  # collectives are slow from this ratio to the reference on
-    # The reference is this quantile of all: half of a few may be slow.
-    reference: float = 0.3
-    fewest: int = 2  # ranks of a group, and others that they are held against
+    slow: float = 1.8  # ratio of slow collectives to the reference
+    reference: float = 0.3  # quantile that is the reference, as half of a few may be slow
+    fewest: int = 2  # slow ranks, and ranks that they are compared with
 
 
 THRESHOLDS: Final = Thresholds()
@@ -44,16 +43,13 @@ class Collectives:
     observation: Observation
     stages: tuple[int, ...]
     nodes: tuple[list[int], ...]
-    # (collectives, steps, dp) of each stage: transfers, of several groups each in its own, ns
+    # of each stage, (collectives, steps, dp): transfer times, ns; measured within each group
     taken_ns: tuple[FloatArray, ...]
-    apart: NDArray[np.bool_]  # (stages, dp): ranks on which they are slow, against their own stage
+    apart: NDArray[np.bool_]  # (stages, dp): ranks with slow collectives within their stage
 
     @property
     def by_step(self) -> FloatArray:
-        """Return how many times as long as typical they take, shape (stages, steps).
-
-        On the ranks that are not slow against their own stage.
-        """
+        """Return collective time ÷ ideal, shape (stages, steps), without the ranks of `apart`."""
         ratio = np.empty((len(self.stages), len(self.observation.layout.steps)))
         for index, nodes in enumerate(self.nodes):
             typical = self.observation.group.durations.ideal_ns[nodes]
@@ -61,7 +57,7 @@ class Collectives:
         return ratio
 
     def each(self, index: int) -> FloatArray:
-        """Return the same of each collective of a stage, shape (collectives, steps)."""
+        """Return `by_step` of each collective of a stage, shape (collectives, steps)."""
         typical = np.maximum(self.observation.group.durations.ideal_ns[self.nodes[index]], LEAST_NS)
         return np.asarray(self._others_ns(index) / typical[:, None])
 
@@ -71,7 +67,7 @@ class Collectives:
 
     @property
     def incomplete(self) -> NDArray[np.bool_]:
-        """Return of which stages a rank is missing, whom the others may wait for, (stages,)."""
+        """Return which stages lack a rank, whom the others may wait for, shape (stages,)."""
         absent = self.observation.layout.absent
         if absent is None:
             return np.zeros(len(self.stages), dtype=bool)
@@ -79,11 +75,11 @@ class Collectives:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Return the workers whose network is slow against their own stage's."""
+        """Return the workers with slow collectives within their stage."""
         return tuple((dp, self.stages[index]) for index, dp in np.argwhere(self.apart).tolist())
 
     def without(self, slow: NDArray[np.bool_]) -> dict[int, FloatArray]:
-        """Return typical transfers, by node, shape (1, dp), ns; infinite where they are not slow.
+        """Return upper limits of slow transfers by node, (1, dp), ns: typical ones, else infinite.
 
         Parameters
         ----------
@@ -108,11 +104,11 @@ class Collectives:
         }
 
     def evidence(self) -> list[Evidence]:
-        """Return what is said of the ranks that are slow against their own stage."""
+        """Return a sentence about the slow ranks of each stage."""
         lines = []
         for stage, ranks, taken_ns in zip(self.stages, self.apart, self.taken_ns, strict=True):
             if ranks.any():
-                who = named("DP rank", [str(dp) for dp in np.flatnonzero(ranks).tolist()])
+                who = name_list("DP rank", [str(dp) for dp in np.flatnonzero(ranks).tolist()])
                 lines.append(
                     Evidence(
                         f"Collectives of {who} on stage {stage} take "
@@ -134,21 +130,24 @@ def collectives_of(observation: Observation) -> Collectives:
                 by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
     stages = tuple(sorted(by_stage))
     of_stages = tuple(by_stage[stage] for stage in stages)
-    found = [_by_group(observation, members) for members in of_stages]
-    apart = np.array([ranks for _, ranks in found], dtype=bool).reshape(len(stages), layout.dp)
-    return Collectives(observation, stages, of_stages, tuple(taken for taken, _ in found), apart)
+    measured = [_by_group(observation, members) for members in of_stages]
+    apart = np.array([ranks for _, ranks in measured], dtype=bool).reshape(len(stages), layout.dp)
+    return Collectives(observation, stages, of_stages, tuple(taken for taken, _ in measured), apart)
 
 
 def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return the transfers of a stage's collectives, and the ranks whose group is slow.
+    """Return the transfer times of a stage's collectives, ns, and the ranks whose group is slow.
 
-    A group waits for its own ranks only: where one is slow, transfers are measured from the latest
-    start within each.
+    A group waits for its own ranks only: with several groups, transfers are measured from the
+    latest start within each.
     """
     layout, taken_ns = observation.layout, observation.recorded_ns[nodes]
-    # what all ranks agree on has one group
+    # a collective of the whole world has one group
     mine = np.flatnonzero(layout.of_types(*DP_COLLECTIVES)[nodes])
-    slow = _above(median(taken_ns[mine].sum(axis=0)))
+    time_ns = median(taken_ns[mine].sum(axis=0))
+    slow = time_ns > THRESHOLDS.slow * max(reference_of(time_ns), LEAST_NS)
+    if min(slow.sum(), (~slow).sum()) < THRESHOLDS.fewest:
+        slow[:] = False
     if layout.absent is not None and layout.absent[:, layout.nodes.pp[nodes[0]]].any():
         slow[:] = False
     if slow.any():
@@ -165,25 +164,19 @@ def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, N
     return taken_ns, np.zeros(layout.dp, dtype=bool)
 
 
-def _above(time_ns: FloatArray) -> NDArray[np.bool_]:
-    """Return which ranks take far longer than the others; none where either are too few."""
-    slow = time_ns > THRESHOLDS.slow * max(reference_of(time_ns), LEAST_NS)
-    return slow if min(slow.sum(), (~slow).sum()) >= THRESHOLDS.fewest else np.zeros_like(slow)
-
-
 def _times(taken_ns: FloatArray, ranks: NDArray[np.bool_]) -> float:
-    """Return how many times as long as on the others collectives take on some ranks."""
+    """Return the collective time of some ranks ÷ that of the others."""
     time_ns = median(taken_ns.sum(axis=0))
     return float(time_ns[ranks].mean() / max(float(time_ns[~ranks].mean()), LEAST_NS))
 
 
 def reference_of(ratio: FloatArray) -> float:
-    """Return what most of the faster half of links, stages or ranks reach."""
+    """Return the reference of links, stages or ranks: a low quantile, as half may be slow."""
     place = int(THRESHOLDS.reference * (ratio.size - 1))
     return float(np.partition(ratio, place, axis=None)[place])
 
 
 def typical_of(observation: Observation) -> dict[int, float]:
-    """Return the ideal duration of each type, which is the median of all, by op code."""
+    """Return the ideal duration of each type, the median of all its transfers, by op code, ns."""
     op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
     return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}

@@ -1,7 +1,7 @@
-"""Computing times of a job's earlier sessions as the baseline of a later session.
+"""Computing times of a job's earlier sessions, the baseline of a later session.
 
 Within one session there is no baseline if all workers are slow, nor for a stage with one DP rank.
-The baseline is the same worker with the same model and as many tokens.
+The baseline is the same worker with the same model and equally many tokens.
 """
 
 from __future__ import annotations
@@ -25,18 +25,13 @@ from app.analysis.replay.robust_statistics import median, median_of_rows
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.rank_metadata import Machine
 
-# ---- What the workers of a session compute, for later sessions of the job to be held against ----
-
-
-# Metadata of these steps, or of how they were sent: they say nothing of the job's configuration.
+# Metadata of single steps or of their transport, which are no part of the job's configuration.
 _OF_SESSION: Final = frozenset(
     {"sequence_lengths", "expert_tokens", "unmapped", "producers", "dropped_steps", "pause_s"}
 )
-# Workers that are enough to tell whether all of them are slow.
-_MOST_WORKERS: Final = 64
-# What moves data over the network in each step.
+_MOST_WORKERS: Final = 64  # enough to see whether all are slow
 TRANSFERS: Final = frozenset({*DP_COLLECTIVES, *P2P})
-_DIGEST: Final = 12
+_DIGEST: Final = 12  # hexadecimal digits
 _DIGITS: Final = 7  # decimals of seconds
 
 
@@ -61,7 +56,7 @@ class Computing:
 
 
 def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
-    """Return what the workers of a session compute, to be held against later."""
+    """Return the computing times of a session that later sessions are compared with."""
     layout, meta = observation.layout, observation.trace.meta
     every = -(-layout.dp * layout.pp // _MOST_WORKERS)
     best = observation.memoize(computing_of_steps)[:, factor.best, ::every]
@@ -71,51 +66,52 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
         configuration=configuration_of(meta, layout),
         every=every,
         step_s=tuple(map(tuple, np.round(taken.T, _DIGITS).tolist())),
-        machines=tuple(tuple(_called(meta.machine(rank)) for rank in row) for row in ranks),
+        machines=tuple(tuple(_digest(meta.machine(rank)) for rank in row) for row in ranks),
         tokens=_tokens(observation),
         transfers_s=_transfers(observation),
     )
 
 
 def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
-    """Return what transfers of each type take in the median step on each stage, seconds.
+    """Return the transfer time of each type in the median step on each stage, seconds.
 
-    Without waiting for others, and on the median rank.
+    Without waiting for others, on the median rank.
     """
     layout, recorded_ns = observation.layout, observation.recorded_ns
     names = [name for name in layout.op_names if name in TRANSFERS]
-    found = [
+    groups = [
         (name, stage, nodes)
         for name in names
         for stage in range(layout.pp)
         for nodes in [layout.of(name, stage)]
         if len(nodes)
     ]
-    # neighbors: no copies; and one median of all, since calling costs more than computing
-    sums = [recorded_ns[nodes[0] : nodes[-1] + 1].sum(axis=0).ravel() for _, _, nodes in found]
-    typical = median_of_rows(np.array(sums)).tolist() if found else []
+    # A type's nodes of a stage are consecutive, so slices avoid copies; one call for all medians,
+    # as a call costs more than the computation.
+    sums = [recorded_ns[nodes[0] : nodes[-1] + 1].sum(axis=0).ravel() for _, _, nodes in groups]
+    typical = median_of_rows(np.array(sums)).tolist() if groups else []
     taken: dict[str, list[float]] = {}
-    for (name, stage, _), time_ns in zip(found, typical, strict=True):
+    for (name, stage, _), time_ns in zip(groups, typical, strict=True):
         taken.setdefault(name, [0.0] * layout.pp)[stage] = round(time_ns / 1e9, _DIGITS)
     return {name: tuple(times) for name, times in taken.items()}
 
 
 def configuration_of(meta: SessionMeta, layout: Layout) -> str:
-    """Return a digest of what must be alike for sessions to be compared.
+    """Return a digest of what must be equal for sessions to be compared.
 
-    Sizes, the operations of a step on each stage, and all metadata of the job that are not of its
-    machines.
+    Sizes, the numbers of computations of each stage, and the metadata of the job without those of
+    its machines.
     """
     counts = [[len(layout.of(name, stage)) for stage in range(layout.pp)] for name in COMPUTATIONS]
-    said = {key: value for key, value in meta.extra.items() if key not in _OF_SESSION}
+    metadata = {key: value for key, value in meta.extra.items() if key not in _OF_SESSION}
     sizes = meta.sizes
-    known = [sizes.dp, sizes.pp, sizes.tp, sizes.cp, sizes.vpp, sizes.world, counts, said]
-    text = json.dumps(known, sort_keys=True, default=str)
+    parts = [sizes.dp, sizes.pp, sizes.tp, sizes.cp, sizes.vpp, sizes.world, counts, metadata]
+    text = json.dumps(parts, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
-def _called(machine: Machine) -> str:
-    """Return a short name of a machine: its GPU's UUID, or else its node and what it calls it."""
+def _digest(machine: Machine) -> str:
+    """Return a digest of a GPU's UUID, or of its node and number; empty where unknown."""
     if machine.uuid:
         name = machine.uuid
     elif machine.node and not machine.guessed:
@@ -126,6 +122,7 @@ def _called(machine: Machine) -> str:
 
 
 def _tokens(observation: Observation) -> tuple[float, float] | None:
+    """Return Σs and Σs² of a mean step and DP rank; None where lengths are not recorded."""
     lengths = observation.memoize(some_lengths) if observation.comparable else None
     if lengths is None or lengths.tokens.mean() <= 0:
         return None
@@ -136,33 +133,27 @@ def _tokens(observation: Observation) -> tuple[float, float] | None:
     )
 
 
-# ---- What workers computed in a job's earlier sessions, against which a later one is held ------
-# Within a session nothing tells what all workers would take if none were slow, nor with one DP rank
-# what a stage would. The same worker, with the same model and as many tokens, took it before.
-
-
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What decides whether a job is slower than it was."""
 
-    slow: float = 0.05  # a worker is slower than before from this ratio on
-    workers: float = 0.9  # …and all are when this share of those that are known is
-    known: float = 0.5  # The same workers are this share of all at least.
-    # The level of the past has this many sessions, where there are as many: one or two odd ones
-    # were fast by accident.
+    slow: float = 0.05  # excess over earlier sessions from which a worker is slower
+    workers: float = 0.9  # share of slower workers from which all count as slower
+    known: float = 0.5  # lowest share of workers on the same machines
+    # Sessions at the level of the past, if there are as many: one or two may have been fast by
+    # accident.
     sessions: int = 3
-    alike: float = 0.03  # sessions are at one level when they are this share apart
-    # Sessions have as many tokens when Σs and Σs² differ by this share each; a few long sequences
-    # weigh much in the squares, which are a part of the time.
+    alike: float = 0.03  # relative distance of sessions at one level
+    # Sessions have equally many tokens when Σs and Σs² differ by at most these shares; a few long
+    # sequences weigh much in the squares, which are only part of the time.
     tokens: float = 0.02
     squares: float = 0.05
-    # …and by this many times what sessions one after the other scatter by
+    # A slower job exceeds this many times the scatter of consecutive sessions.
     to_scatter: float = 4.0
-    # What moves data is slower than before from this ratio on, as a link is than others.
-    slow_transfers: float = 1.8
-    # A worker is slow by itself where it is slower than before by this much more than the others.
+    slow_transfers: float = 1.8  # ratio of slow transfers, as for links
+    # A worker alone is slow where its slowdown exceeds that of the others by this much …
     alone: float = 0.04
-    # …and where all ranks share the processors of one host by this much.
+    # …or by this much where all ranks share the processors of one host.
     alone_on_shared: float = 0.15
 
 
@@ -173,48 +164,47 @@ THRESHOLDS: Final = Thresholds()
 class EarlierSession:
     """A session of the same job before this one."""
 
-    number: int  # as people call it
+    number: int  # within the job, as pages show it
     computing: Computing
 
 
 class SlowTransfers(NamedTuple):
-    """Transfers of a type and stage that take far longer than in the job's past."""
+    """Transfers of a type and stage that take far longer than in earlier sessions."""
 
-    times: float  # how many times as long
+    times: float  # ratio to the earlier ones
     number: int  # of the latest session that was far faster
-    sessions: int  # that were
+    sessions: int  # number of sessions that were
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """How a session compares with the job's past."""
+    """Comparison of a session with the job's earlier sessions."""
 
-    number: int  # of the latest session at the level that it is held against
-    sessions: int  # at that level
-    scatter: float  # what sessions one after the other scatter by
-    # (pp, dp): how many times as long each worker computes as then; NaN where that is not known
-    ratio: FloatArray
-    # By operation type and stage, where transfers take far longer.
+    number: int  # of the latest session at the reference level
+    sessions: int  # sessions at that level
+    scatter: float  # standard deviation between consecutive sessions, of logarithms
+    ratio: FloatArray  # (pp, dp): computing time of each worker ÷ earlier; NaN where unknown
+    # far slower transfers, by operation type and stage
     slow_transfers: Mapping[tuple[str, int], SlowTransfers] = field(default_factory=dict)
 
     @property
     def times(self) -> float:
-        """Return how many times as long the median worker computes."""
+        """Return the median worker's computing time ÷ earlier."""
         return float(np.nanmedian(self.ratio))
 
     @property
     def all_slower(self) -> bool:
         """Return whether nearly all workers compute slower."""
-        known = self.ratio[~np.isnan(self.ratio)]
+        ratios = self.ratio[~np.isnan(self.ratio)]
         slow = 1 + max(THRESHOLDS.slow, THRESHOLDS.to_scatter * self.scatter)
-        slower = float(np.mean(known >= 1 + THRESHOLDS.slow))
+        slower = float(np.mean(ratios >= 1 + THRESHOLDS.slow))
         return self.times >= slow and slower >= THRESHOLDS.workers
 
     def alone(self, *, shared: bool) -> FloatArray:
-        """Return how much slower each worker is than then, over the others, shape (pp,).
+        """Return each worker's slowdown ÷ that of the others, shape (pp,), for one DP rank.
 
-        Of one DP rank whose workers are all known; 1 of those that are not slower by enough, which
-        is more where ranks share processors.
+        1 for workers that are not slower by enough, which is more where ranks share processors
+        (`shared`). All workers must be known.
         """
         own = self.ratio[:, 0]
         others = np.array([np.median(np.delete(own, stage)) for stage in range(len(own))])
@@ -226,49 +216,55 @@ class Past:
 def against_past(
     observation: Observation, now: Computing, earlier: Sequence[EarlierSession]
 ) -> Past | None:
-    """Return how much slower workers compute than in the job's past; None where it has none.
+    """Return the comparison with the job's earlier sessions; None where none is comparable.
 
-    Sessions of another configuration or with other tokens are left out, and so are workers on other
-    machines. The past is the fastest level that a few sessions had: those after a job has become
-    slow do not hide it.
+    Sessions of another configuration or with other tokens are excluded, and so are workers on other
+    machines. The reference is the fastest level of a few sessions: sessions after a job has become
+    slow do not hide the slowdown.
     """
-    like = [one for one in earlier if _is_like(one.computing, now)]
+    like = [session for session in earlier if _is_like(session.computing, now)]
     if not like:
         return None
-    taken = np.array(now.step_s)
-    ratios = np.array([_ratio(taken, now, one.computing) for one in like])
+    ratios = np.array([_ratio(now, session.computing) for session in like])
     known = ~np.isnan(ratios).all(axis=(1, 2))
     known[known] = np.mean(~np.isnan(ratios[known]), axis=(1, 2)) >= THRESHOLDS.known
     if not known.any():
         return None
-    like = [one for one, usable in zip(like, known.tolist(), strict=True) if usable]
+    like = [session for session, usable in zip(like, known.tolist(), strict=True) if usable]
     ratios = ratios[known]
     slow = _slow_transfers(now, like)
     levels = np.nanmedian(ratios, axis=(1, 2))
-    # The larger the ratio the faster the session was.
+    # A larger ratio means that the session was faster.
     level = float(np.sort(levels)[::-1][min(THRESHOLDS.sessions, len(levels)) - 1])
     at_level = np.abs(levels / level - 1) <= THRESHOLDS.alike
-    found = _median_of_known(ratios[at_level])
-    everywhere = np.full((observation.layout.pp, observation.layout.dp), np.nan)
-    everywhere[:, :: now.every] = found.T
-    numbers = [one.number for one, there in zip(like, at_level.tolist(), strict=True) if there]
-    return Past(max(numbers), len(numbers), _scatter(levels), everywhere, slow)
+    # The median over the sessions; NaN for workers that no session has.
+    nothing = np.isnan(ratios[at_level]).all(axis=0)
+    medians = np.nanmedian(np.where(nothing, 1.0, ratios[at_level]), axis=0)
+    ratio = np.full((observation.layout.pp, observation.layout.dp), np.nan)
+    ratio[:, :: now.every] = np.where(nothing, np.nan, medians).T
+    numbers = [
+        session.number for session, chosen in zip(like, at_level.tolist(), strict=True) if chosen
+    ]
+    scatter = 0.0
+    if len(levels) > THRESHOLDS.sessions:
+        scatter = float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(np.log(levels)))))
+    return Past(max(numbers), len(numbers), scatter, ratio, slow)
 
 
 def _slow_transfers(
     now: Computing, earlier: Sequence[EarlierSession]
 ) -> dict[tuple[str, int], SlowTransfers]:
-    """Return what moves data far slower than then, by type and stage.
+    """Return the transfers that are far slower than in the fastest few sessions, by type and stage.
 
-    Than in the fastest few sessions: those after the network became slow do not hide it.
+    Sessions after the network has become slow do not hide it.
     """
     slow = {}
     for name, by_stage in now.transfers_s.items():
         for stage, taken_s in enumerate(by_stage):
             then_s = {
-                one.number: one.computing.transfers_s[name][stage]
-                for one in earlier
-                if name in one.computing.transfers_s
+                session.number: session.computing.transfers_s[name][stage]
+                for session in earlier
+                if name in session.computing.transfers_s
             }
             before = sorted(then for then in then_s.values() if then > 0)
             if not before:
@@ -285,21 +281,8 @@ def _slow_transfers(
     return slow
 
 
-def _median_of_known(ratios: FloatArray) -> FloatArray:
-    """Return the median over the sessions, NaN for workers of which no session tells."""
-    nothing = np.isnan(ratios).all(axis=0)
-    filled = np.where(nothing, 1.0, ratios)
-    return np.where(nothing, np.nan, np.nanmedian(filled, axis=0))
-
-
-def _scatter(levels: FloatArray) -> float:
-    """Return what the levels of neighboring sessions scatter by; 0 of too few."""
-    if len(levels) <= THRESHOLDS.sessions:
-        return 0.0
-    return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(np.log(levels)))))
-
-
 def _is_like(before: Computing, now: Computing) -> bool:
+    """Return whether two sessions have the same configuration and equally many tokens."""
     if before.configuration != now.configuration or before.every != now.every:
         return False
     if (before.tokens is None) != (now.tokens is None):
@@ -310,8 +293,8 @@ def _is_like(before: Computing, now: Computing) -> bool:
     return all(a <= b for a, b in zip(apart, (THRESHOLDS.tokens, THRESHOLDS.squares), strict=True))
 
 
-def _ratio(taken: FloatArray, now: Computing, before: Computing) -> FloatArray:
-    """Return how many times as long each listed worker computes, NaN on another machine."""
+def _ratio(now: Computing, before: Computing) -> FloatArray:
+    """Return each listed worker's computing time ÷ earlier, (dp, pp); NaN on another machine."""
     moved = np.array(
         [
             [bool(this and then) and this != then for this, then in zip(*rows, strict=True)]
@@ -319,4 +302,5 @@ def _ratio(taken: FloatArray, now: Computing, before: Computing) -> FloatArray:
         ]
     )
     then_s = np.array(before.step_s)
-    return np.where(moved | (then_s <= 0), np.nan, taken / np.where(then_s > 0, then_s, 1.0))
+    taken_s = np.array(now.step_s)
+    return np.where(moved | (then_s <= 0), np.nan, taken_s / np.where(then_s > 0, then_s, 1.0))

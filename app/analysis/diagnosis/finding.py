@@ -1,4 +1,4 @@
-"""A finding with its evidence, figure and uncertainty, and a cause as reported."""
+"""Findings of the diagnosis and causes as reported, with evidence, figures and uncertainty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.analysis.diagnosis.locations import KEYS, View, Where, Worker
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.layout.dense import FloatArray
 
-# ---- The data of the small figure of a cause: `kind` says which --------------------------------
+# Data of a cause's small figure; `kind` distinguishes them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,24 +181,21 @@ FigureData: TypeAlias = (
 )
 
 
-# ---- How far a step without causes may be off, which makes the interval of the slowdown wider ----
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Uncertainty:
-    """How far a step without a cause may be off, apart from what steps differ by."""
+    """Uncertainty of the step time without a cause, beyond the variation among steps."""
 
-    # Relative half width of the 95 % interval of the step time without the cause.
+    # relative half width of the 95 % interval of the step time without the cause
     reference: float = 0.0
-    # How much longer that step may be in addition, by what a healthy job does too and no replay
-    # shows; of large values the difference of the logarithms.
+    # how much longer that step may be in addition, by delays of a healthy job that no replay shows:
+    # the difference of the logarithms
     longer: float = 0.0
-    # (steps,): what each step computes ÷ the mean; without the cause all of them compute the mean
+    # (steps,): work of each step ÷ the mean; without the cause all steps have the mean
     work: FloatArray | None = None
-    # Steps from one occurrence to the next, where the cause recurs by its nature.
+    # steps from one occurrence to the next, where the cause recurs periodically
     cycle: int | None = None
-    # The share of the workers that the cause keeps waiting, less where it does so part of the
-    # time: what they launch late does not show.
+    # Share of the workers that the cause keeps waiting (less, if only part of the time): their own
+    # late launches are hidden.
     hiding: float = 1.0
 
     @staticmethod
@@ -213,31 +210,26 @@ class Uncertainty:
         )
 
 
-# ---- A cause that the data show, what it would change to be rid of it, and a cause as reported ---
-
-
-# The name of what no cause explains.
+# Cause of the lost time that no other cause explains.
 UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What the session would be without a cause, by node; arrays broadcast to (steps, dp)."""
+    """Changes of a session that remove a cause, by node; arrays broadcast to (steps, dp)."""
 
-    # Durations in place of the recorded ones, before all other changes: where ranks run other
-    # numbers of microbatches.
+    # durations instead of the recorded ones, before all other changes: for ranks with other
+    # numbers of microbatches
     instead_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # Time that computations lose, factors of their remaining time, and durations of transfers.
-    less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    times: Mapping[int, FloatArray] = field(default_factory=dict)
-    transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # Launches that are no longer late.
-    on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
+    less_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # time off computations
+    times: Mapping[int, FloatArray] = field(default_factory=dict)  # factors of what remains
+    transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # longest transfers
+    on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)  # launches not late
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One line for people, and which view of the session shows it."""
+    """A sentence for people, and the view of the session that shows it."""
 
     text: str
     view: View | None = None
@@ -245,19 +237,19 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """That a finding may be another cause with the same sign, or an accident."""
+    """Doubt whether a finding is another cause with the same sign, or an accident."""
 
-    most: float  # the highest confidence that either can have
-    # Where and why it may be the cause that the registry says; None where only the finding itself
-    # is in doubt.
+    max_confidence: float  # of the finding and of the alternative
+    # place and evidence of the alternative cause, which the registry names; None where only the
+    # finding itself is in doubt
     alternative: Alternative | None = None
-    # Whether some of its time may be another cause's, which stays when it is removed.
+    # Whether part of its time may belong to another cause, and remain when this one is removed.
     at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The other cause that a finding may be, as in `Finding`."""
+    """Evidence and place of the other cause that a finding may be."""
 
     evidence: tuple[Evidence, ...] = ()
     where: Where = field(default_factory=Where)
@@ -265,41 +257,40 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launches:
-    """How a cause makes launches late."""
+    """Late launches of a cause."""
 
-    # Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
-    # is removed.
+    # launch delays by node, shape (steps, dp), ns; replays contain them unless the cause is removed
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # Nodes whose `late_ns` also holds what regularly passes before their launch, on all DP ranks:
-    # a job that is replayed without it is replayed without such delays.
+    # Nodes whose `late_ns` includes the regular delay of all DP ranks: the graph that is replayed
+    # then has no regular delay for them.
     regular: frozenset[int] = frozenset()
-    # What passes before launches without it, after what they follow: by (node, node).
+    # regular delays of launches without the cause, by (node, its input), ns
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # Of what regularly passes between two steps of a rank: how much of that is among `late_ns`, of
-    # what steps begin with.
+    # part of the regular gap between two steps of a rank that is in the `late_ns` of their first
+    # operations, ns
     step_gap_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """A cause that left its sign in the data, before its cost is known."""
+    """A cause whose sign is in the data, before its cost is known."""
 
-    change: Change  # the session without it
+    change: Change  # removes it from the session
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
-    figure: FigureData | None = None  # data of a small picture
+    figure: FigureData | None = None
     launches: Launches = field(default_factory=Launches)
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
-    doubt: Doubt | None = None  # what it may be instead
+    doubt: Doubt | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standstill:
-    """What a cause takes between steps, where nothing is replayed."""
+class GapLoss:
+    """Time that a cause takes between steps, which no replay covers."""
 
-    lost_ns: FloatArray  # (all analyzed steps,): before each, 0 where it is not known
+    lost_ns: FloatArray  # (analyzed steps,): before each step; 0 where unknown
     evidence: tuple[Evidence, ...]
-    most: float  # the highest confidence that it can have
+    max_confidence: float
     figure: FigureData | None = None
 
 
@@ -309,25 +300,25 @@ class Cause:
 
     cause: str  # the name of a kind of cause, or ``unknown``
     contribution: float | None  # its fair share of the lost time
-    cost_s: float | None  # that share in seconds of a mean step and what passes before it
-    confidence: float | None  # how sure the diagnosis is that this cause holds, 0 to 1
+    cost_s: float | None  # that share in seconds of a mean step and the gap before it
+    confidence: float | None  # 0 to 1
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
-    saves: float | None = None  # the share of a mean step that removing it alone saves
-    at_most: bool = False  # whether that is the most that it can save
+    saves: float | None = None  # share of a mean step that its removal alone saves
+    at_most: bool = False  # whether `saves` is an upper bound
     runner_up: str | None = None  # the next best explanation
     between_s: float = 0.0  # the part of `cost_s` that passes between steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Steps of the most frequent shape as they are and would be, shape (steps,), seconds."""
+    """Times of the steps of the most frequent shape, with the causes and without, (steps,), s."""
 
-    steps_s: FloatArray  # with launches late that have a cause
-    # Without the causes; where those do not explain the loss, ideal if that is faster.
+    steps_s: FloatArray  # replayed, with the late launches that have a cause
+    # Replayed without the causes; where they do not explain the loss, ideal if that is faster.
     reference_s: FloatArray
     unknown_share: float  # share of the lost time that no cause explains
-    recorded_s: float  # the mean of these steps as they were recorded
+    recorded_s: float  # mean recorded step
     uncertainty: Uncertainty = field(default_factory=Uncertainty)  # of the reference
-    hosts_wait: bool = False  # whether launches regularly take time after what they wait for
+    hosts_wait: bool = False  # whether launches regularly lag behind the transfers they wait for

@@ -1,8 +1,7 @@
-"""Waiting within tensor- and context-parallel groups, and the rank that causes it.
+"""Waits within tensor- and context-parallel groups, and the rank that causes them.
 
 All ranks of a group end a collective together, so the last to arrive has the shortest record; no
-common clock is needed. In a ring of context-parallel ranks it is the one with the longest own
-computation.
+common clock is needed. In a ring of context-parallel ranks it is the one that computes longest.
 """
 
 from __future__ import annotations
@@ -23,29 +22,22 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import TENSOR_TYPES, Trace
 from app.analysis.trace.parallelism import groups_of, has_rings, own_compute_times
 
-# ---- How long groups of ranks within a worker wait for one another, and for which rank ---------
-# These are tensor-parallel groups, and context-parallel ones, whose collectives have other names.
-# All ranks of a group end a collective together, so that the last to arrive is the one whose record
-# is shortest; that needs no common clock.
-
-
-# That many groups are evidence; the rest has only a place.
-LISTED: Final = 3
+LISTED: Final = 3  # groups that the evidence describes
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What decides whether a group waits for its ranks."""
 
-    least_share: float = 0.03  # A group waits when that costs this share of its computing.
-    to_median: float = 4.0  # …and this many times what it costs the median group
-    # What a healthy group waits, as a share of its computing, where there is none to tell:
-    # ranks differ by some tenths of a percent, and the first one waits.
+    least_share: float = 0.03  # A group waits when it does so for this share of its computing …
+    to_median: float = 4.0  # …and this many times as long as the median group
+    # Assumed wait of a healthy group, as a share of its computing, where none is recorded: ranks
+    # differ by some tenths of a percent.
     typical_wait: float = 0.003
-    # Where no healthy group tells its wait, that may be longer by this many half intervals.
+    # …which may be longer by this many half intervals.
     without_healthy: float = 2.0
-    differ: float = 0.5  # healthy groups differ by this share of what they wait
-    # It is one rank's fault when that rank is last for this share of the waiting.
+    differ: float = 0.5  # relative half width of the 95 % interval of a healthy group's wait
+    # One rank is at fault when it is last for this share of the waiting.
     same_rank: float = 0.8
 
 
@@ -54,16 +46,15 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """How long a cell's collectives wait for their last rank."""
+    """The waits of a worker's collectives for their last rank."""
 
-    cell: Worker  # (dp, pp)
+    cell: Worker  # the worker: (dp, pp)
     ranks: IntArray  # (ranks,): global ranks of the group
     step: IntArray  # (collectives,)
-    start_ns: IntArray  # (collectives,): as the analyzed rank recorded them
+    start_ns: IntArray  # (collectives,): by the clock of the analyzed rank
     wait_ns: FloatArray  # (collectives,)
     last: IntArray  # (collectives,): index into `ranks`
-    # (collectives, ranks): as each rank recorded it: its waiting and the transfer
-    duration_ns: FloatArray
+    duration_ns: FloatArray  # (collectives, ranks): each rank's record: its wait and the transfer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,35 +62,34 @@ class Waiting:
     """A group that waits for its ranks."""
 
     waits: Waits
-    share: float  # of its computing time
-    by_rank: FloatArray  # (ranks,): the share of the waiting that is for each rank
-    # The share of its computing time that a healthy group waits, which computes no longer.
-    typical: float
-    told: bool  # whether healthy groups of the job tell that
+    share: float  # wait as a share of computing time
+    by_rank: FloatArray  # (ranks,): the share of the waiting that each rank causes
+    typical: float  # wait of a healthy group, as a share of its computing time
+    typical_known: bool  # whether healthy groups of the job were measured
 
     @property
     def cell(self) -> Worker:
-        """Return the worker that the group is, (dp, pp)."""
+        """Return the worker of the group, (dp, pp)."""
         return self.waits.cell
 
     @property
     def concentration(self) -> float:
-        """Return the share of the waiting that is for the slowest rank."""
+        """Return the share of the waiting that the slowest rank causes."""
         return float(self.by_rank.max())
 
     @property
     def slowest(self) -> int:
-        """Return the rank within the group that it waits for most."""
+        """Return the index within the group of the rank that causes most of the waiting."""
         return int(np.argmax(self.by_rank))
 
     @property
     def of_one_rank(self) -> bool:
-        """Return whether it waits for the same rank nearly always."""
+        """Return whether one rank causes nearly all of the waiting."""
         return self.concentration >= THRESHOLDS.same_rank
 
 
 def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
-    """Return whether any group's ranks recorded their collectives of some types."""
+    """Return whether several ranks of any group recorded collectives of some types."""
     codes = [trace.op_names.index(name) for name in types]
     if int(trace.op.max()) < min(codes):
         return False
@@ -108,10 +98,10 @@ def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
 
 
 def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES) -> list[Waits]:
-    """Return the waits of each cell of which several ranks recorded their collectives.
+    """Return the waits of each worker with collectives of several ranks.
 
-    Of a cell with several groups of ranks those of the group that waits longest: the others wait
-    for it where all of them meet, at the collectives of the other kind.
+    For a worker with several groups of ranks, those of the group that waits longest: the others
+    wait for it at the collectives of the other kind, where all of them meet.
     """
     trace = observation.trace
     rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in types]))
@@ -119,7 +109,7 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
     rows = rows[np.lexsort([key[rows] for key in keys])]
     cell = trace.dp[rows].astype(np.int64) * trace.meta.sizes.pp + trace.pp[rows]
-    found = []
+    longest = []
     for mine in np.split(rows, np.flatnonzero(np.diff(cell)) + 1):
         recorded = trace.rank[mine]
         waits = [
@@ -128,18 +118,18 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
         ]
         measured = [wait for wait in waits if wait is not None]
         if measured:
-            found.append(max(measured, key=lambda wait: float(wait.wait_ns.sum())))
-    return found
+            longest.append(max(measured, key=lambda wait: float(wait.wait_ns.sum())))
+    return longest
 
 
 def _waits(observation: Observation, rows: IntArray) -> Waits | None:
-    """Return the waits of one cell; its rows are sorted by step, type, order and rank."""
+    """Return the waits of one group; its rows are sorted by step, type, order and rank."""
     trace = observation.trace
     ranks = np.unique(trace.rank[rows])
     count = len(ranks)
     if count == 1:
         return None
-    # A collective of which a record is missing is not counted.
+    # Collectives with a missing record are not counted.
     change = np.zeros(len(rows), bool)
     change[0] = True
     for column in (trace.step, trace.op, trace.order):
@@ -152,7 +142,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     duration = trace.duration_ns[table].astype(np.float64)
     dp, pp = int(trace.dp[rows[0]]), int(trace.pp[rows[0]])
     analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
-    # Of two ranks the longer one, of more the median.
+    # The wait of the typical rank: of two ranks the longer one, of more the median.
     typical = np.sort(duration, axis=1)[:, count // 2]
     return Waits(
         cell=(dp, pp),
@@ -166,7 +156,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
 
 
 def costs_enough(share: float) -> bool:
-    """Return whether waiting for a share of the computing is more than chance makes."""
+    """Return whether a wait, as a share of computing, is longer than chance."""
     return share >= THRESHOLDS.least_share
 
 
@@ -175,7 +165,7 @@ def waiting_groups(
 ) -> list[Waiting]:
     """Return the groups that wait for a rank, the longest wait first.
 
-    They wait `to_median` times as much as the median group, or more; by default the threshold.
+    They wait at least `to_median` times as long as the median group; by default the threshold.
     """
     total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
@@ -187,17 +177,19 @@ def waiting_groups(
     limit = max(THRESHOLDS.least_share, to_median * typical_share)
     others = shares[shares < limit]
     typical = float(median(others)) if len(others) else THRESHOLDS.typical_wait
-    found = [
-        Waiting(wait, share, by_rank / by_rank.sum(), typical, told=len(others) > 0)
+    groups = [
+        Waiting(wait, share, by_rank / by_rank.sum(), typical, typical_known=len(others) > 0)
         for wait, share in zip(waits, shares.tolist(), strict=True)
         if share >= limit
-        for by_rank in [_waits_for(wait)]
+        for by_rank in [
+            np.bincount(wait.last, weights=np.maximum(wait.wait_ns, 0.0), minlength=len(wait.ranks))
+        ]
     ]
-    return sorted(found, key=lambda group: -group.share)
+    return sorted(groups, key=lambda group: -group.share)
 
 
 def computing_ns(observation: Observation) -> FloatArray:
-    """Return how long each worker computes, its waits within included, shape (pp, dp)."""
+    """Return each worker's computing time with the waits within it, shape (pp, dp), ns."""
     layout = observation.layout
     computes = layout.of_types(*COMPUTATIONS)
     total = np.zeros((layout.pp, layout.dp))
@@ -206,19 +198,11 @@ def computing_ns(observation: Observation) -> FloatArray:
     return np.maximum(total, 1.0)
 
 
-def _waits_for(wait: Waits) -> FloatArray:
-    """Return how long the group waited for each of its ranks, in ns."""
-    late = np.zeros(len(wait.ranks))
-    np.add.at(late, wait.last, np.maximum(wait.wait_ns, 0.0))
-    return late
-
-
 def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncertainty:
-    """Return how far a step may be off in which some groups wait like healthy ones.
+    """Return the uncertainty of a step in which some groups wait like healthy ones.
 
-    A step follows the slowest DP rank, so that what one of many waits weighs as its share of the DP
-    ranks. Where no healthy group tells what it waits, that may be twice the typical wait, and never
-    less than nothing.
+    The slowest DP rank decides a step, so a group's uncertainty weighs as its share of the DP
+    ranks. Where no healthy group is recorded, the wait may be twice the typical one.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
     reference = (
@@ -226,16 +210,15 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     )
     return Uncertainty(
         reference,
-        longer=0.0 if groups[0].told else THRESHOLDS.without_healthy * reference,
+        longer=0.0 if groups[0].typical_known else THRESHOLDS.without_healthy * reference,
         hiding=kept_waiting(observation, [group.cell for group in groups]),
     )
 
 
 def unsure_of_typical(typical: float, groups: int) -> float:
-    """Return half of the interval where some groups, of all DP ranks, wait as typical, relative.
+    """Return the relative half width of a step's interval in which groups wait as typical.
 
-    Healthy groups differ by half of what they wait, each from the others: the more there are the
-    better is known what they wait together.
+    Healthy groups differ independently, so the mean wait of several is better known.
     """
     return THRESHOLDS.differ * typical / sqrt(groups)
 
@@ -243,18 +226,28 @@ def unsure_of_typical(typical: float, groups: int) -> float:
 def computations_without(
     observation: Observation, groups: Sequence[Waiting]
 ) -> dict[int, FloatArray]:
-    """Return what computations lose to the waits of some groups, by node, shape (steps, dp), ns.
+    """Return the computing time lost to the waits of some groups, by node, (steps, dp), ns.
 
-    Healthy groups wait, too: that is no loss.
+    Each wait counts for the computation that contains it, less the wait of a healthy group, which
+    is the same share of each wait.
     """
-    less: dict[int, FloatArray] = {}
+    layout = observation.layout
+    lost_ns: dict[int, FloatArray] = {}
     for group in groups:
-        _spread_over_computations(observation, group, less)
-    return less
+        wait, (dp, _) = group.waits, group.cell
+        typical = group.typical * (1 - group.share)
+        beyond = max(1 - typical / group.share, 0.0)
+        nodes, steps = holders(observation, wait)
+        for node in np.unique(nodes[nodes >= 0]).tolist():
+            mine = nodes == node
+            if node not in lost_ns:
+                lost_ns[node] = np.zeros((len(layout.steps), layout.dp))
+            np.add.at(lost_ns[node][:, dp], steps[mine], beyond * wait.wait_ns[mine])
+    return lost_ns
 
 
 def figure_of(group: Waiting) -> LateRanks:
-    """Return the shares of the waiting of a group that are for each rank."""
+    """Return the figure of a group: the share of the waiting that each rank causes."""
     return LateRanks(
         worker=group.cell,
         ranks=tuple(group.waits.ranks.tolist()),
@@ -263,47 +256,28 @@ def figure_of(group: Waiting) -> LateRanks:
 
 
 def view_of(group: Waiting, *, drawn: bool) -> View:
-    """Return where a group's ranks are seen: of the slowest one there is a picture."""
+    """Return the view of a group: the cause's figure where it is `drawn`, else its worker."""
     dp, pp = group.cell
     return FigureView() if drawn else WorkerView(dp=dp, pp=pp)
 
 
-def _spread_over_computations(
-    observation: Observation, group: Waiting, less: dict[int, FloatArray]
-) -> None:
-    """Add each wait to the computation that it lengthens.
-
-    But for what a healthy group waits, which the same share of each wait stands for.
-    """
-    wait, layout = group.waits, observation.layout
-    typical = group.typical * (1 - group.share)
-    dp, _ = wait.cell
-    beyond = max(1 - typical / group.share, 0.0)
-    nodes, steps = holders(observation, wait)
-    for node in np.unique(nodes[nodes >= 0]).tolist():
-        mine = nodes == node
-        if node not in less:
-            less[node] = np.zeros((len(layout.steps), layout.dp))
-        np.add.at(less[node][:, dp], steps[mine], beyond * wait.wait_ns[mine])
-
-
 def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
-    """Return the computation that each collective is in, by the analyzed rank's own clock.
+    """Return the computation that contains each collective, by the analyzed rank's clock.
 
     Returns
     -------
     nodes : int64 array, shape (collectives,)
         -1 where there is none.
     steps : int64 array, shape (collectives,)
-        Index of its step.
+        Indices of their steps.
     """
     trace, layout = observation.trace, observation.layout
     dp, pp = wait.cell
     codes = [layout.op_names.index(n) for n in COMPUTATIONS if n in layout.op_names]
     rows = np.flatnonzero((trace.rank == layout.ranks[dp, pp]) & np.isin(trace.op, codes))
     table = layout.nodes
-    here = np.flatnonzero((table.pp == pp) & np.isin(table.op, codes))
-    node_of = {(int(table.op[n]), int(table.order[n])): int(n) for n in here}
+    own = np.flatnonzero((table.pp == pp) & np.isin(table.op, codes))
+    node_of = {(int(table.op[n]), int(table.order[n])): int(n) for n in own}
     nodes = np.full(len(wait.step), -1, dtype=np.int64)
     for step in layout.steps.tolist():
         mine = rows[trace.step[rows] == step]
@@ -317,23 +291,20 @@ def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
     return nodes, np.searchsorted(layout.steps, wait.step)
 
 
-# ---- Who holds up a ring of context-parallel ranks: the one that computes longest by itself ----
-
-
 def ring_waits(observation: Observation) -> list[Waits]:
-    """Return for how long the ranks of each cell wait in a computation for the one that takes most.
+    """Return the waits of each worker's context-parallel ring for the rank that computes longest.
 
-    All of them together, at whichever transfers: a rank that is ahead waits the sooner the nearer
-    it is. Empty where no rings are recorded.
+    One wait per computation, at any of its transfers: how early a rank waits depends on its
+    distance to the slow one. Empty where no rings are recorded.
     """
     return list(_ring_waits(observation)) if has_rings(observation.trace) else []
 
 
-def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
-    """Return which workers take long only by what they wait for in a ring, shape (pp, dp).
+def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
+    """Return which workers are slow only by waiting for a missing rank of a ring, (pp, dp).
 
-    A rank of theirs is missing, and none of those that are there computes longer by itself than
-    `slow` times what the busiest ranks of the stage's other workers do.
+    None of their recorded ranks computes longer than `slow` times the busiest ranks of the stage's
+    other workers (the median).
     """
     trace, sizes = observation.trace, observation.trace.meta.sizes
     waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)
@@ -343,10 +314,10 @@ def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_
     ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
     total_ns = np.bincount(member.ravel(), weights=own_ns)
     pp, dp = trace.pp[rows[first]], trace.dp[rows[first]]
-    busiest_ns, there = np.zeros(waits.shape), np.zeros(waits.shape, dtype=np.int64)
+    busiest_ns, recorded = np.zeros(waits.shape), np.zeros(waits.shape, dtype=np.int64)
     np.maximum.at(busiest_ns, (pp, dp), total_ns)
-    np.add.at(there, (pp, dp), np.ones(len(ranks), dtype=np.int64))
-    incomplete = there < sizes.tp * sizes.cp
+    np.add.at(recorded, (pp, dp), np.ones(len(ranks), dtype=np.int64))
+    incomplete = recorded < sizes.tp * sizes.cp
     return incomplete & (busiest_ns <= slow * lower_median(busiest_ns, axis=1)[:, None])
 
 
@@ -370,7 +341,7 @@ def _ring_waits(observation: Observation) -> Iterator[Waits]:
             [key[at][1:] != key[at][:-1] for key in (trace.step, trace.op, trace.order)]
         )
         first = np.flatnonzero(change)
-        # A computation of which a record is missing is not counted.
+        # Computations with a missing record are not counted.
         first = first[np.diff(first, append=len(at)) == len(ranks)]
         if not len(first):
             continue
@@ -383,7 +354,7 @@ def _ring_waits(observation: Observation) -> Iterator[Waits]:
             ranks=ranks.astype(np.int64),
             step=trace.step[at[first]],
             start_ns=trace.start_ns[at[table[:, analyzed]]],
-            # of two ranks the longer one, of more the median
+            # the typical rank: of two ranks the longer one, of more the median
             wait_ns=np.sort(waiting, axis=1)[:, len(ranks) // 2],
             last=waiting.argmin(axis=1),
             duration_ns=waiting,

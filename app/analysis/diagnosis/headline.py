@@ -1,8 +1,8 @@
-"""The one number that says how slow a job is.
+"""The headline: the slowdown of a job that people see, and its interval.
 
-The published S holds a job against an ideal that is a mean and contains the straggler, so it
-underestimates a strong one. Where causes explain the lost time, the job is held against itself
-without them.
+The published S (what-if paper) compares a job with an ideal that is a mean and contains the
+straggler, so it underestimates a strong one. Where causes explain the lost time, the job is
+compared with itself without them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.replay.robust_statistics import mean
 
-# S and the headline are both said in words where they differ by more.
+# Texts mention S beside the headline where they differ by more.
 WORTH_SAYING: Final = 0.02
-# Why they do.
 WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
 
 
@@ -32,14 +31,13 @@ WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers include
 class Thresholds:
     """What decides how wide the interval of the slowdown is."""
 
-    # A model of a job is off by this much apart from all that is known to be uncertain, half of
-    # a 95 % interval: without it steps that are exactly alike would have an interval of no
-    # width.
+    # Half of a 95 % interval of the error of the model itself: without it, equal steps would have
+    # an interval of no width.
     model: float = 0.0003
-    # Launches that are late hide behind a cause that keeps workers waiting; without it steps
-    # wait for them, for up to this many times what the recording shows of late launches.
-    # Measured on synthetic jobs: without it slow workers are held in 78 % of the sessions, with
-    # it in 96 %.
+    # A cause that keeps workers waiting hides their late launches; without it steps wait for them,
+    # for up to this many times the recorded late launches. Measured on synthetic jobs: without this
+    # term the interval holds the true slowdown by slow workers in 78 % of the sessions, with it in
+    # 96 %.
     hidden: float = 0.5
 
 
@@ -47,16 +45,17 @@ THRESHOLDS: Final = Thresholds()
 
 
 class HeadlineKind(StrEnum):
-    """What the headline holds a job against."""
+    """The reference of the headline."""
 
     CAUSES = "causes"
-    # the same where S is withheld: only a replay with late launches is near the recording
+    # without its causes too, where S is withheld: only a replay with late launches is near the
+    # recording
     LAUNCHES = "launches"
     PUBLISHED = "published"
 
     @property
     def without_causes(self) -> bool:
-        """Return whether it is the job without its causes."""
+        """Return whether the reference is the job without its causes."""
         return self is not HeadlineKind.PUBLISHED
 
 
@@ -86,17 +85,17 @@ class Headline:
         return 1 - 1 / self.slowdown
 
     def differs(self, published: float) -> bool:
-        """Return whether S says something else, so that both have to be said."""
+        """Return whether S differs enough to be mentioned beside the headline."""
         return differs(self.slowdown, published)
 
 
 def differs(slowdown: float, published: float) -> bool:
-    """Return whether a headline and S are so far apart that both have to be said."""
+    """Return whether a headline and S differ enough to be mentioned both."""
     return abs(slowdown / published - 1) > WORTH_SAYING
 
 
 def why_published(*, named: bool) -> str:
-    """Return why the headline is S; `named` is whether causes are named all the same."""
+    """Return why the headline is S; `named` is whether any cause is named."""
     return "over 10 % of the lost time has no known cause" if named else "no cause is named"
 
 
@@ -105,15 +104,15 @@ def headline(
 ) -> Headline:
     """Return the slowdown against the job without the reported causes.
 
-    Where those are not known, S with its published interval.
+    Where causes do not explain the loss, S with its interval.
     """
-    known = [cause for cause in causes if cause.cause != UNKNOWN]
+    named = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
     if not causes and metrics.discrepancy <= DISCREPANCY_LIMIT:
         by_chance = _without_chance(metrics, published_ci95, diagnosis.chance_s)
         if metrics.slowdown > by_chance.slowdown and by_chance.slowdown < STRAGGLING:
             return by_chance
-    if not known or judged is None or not is_explained(judged.unknown_share):
+    if not named or judged is None or not is_explained(judged.unknown_share):
         return Headline(
             metrics.slowdown,
             published_ci95,
@@ -136,7 +135,7 @@ def headline(
 
 
 def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s: float) -> Headline:
-    """Return the slowdown of a job without causes, where ranks lose time to one another."""
+    """Return the slowdown of a job without causes, net of the loss by chance `chance_s`."""
     reference_s = min(metrics.ideal_step_s + chance_s, metrics.simulated_step_s)
     ci95: Interval | None = None
     reason: str | None = _too_few_to_draw(metrics)
@@ -149,37 +148,32 @@ def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s:
 
 
 def interval_of(judged: Judged) -> Interval | None:
-    """Return the 95 % interval of the slowdown of the job, of which some steps are judged.
+    """Return the 95 % interval of a job's slowdown, from its analyzed steps; None for too few.
 
-    It grows with what these steps do not tell of the job, and with what they do not tell of
-    themselves without the causes. Of that launches are a part which are late for no known cause:
-    they make the recorded step longer than the replayed one. They stay without the causes, which
-    were less slowdown, and others may show that these hide. But hosts that wait for transfers are
-    held up by those that causes make late, so that what is late there may be the causes' all of it.
-
-    Returns
-    -------
-    (float, float) or None
-        None of too few steps.
+    It combines the variation among steps with the uncertainty of the steps without the causes.
+    Launches that are late for no known cause make the recorded step longer than the replayed one:
+    they remain without the causes, which lowers the slowdown, and the causes may hide more of them.
+    But where hosts wait for transfers, late launches may follow from transfers that the causes
+    delay, and belong to the causes entirely.
     """
-    reference_s, known = judged.reference_s, judged.uncertainty
-    by_work_s = reference_s if known.work is None else reference_s * known.work
-    drawn = spread_by_blocks(judged.steps_s, by_work_s, known.cycle)
+    reference_s, uncertainty = judged.reference_s, judged.uncertainty
+    by_work_s = reference_s if uncertainty.work is None else reference_s * uncertainty.work
+    drawn = spread_by_blocks(judged.steps_s, by_work_s, uncertainty.cycle)
     if drawn is None:
         return None
     now, without = float(mean(judged.steps_s)), float(mean(reference_s))
-    below, above = (hypot(half, THRESHOLDS.model, known.reference) for half in drawn)
-    below = hypot(below, known.longer)
+    below, above = (hypot(half, THRESHOLDS.model, uncertainty.reference) for half in drawn)
+    below = hypot(below, uncertainty.longer)
     slowdown, late = now / without, judged.recorded_s - now
     if late > 0:
         stays = log(slowdown * (without + late) / (now + late))
-        below = hypot(below, THRESHOLDS.hidden * known.hiding * late / without) + stays
+        below = hypot(below, THRESHOLDS.hidden * uncertainty.hiding * late / without) + stays
         if judged.hosts_wait:
             above = hypot(above, late / without)
     else:
-        # What runs side by side in the recording, and not in the replay.
+        # Operations that overlap in the recording but not in the replay.
         above = hypot(above, THRESHOLDS.hidden * -late / without)
-    # Without what makes it slow no job takes longer.
+    # Removing its causes makes no job slower.
     return max(slowdown * exp(-below), min(slowdown, 1.0)), slowdown * exp(above)
 
 

@@ -1,7 +1,7 @@
-"""Launches that are late: all of them, with which a replay is the recording, and single ones.
+"""Late launches: all of them, those by pauses of an interpreter, and those that begin steps.
 
-An interpreter that pauses launches nothing meanwhile. Backwards are launched from C++, so that
-forwards alone come late, now and then and on one worker or another.
+A replay with all late launches reproduces the recording. A paused interpreter launches nothing;
+backwards are launched from C++, so only forwards are late, now and then, on changing workers.
 """
 
 from __future__ import annotations
@@ -31,23 +31,22 @@ from app.analysis.trace.model import (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether forwards are launched late one by one."""
+    """What decides whether single forwards are launched late by pauses."""
 
-    # A forward is launched late when it is so by this share of a forward more than its median.
+    # A forward is late when its delay exceeds its median delay by this share of a forward …
     late: float = 0.12
-    to_scatter: float = 7.0  # …and by this many standard deviations of that
-    backwards: float = 0.25  # backwards are late at most this often, against forwards
-    min_stalls: int = 5  # pauses make at least this many stalls
-    min_workers: int = 3  # …on at least this many workers, or on all that could have them
-    # …of which one worker has this share at most. A fifth less changes the verdict of a recorded
-    # job: four workers of one collect garbage unevenly.
+    to_scatter: float = 7.0  # …and by this many standard deviations
+    backwards: float = 0.25  # highest ratio of late backwards to late forwards
+    min_stalls: int = 5  # fewest stalls
+    min_workers: int = 3  # …on at least this many workers, or on all of fewer
+    # Highest share of the stalls on one worker. A fifth less changes the verdict of a recorded
+    # job: its four workers collect garbage unevenly.
     top_share: float = 0.5
-    most: float = 0.35  # where a larger share of the forwards is late they do not stall one by one
+    most: float = 0.35  # a larger share of late forwards is no series of single stalls
     # The first forward of a step, which may wait for its batch, stalls at most this many times
     # as often as others.
     as_often: float = 3.0
-    # If all stalls held the whole job up one after another, they would cost this share of a
-    # step.
+    # Lowest cost of all stalls, as a share of a step, if each held up the whole job.
     least_share: float = 0.01
 
 
@@ -56,19 +55,18 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StalledLaunches:
-    """Forwards that are launched late, one here and one there."""
+    """Single forwards that are launched late."""
 
     nodes: NDArray[np.int64]  # (forwards,)
-    # (forwards, steps, dp): by how much more than typical; 0 where they are not
+    # (forwards, steps, dp): delay beyond the typical one; 0 for forwards that are on time
     late_ns: FloatArray
 
 
 def late_launches(observation: Observation) -> dict[int, FloatArray]:
-    """Return how late operations are launched, by node, shape (steps, dp), ns; not what is on time.
+    """Return the launch delays of late operations, by node, shape (steps, dp), ns.
 
-    Where no reduce-scatter of gradients is recorded, what follows the last computation waits in it
-    for the other DP ranks. That is no delay of its own: all of them are late by what the last one
-    is.
+    Where the gradient reduction is not recorded, the operation after the last computation waits in
+    it for the slowest DP rank, which is no delay: all ranks get the delay of the last one.
     """
     layout = observation.layout
     delays, _ = launch_delays(observation.group)
@@ -86,9 +84,10 @@ def reduces_unrecorded(observation: Observation) -> bool:
 
 
 def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatArray]]:
-    """Return by stage what follows its last computation, and how long that waits, if reducing.
+    """Return the time of the unrecorded gradient reduction, by stage; empty where it is recorded.
 
-    The wait, shape (steps, dp), is as long as that of the DP rank that computes longest.
+    For each stage the operation after its last computation, and its wait, shape (steps, dp), ns:
+    that of the DP rank that computes longest.
     """
     if not reduces_unrecorded(observation):
         return {}
@@ -106,25 +105,25 @@ def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatA
 
 
 def _after_computing(observation: Observation) -> list[int]:
-    """Return what follows the last computation of each stage, transfers apart."""
+    """Return the operations that follow the last computation of each stage, without transfers."""
     nodes, layout = observation.layout.nodes, observation.layout
     computing, transfers = (
         np.isin(nodes.op, layout.codes(*names)) for names in (COMPUTATIONS, P2P)
     )
-    found = []
+    following = []
     for stage in range(layout.pp):
         mine = np.flatnonzero(computing & (nodes.pp == stage))
         last = int(mine[np.argmax(layout.launch[mine])])
-        found += [
+        following += [
             node
             for node, after in observation.after.items()
             if last in after and nodes.pp[node] == stage and not transfers[node]
         ]
-    return found
+    return following
 
 
 def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
-    """Return whether stalls, counted by worker, come on one or another as pauses do."""
+    """Return whether stalls, counted by worker, are spread over workers as pauses are."""
     count, possible = int(by_worker.sum()), by_worker.size
     workers = int((by_worker > 0).sum())
     return (
@@ -135,7 +134,7 @@ def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
 
 
 def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunches | None:
-    """Return the forwards whose launches stall; None where that has no sign of pauses.
+    """Return the forwards that pauses launch late; None where there is no sign of pauses.
 
     `step_ns` is the mean recorded step.
     """
@@ -158,7 +157,12 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
         return None
     late = np.where(late > limit, late, 0.0)
     late[_awaits_send(observation, forwards, late > 0, least)] = 0.0
-    first = np.isin(forwards, _first_forwards(observation))
+    firsts = []  # the first forward of each stage
+    for stage in range(layout.pp):
+        own = layout.of(FORWARD_COMPUTE, stage)
+        if len(own):
+            firsts.append(int(own[np.argmin(layout.launch[own])]))
+    first = np.isin(forwards, firsts)
     others = late[~first] > 0
     if not others.size or float(np.mean(late[first] > 0)) > THRESHOLDS.as_often * float(
         np.mean(others)
@@ -176,10 +180,10 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
 def _awaits_send(
     observation: Observation, forwards: NDArray[np.int64], late: NDArray[np.bool_], soon_ns: float
 ) -> NDArray[np.bool_]:
-    """Return which late forwards begin as soon as a send of their worker has ended.
+    """Return which late forwards begin right after a send of their worker, as `late` has them.
 
-    Hosts whose sends block launch nothing until the other end is there, which is no pause. `late`
-    is of shape (forwards, steps, dp).
+    Blocking sends keep a host from launching until the receiver is ready, which is no pause. `late`
+    has the shape (forwards, steps, dp); `soon_ns` is the longest time after the send.
     """
     layout, nodes = observation.layout, observation.layout.nodes
     sends = layout.of_types(FORWARD_SEND, BACKWARD_SEND)
@@ -198,77 +202,50 @@ def _awaits_send(
 
 
 def _beyond_typical(delays: FloatArray) -> FloatArray:
-    """Return by how much more than its own median each node is late."""
+    """Return each node's delay beyond its own median, shape as `delays`."""
     flat = np.maximum(delays, 0.0).reshape(len(delays), -1)
     return np.asarray((flat.T - median(flat.T)).T.reshape(delays.shape))
 
 
-def _first_forwards(observation: Observation) -> list[int]:
-    """Return the first forward of each stage."""
-    layout = observation.layout
-    firsts = []
-    for stage in range(layout.pp):
-        mine = layout.of(FORWARD_COMPUTE, stage)
-        if len(mine):
-            firsts.append(int(mine[np.argmin(layout.launch[mine])]))
-    return firsts
-
-
 def first_delays(observation: Observation) -> dict[int, FloatArray]:
-    """Return how late the operations of each stage that come first are launched, by node.
+    """Return how late the first operations of each stage launch, by node, shape (steps, dp), ns.
 
-    That is what gathers its parameters, then the first forward on stage 0 and the first receive of
-    a forward elsewhere, or also there where it is launched before that forward: a recorder may
-    write one that has no peer. With virtual stages stage 0 has receives too, amid the step.
+    The first all-gather of parameters, the first forward on stage 0, and the first receive on the
+    other stages (on stage 0 only if launched before that forward: a recorder may write a receive
+    without a peer, and virtual stages have receives amid the step).
     """
     layout = observation.layout
-    found = {}
+    late_ns = {}
     gathers, receives, forwards = (
         _firsts(observation, name) for name in (PARAMS_ALL_GATHER, FORWARD_RECV, FORWARD_COMPUTE)
     )
     for stage in range(layout.pp):
         gather, receive, forward = gathers.get(stage), receives.get(stage), forwards.get(stage)
         if gather is not None:
-            found[gather] = _since_its_step(observation, gather)
+            # A stage that ends a step later begins the next one later, and waits for nothing.
+            late = observation.delay_ns(gather)
+            since = layout.start_ns[gather] - begins_of(observation.group, stage)
+            late[1:] = np.minimum(np.maximum(since[1:], 0.0), late[1:])
+            late_ns[gather] = late
         if receive is not None and (
             stage > 0 or forward is None or layout.launch[receive] < layout.launch[forward]
         ):
-            found[receive] = observation.delay_ns(receive)
+            late_ns[receive] = observation.delay_ns(receive)
         if forward is not None and stage == 0:
-            found[forward] = _since_gathered(observation, forward)
-    return found
+            # A framework that gathers the parameters of all chunks first computes none before.
+            late = observation.delay_ns(forward)
+            for node in layout.of(PARAMS_ALL_GATHER, stage).tolist():
+                since = layout.start_ns[forward] - layout.start_ns[node] - layout.duration_ns[node]
+                late = np.where(since >= 0, np.minimum(late, since), late)
+            late_ns[forward] = late
+    return late_ns
 
 
 def _firsts(observation: Observation, name: str) -> dict[int, int]:
-    """Return the first operation of a type of each stage that has one."""
+    """Return the first operation of a type on each stage that has one, by stage."""
     layout, nodes = observation.layout, observation.layout.nodes
     if name not in layout.op_names:
         return {}
     some = (nodes.op == layout.codes(name)[0]).nonzero()[0]
     latest_first = some[np.lexsort((layout.launch[some], nodes.pp[some]))][::-1]
     return dict(zip(nodes.pp[latest_first].tolist(), latest_first.tolist(), strict=True))
-
-
-def _since_gathered(observation: Observation, forward: int) -> FloatArray:
-    """Return how late a stage's first forward is, but for any gathering that ends before it.
-
-    A framework that gathers the parameters of all chunks first computes none of them before that.
-    """
-    layout, nodes = observation.layout, observation.layout.nodes
-    late = observation.delay_ns(forward)
-    for gather in layout.of(PARAMS_ALL_GATHER, int(nodes.pp[forward])).tolist():
-        since = layout.start_ns[forward] - layout.start_ns[gather] - layout.duration_ns[gather]
-        late = np.where(since >= 0, np.minimum(late, since), late)
-    return late
-
-
-def _since_its_step(observation: Observation, gather: int) -> FloatArray:
-    """Return how late a stage's first operation is, but for the end of the stage's step before.
-
-    A stage that ends a step later than others begins the next one later, and waits for nothing.
-    """
-    layout = observation.layout
-    late = observation.delay_ns(gather)
-    since = layout.start_ns[gather] - begins_of(observation.group, int(layout.nodes.pp[gather]))
-    late[1:] = np.minimum(np.maximum(since[1:], 0.0), late[1:])
-    return late

@@ -1,4 +1,4 @@
-"""Location of a cause in a job, and the view of the session that shows its evidence."""
+"""Where a cause is in a job, the views that show its evidence, and the names of its workers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from app.analysis.json_text import OMITTED, json_name
 from app.analysis.trace.rank_metadata import node_label
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
 # DP rank and pipeline stage.
 Worker: TypeAlias = tuple[int, int]
 
-# What reads stored documents makes keys of names as the writer does.
+# The reader of stored documents derives keys from field names as the writer does.
 KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
 
 
 @dataclass(frozen=True, slots=True)
 class SlowSpells:
-    """When the slowest worker is slow, or the whole network, if not in nearly all steps."""
+    """Steps in which the slowest worker, or the whole network, is slow, if not nearly all."""
 
     steps: int
     """Number of steps in which it is slow."""
@@ -32,7 +32,7 @@ class SlowSpells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The places of a cause, as far as it has any; what does not apply has no key."""
+    """The places of a cause; a place that does not apply has no key."""
 
     links: tuple[tuple[int, int, int], ...] | None = field(default=None, metadata=OMITTED)
     """Slow links, each between two stages of one DP rank: (DP rank, stage, stage)."""
@@ -121,7 +121,7 @@ SHORT_NAME: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hosts:
-    """Where workers and ranks run, as sentences name it."""
+    """Hosts and GPUs of the workers and ranks, and how sentences name them."""
 
     hosts: Mapping[int, str]  # by global rank, as far as known
     ranks: Sequence[Sequence[int]]  # the traced rank of each worker, [dp][pp]
@@ -135,10 +135,9 @@ class Hosts:
         return self.hosts.get(self.ranks[dp][pp])
 
     def whole_host(self, workers: Collection[Worker]) -> str | None:
-        """Name the host that these workers fill: it has no others, and they are on no other.
+        """Name the host whose workers are exactly these; None where there is no such host.
 
-        None where there is no such host, and where the job has no other: all that are slow there
-        are only all that there are.
+        None also where the job has a single host: then all workers of a host are all of the job.
 
         Examples
         --------
@@ -148,17 +147,17 @@ class Hosts:
         >>> hosts.whole_host([(0, 1)]) is None
         True
         """
-        there = {self.host(worker) for worker in workers}
-        if len(there) != 1:
+        hosts = {self.host(worker) for worker in workers}
+        if len(hosts) != 1:
             return None
-        host = there.pop()
-        known = [self.hosts.get(rank) for row in self.ranks for rank in row]
-        if host is None or not known.count(host) == len(set(workers)) < len(known):
+        host = hosts.pop()
+        all_hosts = [self.hosts.get(rank) for row in self.ranks for rank in row]
+        if host is None or not all_hosts.count(host) == len(set(workers)) < len(all_hosts):
             return None
         return node_label(host, guessed=host in self.guessed)
 
     def on(self, rank: int) -> str:
-        """Return " on " and the host and GPU of a rank, or nothing; no long name of a GPU."""
+        """Return " on " with a rank's host and GPU (unless its name is long); empty if unknown."""
         host, gpu = self.hosts.get(rank), self.gpus.get(rank, "")
         if not host:
             return ""
@@ -166,31 +165,35 @@ class Hosts:
         host = node_label(host, guessed=host in self.guessed)
         return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
 
-    def named(self, *workers: Worker) -> str:
-        """Name a worker and its host where that is known, or several workers.
+    def subject(self, worker: Worker) -> str:
+        """Name a worker at the beginning of a sentence: ``Worker (0, 1) on node-7``."""
+        return f"W{self.name_workers(worker)[1:]}"
+
+    def name_workers(self, *workers: Worker) -> str:
+        """Name a worker with its host, where known; or name several workers.
 
         Examples
         --------
         >>> hosts = Hosts({1: "node-7"}, [[0, 1], [2, 3]])
-        >>> hosts.named((0, 1))
+        >>> hosts.name_workers((0, 1))
         'worker (0, 1) on node-7'
-        >>> hosts.named((0, 1), (1, 0))
+        >>> hosts.name_workers((0, 1), (1, 0))
         'workers (0, 1), (1, 0)'
         """
-        text = named("worker", [f"({dp}, {pp})" for dp, pp in workers])
+        text = name_list("worker", [f"({dp}, {pp})" for dp, pp in workers])
         if len(workers) > 1:
             return text
         ((dp, pp),) = workers
         if self.gpus_of_worker == 1:
             return text + self.on(self.ranks[dp][pp])
-        # Which of its GPUs it is is not known.
+        # One of the worker's GPUs, but it is not known which.
         host = self.host((dp, pp))
         return f"{text} on {node_label(host, guessed=host in self.guessed)}" if host else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobFacts(Hosts):
-    """What a sentence about a cause can name of its job."""
+    """Facts of a job that sentences about its causes mention."""
 
     # Slowdown if only this operation type kept its recorded durations.
     by_optype: Mapping[str, float] = field(kw_only=True)

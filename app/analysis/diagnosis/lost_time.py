@@ -1,4 +1,4 @@
-"""Lost time of a mean step, and the findings that explain enough of it to be named."""
+"""The lost time of a mean step, and the findings that explain enough of it to be named."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import mean
 
-# More causes than this are not replayed in all their combinations.
-_MOST_CAUSES: Final = 4
+_MOST_CAUSES: Final = 4  # causes that are replayed in all combinations, 2^n replays
 _DRAWS: Final = 500
 
 
@@ -21,13 +20,13 @@ _DRAWS: Final = 500
 class Thresholds:
     """What decides which findings are worth naming."""
 
-    # A session whose steps lose less than this share has nothing to explain.
+    # Steps that lose less than this share have nothing to explain.
     worth_a_look: float = 0.03
     named_cost: float = 0.025  # A cause that costs less than this share of a step is not named.
     named_share: float = 0.1  # …nor one that has less than this share of the lost time
-    # With a larger share of the loss unexplained the job without its causes is not known.
+    # With a larger unexplained share of the loss, the job without its causes is unknown.
     most_unknown: float = 0.1
-    # The confidence of a cause that stands out in every draw but has next to no share (scored).
+    # Confidence of a cause that is in every draw but has next to no share (fitted to scored jobs).
     alone: float = 0.85
     worth: float = 0.025  # A draw has the cause when it costs this share of a step.
 
@@ -37,7 +36,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loss:
-    """What steps lose against a reference, seconds; `unknown_s` of it has no known cause."""
+    """The loss of a mean step against a reference, s; `unknown_s` of it has no known cause."""
 
     reference_s: FloatArray
     lost_s: float
@@ -45,12 +44,12 @@ class Loss:
 
 
 def loses_little(slowdown: float) -> bool:
-    """Return whether steps are so near the ideal that there is nothing to explain."""
+    """Return whether a slowdown is too small to have causes."""
     return slowdown < 1 + THRESHOLDS.worth_a_look
 
 
 def is_explained(unknown_share: float) -> bool:
-    """Return whether so little of the loss is unexplained that the job without causes is known."""
+    """Return whether causes explain enough of the loss to know the job without them."""
     return unknown_share <= THRESHOLDS.most_unknown
 
 
@@ -61,15 +60,37 @@ def named_loss(
     published: float,
     chance_s: float = 0.0,
 ) -> tuple[tuple[int, ...], Loss]:
-    """Return the findings that are worth naming, and what is lost.
+    """Return the numbers of the findings worth naming, and the loss.
 
-    The reference is the session without them, where that is as good as a healthy one: all healthy
-    jobs lose a little against the ideal, and against the job without its causes that is no loss.
-    Where more remains, the reference is ideal, and what no cause explains is unknown; but not where
-    the causes alone weigh more than S, which knows no late launches. Nor is unknown what ranks lose
-    by chance, `chance_s` of a mean step: it hides behind causes, and stays without them.
+    The reference is the session without these findings, if it is about as fast as a healthy one
+    (which loses a little against the ideal, too). Otherwise the reference is ideal, and the
+    remaining loss is unknown, except where the slowdown by the causes alone exceeds the published S
+    (which ignores late launches), or where the remainder is at most `chance_s`, the loss of a mean
+    step by chance.
+
+    Parameters
+    ----------
+    count : int
+        Number of findings.
+    ideal_s : FloatArray
+        Ideal time of each step.
+    published : float
+        S, the slowdown of the what-if paper.
     """
-    numbers = _that_matter(replays, count)
+    everything = frozenset(range(count))
+    replays.replay(one_or_all(count))
+    saved = {
+        number: max(
+            replays.gain(frozenset({number})),
+            replays.gain(everything) - replays.gain(everything - {number}),
+        )
+        for number in range(count)
+    }
+    least_s = THRESHOLDS.named_cost * replays.mean_s(frozenset()) / 2
+    by_gain = sorted(
+        (number for number in saved if saved[number] >= least_s), key=lambda number: -saved[number]
+    )
+    numbers = sorted(by_gain[:_MOST_CAUSES])
     mean_s = replays.mean_s(frozenset())
     best_s = min(ideal_s, replays.without(frozenset(numbers)), key=np.mean)
     lost_s = max(mean_s - float(mean(best_s)), 1e-12)
@@ -89,30 +110,14 @@ def named_loss(
 
 
 def one_or_all(count: int) -> list[frozenset[int]]:
-    """Return no finding, all of them, each alone, and all but each."""
+    """Return sets of findings to remove: none, all, each alone, and all but each."""
     everything = frozenset(range(count))
     each = [frozenset({number}) for number in range(count)]
     return [frozenset(), everything, *each, *(everything - one for one in each)]
 
 
-def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
-    """Return the findings whose removal alone, or as the last one, saves anything worth naming."""
-    everything = frozenset(range(count))
-    replays.replay(one_or_all(count))
-    mean_s = replays.mean_s(frozenset())
-    saved = {
-        number: max(
-            replays.gain(frozenset({number})),
-            replays.gain(everything) - replays.gain(everything - {number}),
-        )
-        for number in range(count)
-    }
-    worth = [number for number in saved if saved[number] >= THRESHOLDS.named_cost * mean_s / 2]
-    return sorted(sorted(worth, key=lambda number: -saved[number])[:_MOST_CAUSES])
-
-
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
-    """Return how surely a cause costs what makes it worth naming, 0 to 1."""
+    """Return the bootstrap confidence that a cause costs enough to be named, 0 to 1."""
     draws = _draws(len(cost_s))
     drawn_s = np.mean(cost_s[draws], axis=1)
     stable = float(np.mean(drawn_s >= THRESHOLDS.worth * np.mean(step_s[draws], axis=1)))
@@ -122,8 +127,8 @@ def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
 
 @lru_cache(maxsize=4)
 def _draws(steps: int) -> IntArray:
-    """Return the steps that each draw takes, shape (draws, steps)."""
+    """Return the indices of the steps in each bootstrap draw, shape (draws, steps)."""
     drawn: IntArray = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
-    # shared by all causes
+    # cached, and shared by all causes
     drawn.flags.writeable = False
     return drawn

@@ -1,8 +1,8 @@
-"""Separation of computation times into the effects of worker, microbatch and chance.
+"""Computation times split into the effects of worker, microbatch and chance.
 
 Time = typical time of the worker × factor of the microbatch (sequence lengths) × residual (a slow
-spell or a single stall). The factor is the same on every stage, or nearly: attention takes Σs²,
-the rest Σs, so each stage rises with the others by a share of its own.
+spell or a single stall). The factor is nearly the same on every stage: attention takes Σs² and the
+rest Σs, so the times of a stage rise with those of the others at a rate of its own.
 """
 
 from __future__ import annotations
@@ -28,42 +28,32 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.robust_statistics import median, peers_median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# ---- What of a computation's time belongs to its microbatch: the same on every stage, or nearly --
-# Stages differ in how much lengths count: attention takes Σs², a head and all else Σs. Within a
-# step the times of a stage rise with those of another, each by a share of its own.
-
-
-# Computations that are enough to tell whether lengths differ.
-_ENOUGH: Final = 150_000
+_ENOUGH: Final = 150_000  # computations that suffice to see whether lengths differ
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether microbatches have times of their own."""
+    """What decides whether microbatches differ in length."""
 
-    # Microbatches differ when their times scatter by this share on most DP ranks.
+    # They differ when their times scatter by this share on most DP ranks …
     least_scatter: float = 0.025
-    # …and by this many times what one microbatch scatters over the stages.
-    scatter_to_noise: float = 2.0
-    # …and forward and backward follow each other with this correlation.
-    least_correlation: float = 0.6
-    long: float = 0.2  # or a few of them are longer than most of their step by this share
-    long_to_noise: float = 8.0  # …and by this many standard deviations of what one scatters
-    fewest_long: int = 3  # there are at least this many long ones
-    fewest_on_one_stage: int = 5  # with one stage there are at least this many
-    together: float = 0.5  # of those that are long in one direction this share is so in both
-    on_one_rank: float = 0.75  # with one stage no DP rank has more than this share of them
-    follow: float = 0.8  # or times follow the recorded lengths with this correlation
-    # A stage whose times rise by less than this share of what those of another do tells nothing
-    # of how long a microbatch is.
+    scatter_to_noise: float = 2.0  # …and by this many times the noise of one microbatch
+    least_correlation: float = 0.6  # …and forward and backward correlate by this much
+    # Or when a few are long: they exceed most of their step by this share …
+    long: float = 0.2
+    long_to_noise: float = 8.0  # …and by this many standard deviations of the noise
+    fewest_long: int = 3  # fewest long microbatches
+    fewest_on_one_stage: int = 5  # …with one stage
+    together: float = 0.5  # share of microbatches long in one direction that are long in both
+    on_one_rank: float = 0.75  # highest share of the long ones on one DP rank, with one stage
+    follow: float = 0.8  # Or when times correlate with the recorded lengths by this much.
+    # A stage whose times rise by less than this share of another's rise does not show lengths.
     telling: float = 0.34
-    least: float = 0.02  # no microbatch takes less than this share of the median one
-    # Times that are this many standard deviations off are not made by lengths.
-    outlying: float = 4.0
-    # A worker can seem slow because of its microbatches by this many standard errors of a
-    # median.
+    least: float = 0.02  # shortest microbatch ÷ the median
+    outlying: float = 4.0  # standard deviations from which a time is not due to lengths
+    # Standard errors of a median by which a worker may seem slow because of its microbatches.
     chances: float = 6.0
-    # Stages agree about a DP rank's microbatches when they are at most this share apart.
+    # Stages agree about a DP rank's microbatches when they differ by at most this share.
     alike: float = 0.05
 
 
@@ -72,65 +62,70 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatches:
-    """How long microbatches take."""
+    """The relative times of microbatches."""
 
-    factor: SingleArray  # (passes, steps, dp): their time ÷ the median
-    # (pp, 3): how the times of each stage follow that: at 0, and by how much they rise below 1
-    # and above. With one stage they are the factor, and there is no row.
+    factor: SingleArray  # (passes, steps, dp): time ÷ the median
+    # (pp, 3): each stage's time as a function of the factor: value at 0, slope below 1, slope above
+    # 1. Empty with one stage, whose time is the factor.
     curves: FloatArray
 
     def times(self, by: FloatArray) -> Microbatches:
-        """Return these with times longer by a factor of each DP rank, shape (dp,)."""
+        """Return the microbatches with times scaled by a factor of each DP rank, shape (dp,)."""
         return replace(self, factor=self.factor * by.astype(np.float32))
 
     def of_stage(self, stage: int) -> SingleArray:
-        """Return how many times as long microbatches take on a stage, shape (passes, steps, dp)."""
+        """Return the relative times of microbatches on a stage, shape (passes, steps, dp)."""
         return self.on(stage, self.factor)
 
     def on(self, stage: int, factor: NDArray[Real]) -> NDArray[Real]:
-        """Return what a factor is on a stage."""
+        """Return the relative times on a stage of any factors, by its curve."""
         if not len(self.curves):
             return factor
         base, below, above = self.curves[stage].astype(factor.dtype)
         under = np.minimum(factor, 1)
-        found = base + below * under + above * (factor - under)
-        return np.asarray(np.maximum(found, THRESHOLDS.least), dtype=factor.dtype)
+        times = base + below * under + above * (factor - under)
+        return np.asarray(np.maximum(times, THRESHOLDS.least), dtype=factor.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """Whether microbatches have times of their own, and what tells."""
+    """Whether microbatches differ in length, with the evidence."""
 
     differ: bool
-    scatter: float  # standard deviation of the microbatches' times, relative to their mean
+    scatter: float  # standard deviation of the microbatches' times ÷ their mean
     correlation: float  # of forward and backward factors
-    rare: bool  # whether only a few of them are longer than the others…
+    rare: bool  # whether only a few of them are long …
     long: float  # …by more than this factor
-    noise: float  # what the times of one microbatch scatter by
-    # (pp,), by type: how much the times of a stage rise with their microbatch, against the others.
+    noise: float  # standard deviation of the times of one microbatch
+    # (pp,), by type: how steeply a stage's times rise with the microbatch ÷ the median stage's
     rise: Mapping[str, FloatArray]
 
 
-def tell_difference(
+def compare_microbatches(
     relative: Mapping[str, SingleArray],
     by_step: Mapping[str, SingleArray],
     lengths: RecordedLengths | None,
 ) -> Difference:
-    """Tell whether microbatches differ, by their times within a step and DP rank.
+    """Return whether microbatches differ, by their times within a step and DP rank.
 
-    There the spells of a worker cancel out: they would pass for lengths, because its forwards and
-    backwards are long together too. `relative` has times over the worker's own median, shape (pp,
-    passes, steps, dp); `by_step` is `of_steps` of these.
+    There a worker's slow spells, in which forwards and backwards are long together too, cancel out.
+
+    Parameters
+    ----------
+    relative : mapping of str to SingleArray
+        Times ÷ the worker's own median, by type, shape (pp, passes, steps, dp).
+    by_step : mapping of str to SingleArray
+        Their `of_steps`.
     """
     several = len(relative[BACKWARD_COMPUTE]) > 1
-    # Some of the steps tell; only if lengths differ, all are needed.
+    # Some of the steps suffice here; only if lengths differ, all are needed.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
     some = {
         name: values[:, :, ::every] / by_step[name][:, None, ::every]
         for name, values in relative.items()
     }
     even = {name: np.ones(len(values)) for name, values in relative.items()}
-    rise = {name: _rise(values) for name, values in some.items()} if several else even
+    rise = {name: _rates(values) for name, values in some.items()} if several else even
     forward, backward = (
         _common(some[name], rise[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
     )
@@ -142,7 +137,7 @@ def tell_difference(
         THRESHOLDS.least_scatter, THRESHOLDS.scatter_to_noise * noise
     ):
         return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
-    # How much most microbatches scatter says nothing of how much a long one takes.
+    # The rates of most microbatches do not hold for a few long ones.
     backward = _common(some[BACKWARD_COMPUTE], even[BACKWARD_COMPUTE])
     rare = False
     if np.count_nonzero(backward > long) >= THRESHOLDS.fewest_long:
@@ -161,44 +156,41 @@ def of_steps(relative: SingleArray) -> SingleArray:
     return median(relative.swapaxes(0, 1))
 
 
-def _rise(within: SingleArray) -> FloatArray:
-    """Return how much the times of each stage scatter, over the median stage's."""
-    scatter = _deviations(within)
+def _rates(within: SingleArray) -> FloatArray:
+    """Return the scatter of each stage's times ÷ the median stage's, shape (pp,)."""
+    # `robust_deviation` of all stages in one call; transposed, so that each stage's values are
+    # contiguous, as partitioning is slow otherwise.
+    some = np.array([sample(of_stage) for of_stage in within]).T
+    scatter = np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
     typical = float(median(scatter))
     if typical <= 0:
         return np.ones(len(within))
     return np.asarray(np.maximum(scatter / typical, THRESHOLDS.least))
 
 
-def _deviations(within: SingleArray) -> FloatArray:
-    """Return the `robust_deviation` of each stage, shape (pp,), in one call for all."""
-    # Each stage's values are neighbors in memory: only then is partitioning quick.
-    some = np.array([sample(of_stage) for of_stage in within]).T
-    return np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
-
-
 def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
-    """Return what the stages have in common, given by how much each rises with it."""
+    """Return the factor that the stages have in common, given the rate of each, `rise`."""
     telling = (rise >= THRESHOLDS.telling * rise.max()).nonzero()[0]
-    # Of two stages the lower one: a worker's burst is no long microbatch.
+    # With two stages the lower one, as a worker's burst is no long microbatch.
     aligned = [1 + (within[stage] - 1) / within.dtype.type(rise[stage]) for stage in telling]
     common = aligned[0] if len(aligned) == 1 else lower_median(np.array(aligned), axis=0)
     return np.asarray(np.maximum(common, THRESHOLDS.least), dtype=within.dtype)
 
 
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
+    """Return the standard deviation of one microbatch's time over the stages, or directions."""
     backward = some[BACKWARD_COMPUTE]
     if len(backward) == 1:
         return robust_deviation(some[FORWARD_COMPUTE] / backward)
-    # Of two stages the lower one is half of all values: held against it nothing scatters.
+    # Differences of stages, not from a lower median: with two stages half would be 0.
     aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
     return robust_deviation(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
 
 
 def _scatter(factor: SingleArray) -> tuple[float, float]:
-    """Return the scatter of a DP rank's microbatches: of the mean, and of the median DP rank.
+    """Return the relative standard deviation of all microbatches, and of the median DP rank's.
 
-    One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
+    The latter keeps a single DP rank with slow spells from counting as a difference everywhere.
     """
     lanes = factor.reshape(-1, factor.shape[-1])
     low, high = quantiles(lanes, (0.16, 0.84))
@@ -207,7 +199,7 @@ def _scatter(factor: SingleArray) -> tuple[float, float]:
 
 
 def _correlation(forward: SingleArray, backward: SingleArray) -> float:
-    """Return Pearson's r with outliers drawn in."""
+    """Return Pearson's r of values clipped to their 2 % and 98 % quantiles."""
     x, y = (
         np.clip(values, *quantiles(values, (0.02, 0.98)))
         for values in (sample(forward), sample(backward))
@@ -220,10 +212,9 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
 def _few_are_long(
     forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
 ) -> bool:
-    """Return whether some microbatches are far longer than most; arrays (passes, steps, dp).
+    """Return whether a few microbatches are long, given which are; arrays (passes, steps, dp).
 
-    With several stages they are so on most of them. With one, many DP ranks have them: else it is
-    a worker that has bursts.
+    With one stage they must be on many DP ranks: otherwise a worker has bursts.
     """
     both = forward & backward
     count = int(both.sum())
@@ -243,7 +234,7 @@ def _few_are_long(
 
 
 def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
-    """Return whether times follow the recorded lengths, and differ by them."""
+    """Return whether times correlate with the recorded lengths, and differ because of them."""
     if lengths is None:
         return False
     times = lengths.of(lower_median(relative, axis=0))
@@ -253,20 +244,20 @@ def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
     return float(np.corrcoef(times, explained)[0, 1]) >= THRESHOLDS.follow
 
 
-def take_off(
+def divide_out(
     passes: Mapping[str, Passes],
     relative: dict[str, SingleArray],
     by_step: Mapping[str, SingleArray],
     difference: Difference,
 ) -> dict[str, Microbatches]:
-    """Return how long microbatches take, by type, and take it off relative times in place.
+    """Return the microbatches by type, and divide relative times by their factors, in place.
 
-    Within a step, and as the microbatches of a DP rank's step happen to be. With one stage the
-    backward has it, which no stall of the interpreter lengthens.
+    A factor is that within the step times that of the DP rank's microbatches in the step. With one
+    stage both types get the backwards' factor, as no stall of the interpreter lengthens backwards.
     """
-    error = chance(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
+    error = chance_margin(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
     several = len(relative[BACKWARD_COMPUTE]) > 1
-    found = {}
+    microbatches = {}
     for name in relative if several else (BACKWARD_COMPUTE,):
         rise = difference.rise[name]
         level = by_step[name].astype(np.float64)
@@ -280,31 +271,32 @@ def take_off(
                     for times, typical, by in zip(relative[name], own, rise.tolist(), strict=True)
                 ]
             )
-        found[name] = Microbatches(within * by_chance(level, rise, error).astype("f4"), curves)
+        longer = rank_length_factor(level, rise, error)
+        microbatches[name] = Microbatches(within * longer.astype("f4"), curves)
     for name, times in relative.items():
-        known = found[name if several else BACKWARD_COMPUTE]
+        own_type = microbatches[name if several else BACKWARD_COMPUTE]
         for stage, of_stage in enumerate(times):
-            of_stage /= known.of_stage(stage)  # noqa: PLW2901 - in place
-    return found if several else dict.fromkeys(relative, found[BACKWARD_COMPUTE])
+            of_stage /= own_type.of_stage(stage)  # noqa: PLW2901 - in place
+    return microbatches if several else dict.fromkeys(relative, microbatches[BACKWARD_COMPUTE])
 
 
 def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float) -> FloatArray:
-    """Return how the times of a stage follow the factor of their microbatch; see `Microbatches`."""
+    """Return a stage's curve, fitted to times and factors; see `Microbatches.curves`."""
     best = np.array([1 - rise, rise, rise])
     y, x = sample(times).astype(np.float64), sample(factor).astype(np.float64)
     under = np.minimum(x, 1)
-    known = np.stack([np.ones_like(x), under, x - under], axis=-1)
-    apart = y - known @ best
-    # Bursts and stalls do not bend it.
+    terms = np.stack([np.ones_like(x), under, x - under], axis=-1)
+    apart = y - terms @ best
+    # without bursts and stalls
     near = np.abs(apart) <= max(THRESHOLDS.outlying * robust_deviation(apart), scatter)
-    found: FloatArray = np.linalg.lstsq(known[near], y[near], rcond=None)[0]
-    return found if (found[1:] >= 0).all() else best
+    fitted: FloatArray = np.linalg.lstsq(terms[near], y[near], rcond=None)[0]
+    return fitted if (fitted[1:] >= 0).all() else best
 
 
-def chance(scatter: float, passes: Passes, *, lasting: bool) -> float:
-    """Return by how much the median of a worker's microbatches may be off by chance.
+def chance_margin(scatter: float, passes: Passes, *, lasting: bool) -> float:
+    """Return how much the median of a worker's microbatches may differ from its peers' by chance.
 
-    That of its session against that of its peers, or that of its steps.
+    Relative; of the whole session if `lasting`, else of one step.
     """
     _, count, steps, _ = passes.times_ns.shape
     # Chunks compute the same microbatches.
@@ -313,12 +305,12 @@ def chance(scatter: float, passes: Passes, *, lasting: bool) -> float:
     return float(max(THRESHOLDS.chances * np.sqrt(2) * error, THRESHOLDS.least_scatter))
 
 
-def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
-    """Return how much longer the microbatches of each DP rank happen to be, shape (…, dp).
+def rank_length_factor(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
+    """Return how much longer the microbatches of each DP rank are than typical, shape (…, dp).
 
-    That is the same on all stages (the first axis), and within what their number allows. What is
-    beyond that on some stages is a slow worker's, or that of its peers; where all stages
-    say the same the DP rank has longer microbatches.
+    The factor is common to all stages (first axis of `times`), and at most `error` from 1: more, on
+    some stages, comes from a slow worker or slow peers; more on all stages alike, from longer
+    microbatches.
     """
     telling = rise >= THRESHOLDS.telling * rise.max()
     by = rise[telling].reshape(-1, *[1] * (times.ndim - 1))
@@ -334,62 +326,56 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     return np.where(count > 0, typical, alike)
 
 
-# ---- What of a computation's time belongs to its microbatch, and what to its worker ------------
-# A computation takes its worker's typical time, times a factor that its microbatch has on every
-# stage alike (sequence lengths), times a residual: a slow spell of the worker, or a single stall.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Typical:
-    """Times taken apart."""
+class Effects:
+    """Computation times split into the effects of worker, microbatch and chance."""
 
-    difference: Difference  # whether microbatches have times of their own
-    # For each type how long they take; empty where they do not differ.
-    microbatches: dict[str, Microbatches]
-    # (pp, steps, dp), by type: how many times as slow each worker is in each step as its stage's
-    # peers are over the session; all 1 with one DP rank but for what changes over the steps.
+    difference: Difference  # whether microbatches differ in length
+    microbatches: dict[str, Microbatches]  # by type; empty where they do not differ
+    # (pp, steps, dp), by type: slowness of each worker in each step: time ÷ that of its stage's
+    # peers over the session; with one DP rank only changes over the steps show
     worker: dict[str, FloatArray]
-    # (pp, passes, steps, dp): residuals of forward and backward over the worker's typical time.
+    # (pp, passes, steps, dp), by type: residuals, relative to the worker's typical time
     residual: dict[str, SingleArray]
 
     @property
     def noise(self) -> float:
-        """Return the noise of the residuals."""
+        """Return the standard deviation of the residuals."""
         return self.difference.noise
 
 
 def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
-    """Return what `Typical.worker` is, each stage taken apart by itself.
+    """Return `Effects.worker` with each stage split by itself.
 
-    That is less: what is the microbatch's is told as with one stage.
+    Less precise, as the effects of microbatches are found as in a job with one stage.
     """
     stages = [
-        take_apart(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
+        split_effects(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
     ]
     return {name: np.concatenate([worker[name] for worker in stages]) for name in stages[0]}
 
 
-def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Typical:
-    """Separate microbatches, workers and residuals of computations, given by type."""
+def split_effects(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Effects:
+    """Return computation times, given by type, split into their effects."""
     residual = {name: values.relative() for name, values in passes.items()}
     by_step = {name: of_steps(values) for name, values in residual.items()}
-    difference = tell_difference(residual, by_step, lengths)
+    difference = compare_microbatches(residual, by_step, lengths)
     microbatches = {}
     if difference.differ:
-        # changes the residuals
-        microbatches = take_off(passes, residual, by_step, difference)
+        # changes the residuals in place
+        microbatches = divide_out(passes, residual, by_step, difference)
         by_step = {name: of_steps(values) for name, values in residual.items()}
     worker = {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
         if difference.differ:
-            error = chance(difference.scatter, values, lasting=True)
-            longer = by_chance(lasting, difference.rise[name], error)
+            error = chance_margin(difference.scatter, values, lasting=True)
+            longer = rank_length_factor(lasting, difference.rise[name], error)
             own = microbatches[name]
             for stage, of_stage in enumerate(lasting):
                 of_stage /= own.on(stage, longer)  # noqa: PLW2901 - in place
-            # One median of all DP ranks: those above it have other peers than those below.
+            # Against the median of all DP ranks, as peers differ from rank to rank.
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
-            microbatches[name] = own.times(by_chance(level, difference.rise[name], error))
+            microbatches[name] = own.times(rank_length_factor(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)
-    return Typical(difference, microbatches, worker, residual)
+    return Effects(difference, microbatches, worker, residual)

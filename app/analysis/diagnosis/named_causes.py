@@ -1,11 +1,11 @@
-"""Causes of a report: findings worth naming, with their cost and the gain of a fix.
+"""Causes of a report, with cost and confidence: findings within steps, and losses between steps.
 
-Causes within steps and between them, both in seconds of a mean step and the gap after it.
+Costs are seconds of a mean step with the gap before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,41 +20,38 @@ from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.wording import percent
 
-# ---- Causes between steps, next to those within them: both in seconds of a mean step and its gap -
 
-
-def standing_still(signs: Signs) -> tuple[Cause, ...]:
-    """Return what the job loses between steps, by causes of which each costs enough."""
-    return tuple(_found(signs))
-
-
-def _found(signs: Signs) -> Iterator[Cause]:
-    passing = signs.passing
+def causes_between_steps(signs: Signs) -> tuple[Cause, ...]:
+    """Return the causes of lost time between steps that cost enough to be named."""
+    causes = []
     for kind in KINDS.values():
-        standstill = None if kind.between is None else kind.between(signs)
-        if standstill is None or passing is None:
+        loss = None if kind.between is None else kind.between(signs)
+        if loss is None or signs.step_gaps is None:
             continue
-        cost_s = passing.cost_s(standstill.lost_ns)
-        yield Cause(
-            cause=kind.name,
-            contribution=1.0,
-            cost_s=cost_s,
-            confidence=standstill.most,
-            evidence=standstill.evidence,
-            figure=standstill.figure,
-            between_s=cost_s,
+        cost_s = signs.step_gaps.cost_s(loss.lost_ns)
+        causes.append(
+            Cause(
+                cause=kind.name,
+                contribution=1.0,
+                cost_s=cost_s,
+                confidence=loss.max_confidence,
+                evidence=loss.evidence,
+                figure=loss.figure,
+                between_s=cost_s,
+            )
         )
+    return tuple(causes)
 
 
 def all_causes(
     within: Sequence[Cause], between: Sequence[Cause], lost_s: float
 ) -> tuple[Cause, ...]:
-    """Return the causes within steps and those between them, the most expensive first.
+    """Return the causes within and between steps, the most expensive first.
 
     Parameters
     ----------
     lost_s : float
-        What a mean step loses.
+        Lost time of a mean step, seconds.
     """
     if not between:
         return tuple(within)
@@ -64,14 +61,28 @@ def all_causes(
     groups: list[list[Cause]] = []
     for cause in within:
         if cause.cost_s is None and groups:
-            # what the cause before it may be instead
+            # the alternative of the cause before it
             groups[-1].append(cause)
             continue
-        other = alone.pop(cause.cause, None)
-        groups.append([cause if other is None else _together(cause, other)])
+        gap = alone.pop(cause.cause, None)
+        if gap is not None:
+            sure = [c for c in (cause.confidence, gap.confidence) if c is not None]
+            cause = replace(  # noqa: PLW2901 - the same cause, within steps and between them
+                cause,
+                cost_s=(cause.cost_s or 0.0) + gap.between_s,
+                confidence=min(sure, default=None),
+                evidence=(*gap.evidence, *cause.evidence),
+                figure=gap.figure,
+                between_s=gap.between_s,
+            )
+        groups.append([cause])
     groups += [[cause] for cause in alone.values()]
     groups.sort(key=lambda group: -(group[0].cost_s or 0.0))
-    causes = [_shared(cause, total_s) for group in groups for cause in group]
+    causes = [
+        cause if cause.cost_s is None else replace(cause, contribution=cause.cost_s / total_s)
+        for group in groups
+        for cause in group
+    ]
     following = [cause.cause for cause in causes[1:]]
     return tuple(
         replace(cause, runner_up=following[place] if place < len(following) else cause.runner_up)
@@ -79,36 +90,14 @@ def all_causes(
     )
 
 
-def _together(within: Cause, between: Cause) -> Cause:
-    """Return a cause that is within steps and between them."""
-    sure = [one.confidence for one in (within, between) if one.confidence is not None]
-    return replace(
-        within,
-        cost_s=(within.cost_s or 0.0) + between.between_s,
-        confidence=min(sure, default=None),
-        evidence=(*between.evidence, *within.evidence),
-        figure=between.figure,
-        between_s=between.between_s,
-    )
-
-
-def _shared(cause: Cause, total_s: float) -> Cause:
-    if cause.cost_s is None:
-        return cause
-    return replace(cause, contribution=cause.cost_s / total_s)
-
-
-# ---- Findings that are worth naming, as causes with what each costs and brings -----------------
-
-
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides how sure causes are, and whether the unexplained rest is named."""
+    """Limits of confidence, and when the unexplained remainder is named."""
 
-    # What no cause explains is named when it is this share of the lost time.
+    # The unexplained remainder is named when it is this share of the lost time …
     unknown_share: float = 0.5
     unknown_cost: float = 0.05  # …and costs this share of a step
-    # The highest confidence in a cause that has to recur, of a single step.
+    # The highest confidence, from a single step, in a cause that has to recur.
     of_one_step: float = 0.8
 
 
@@ -116,22 +105,22 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A kind of cause whose sign is there."""
+class DetectedCause:
+    """A kind of cause whose sign is in the data, with its finding."""
 
     kind: CauseKind
     finding: Finding
 
 
 def named_causes(
-    replays: Counterfactuals, found: Sequence[Found], numbers: Sequence[int], loss: Loss
+    replays: Counterfactuals, found: Sequence[DetectedCause], numbers: Sequence[int], loss: Loss
 ) -> tuple[Cause, ...]:
-    """Return findings as causes, the most expensive one first, each with its share of the loss.
+    """Return findings as causes, the most expensive first, each with its share of the loss.
 
     Parameters
     ----------
     numbers : sequence of int
-        Which of `found` are named.
+        Indices of the findings to name.
     """
     now_s = replays.without(frozenset())
     mean_s = float(mean(now_s))
@@ -147,7 +136,7 @@ def named_causes(
             cause=found[number].kind.name,
             contribution=cost_s / loss.lost_s,
             cost_s=cost_s,
-            confidence=sure if doubt is None else min(sure, doubt.most),
+            confidence=sure if doubt is None else min(sure, doubt.max_confidence),
             evidence=finding.evidence,
             where=finding.where,
             figure=finding.figure,
@@ -156,7 +145,7 @@ def named_causes(
         )
         causes.append(cause)
         if doubt is not None and doubt.alternative is not None:
-            # the same time has been given to the cause before
+            # the cause before has the share of both
             causes.append(
                 Cause(
                     cause=ALTERNATIVES[cause.cause],
@@ -172,32 +161,25 @@ def named_causes(
         rest_s >= THRESHOLDS.unknown_share * loss.lost_s
         and rest_s >= THRESHOLDS.unknown_cost * mean_s
     ):
-        unknown = _unknown(rest_s, loss.lost_s, len(causes))
+        share = rest_s / loss.lost_s
+        explained = (
+            "what the causes named here explain"
+            if causes
+            else "any cause that this session can show"
+        )
+        unknown = Cause(
+            cause=UNKNOWN,
+            contribution=share,
+            cost_s=rest_s,
+            confidence=None,
+            evidence=(Evidence(f"{percent(share, 0)} of the lost time is beyond {explained}"),),
+        )
         place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
         causes.insert(place, unknown)
-    return tuple(_with_runners_up(causes, found))
-
-
-def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
-    explained = (
-        "what the causes named here explain" if others else "any cause that this session can show"
-    )
-    return Cause(
-        cause=UNKNOWN,
-        contribution=rest_s / lost_s,
-        cost_s=rest_s,
-        confidence=None,
-        evidence=(
-            Evidence(f"{percent(rest_s / lost_s, 0)} of the lost time is beyond {explained}"),
-        ),
-    )
-
-
-def _with_runners_up(causes: list[Cause], found: Sequence[Found]) -> list[Cause]:
-    """Give each cause the next best explanation: the next cause, or else the next finding."""
+    # The next best explanation of a cause is the next cause; of the last, the next finding.
     names = [cause.cause for cause in causes]
-    spare = next((sign.kind.name for sign in found if sign.kind.name not in names), None)
-    return [
+    spare = next((item.kind.name for item in found if item.kind.name not in names), None)
+    return tuple(
         replace(cause, runner_up=following)
         for cause, following in zip(causes, [*names, spare][1:], strict=True)
-    ]
+    )

@@ -1,4 +1,4 @@
-"""Network slowdown of all ranks alike, relative to the job's earlier sessions."""
+"""The network of all ranks is slower than in the job's earlier sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from app.analysis.diagnosis.locations import StageView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.layout.dense import FloatArray
 
-# Title and detail of its fix.
 OF_ALL: Final = "Find what slows the network of all ranks"
 HOW_OF_ALL: Final = (
     "Replayed with transfers as long as in the job's past. No link is slower than the others: look "
@@ -22,10 +21,10 @@ HOW_OF_ALL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """How sure it is that the network is slower than it was."""
+    """Uncertainty of a comparison of the network with earlier sessions."""
 
-    one_session: float = 0.8  # the highest confidence against a past of a single session
-    # Half of a 95 % interval of what a step differs by because transfers took then what they did.
+    one_session: float = 0.8  # highest confidence with a single earlier session
+    # Half of a 95 % interval of the step time with transfers as in earlier sessions.
     unsure: float = 0.03
 
 
@@ -33,9 +32,9 @@ THRESHOLDS: Final = Thresholds()
 
 
 def slower_than_before(observation: Observation, past: Past) -> Finding | None:
-    """Return what moves data slower than in the job's past; without it that takes as long as then.
+    """Return the transfers that are slower than in earlier sessions; None where none are.
 
-    None where nothing does. A stage is named where there are several and one of them is slower.
+    Without the cause they take as long as then. A single slower stage of several is named.
     """
     if not past.slow_transfers:
         return None

@@ -1,7 +1,7 @@
-"""Computations by microbatch, typical times, and healthy times of workers at fault.
+"""A session as the finders of causes see it: computations by microbatch, delays, healthy times.
 
-Arrays have the shape (pp, passes, steps, dp), ns. A worker at fault is replayed with the median of
-its peers; where all hosts are at fault no healthy time is known.
+A pass is a computation of one microbatch in one direction. A worker at fault is replayed with the
+median of its peers, and workers differ; where all hosts are at fault, no healthy time is known.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.trace.rank_metadata import recorder_of
 
-# ---- What the finders of causes look at: computations by microbatch, and typical times ---------
-
-
 SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
 
 _SAMPLE: Final = 60_000
-_FEWEST: Final = 4
-_FEW: Final = 4
-
-# A processor is taken from a rank for a few slices of the scheduler at a time.
+_FEWEST: Final = 4  # values that have a scatter
+_FEW: Final = 4  # rows that are sorted by comparisons
+# A scheduler takes a processor from a rank for a few time slices.
 _TAKEN_NS: Final = 20e6
 
 COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
@@ -49,26 +45,26 @@ class Passes:
 
     nodes: IntArray  # (pp, passes)
     chunk: IntArray  # (passes,): 0-based number of the model chunk
-    # (pp, passes, steps, dp): single precision is far beyond any clock's; there may be millions.
+    # (pp, passes, steps, dp), ns: single precision exceeds that of any clock, and saves memory
     times_ns: SingleArray
-    own_ns: FloatArray  # (pp, chunks, dp): median of each worker's passes through each chunk
+    own_ns: FloatArray  # (pp, chunks, dp): median pass of each worker through each chunk
 
     def relative(self) -> SingleArray:
-        """Return times over the worker's own median of that chunk."""
+        """Return times ÷ the worker's own median of that chunk."""
         own = self.own_ns.astype(np.float32)
         return self.times_ns / own[:, self.chunk][:, :, None, :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """Time that has its cause already, by node, shape (steps, dp), ns."""
+    """Time that causes found so far explain, by node, shape (steps, dp), ns."""
 
     computing_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of computations
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of late launches
 
 
 def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
-    """Return times by node, those of one node added."""
+    """Return the sum of times by node."""
     total: dict[int, FloatArray] = {}
     for part in parts:
         for node, time_ns in part.items():
@@ -82,7 +78,6 @@ class Observation(Memoized):
 
     trace: Trace
     group: ShapeGroup
-    # What causes explain that were found before.
     explained: Explained = field(default_factory=Explained)
     _memo: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
 
@@ -93,20 +88,20 @@ class Observation(Memoized):
 
     @property
     def recorded_ns(self) -> FloatArray:
-        """Return durations without waiting, shape (nodes, steps, dp).
+        """Return durations without waiting, shape (nodes, steps, dp), ns.
 
-        Where DP ranks run different numbers of microbatches, as if all ran as many.
+        Where DP ranks run different numbers of microbatches, the missing ones are filled in.
         """
         return filled_ns(self.group)
 
     @cached_property
     def after(self) -> dict[int, tuple[int, ...]]:
-        """Return what each node waits for."""
+        """Return the nodes that each node waits for."""
         return self.group.memoize(follows_of)
 
     @cached_property
     def hosts(self) -> Hosts:
-        """Return where workers and ranks run."""
+        """Return the hosts of workers and ranks."""
         meta = self.trace.meta
         of_worker = meta.sizes.tp * meta.sizes.cp
         guessed = meta.whereabouts.guessed_hosts
@@ -114,7 +109,7 @@ class Observation(Memoized):
 
     @cached_property
     def shares_processors(self) -> bool:
-        """Return whether the ranks compute on the processors of one host."""
+        """Return whether the ranks share the processors of one host."""
         meta = self.trace.meta
         return recorder_of(meta.extra).on_host and meta.sizes.world > 1 and meta.on_one_host
 
@@ -124,10 +119,9 @@ class Observation(Memoized):
         return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
-        """Return how late a node is launched after all that it depends on, shape (steps, dp).
+        """Return how late a node launches after all that it depends on, shape (steps, dp), ns.
 
-        What is explained already does not count, and what regularly passes before it, between steps
-        too, only if asked for.
+        Without explained delays; regular delays, also between steps, count only if `regular`.
         """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
@@ -146,14 +140,14 @@ class Observation(Memoized):
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
         if self.shares_processors:
-            # Another rank had the processor: what is late is not what it does each step.
+            # Another rank had the processor: only what is late in each step counts.
             short = late < _TAKEN_NS
             late = np.where(short, np.minimum(late, np.median(late, axis=0)), late)
         return late
 
     @cached_property
     def _counts(self) -> IntArray:
-        """Return how often each stage computes, shape (types that are recorded, pp)."""
+        """Return the number of computations by type and stage, shape (recorded types, pp)."""
         nodes, layout = self.layout.nodes, self.layout
         counts = np.array(
             [
@@ -161,14 +155,14 @@ class Observation(Memoized):
                 for code in layout.codes(*COMPUTATIONS)
             ]
         )
-        # Forward and backward count, recorded or not.
+        # Forward and backward have a row even if they are not recorded.
         return counts[counts.any(axis=1) | (np.arange(len(counts)) < 2)]  # noqa: PLR2004
 
     @cached_property
     def comparable(self) -> bool:
-        """Return whether all stages compute as often, forward and backward.
+        """Return whether all stages compute equally often, forward and backward.
 
-        Where they do not, what is whose microbatch cannot be told.
+        Otherwise computations cannot be assigned to microbatches.
         """
         return bool(self._counts.all() and (self._counts == self._counts[0, 0]).all())
 
@@ -176,7 +170,7 @@ class Observation(Memoized):
     def comparable_within_stages(self) -> bool:
         """Return whether each stage computes as often forward as backward.
 
-        Then the workers of a stage can be told apart, even where stages have other model chunks.
+        Then the workers of a stage can be compared, even where stages have other model chunks.
         """
         return bool(self._counts.all() and (self._counts == self._counts[0]).all())
 
@@ -191,12 +185,12 @@ class Observation(Memoized):
 
     def computations(self, name: str, stage: int) -> list[int]:
         """Return the nodes of a type on a stage."""
-        found: list[int] = self.layout.of(name, stage).tolist()
-        return found
+        nodes: list[int] = self.layout.of(name, stage).tolist()
+        return nodes
 
     def _by_type(self, stages: Sequence[int]) -> dict[str, Passes]:
-        found = {name: self._passes(name, stages) for name in COMPUTATIONS}
-        return {name: passes for name, passes in found.items() if passes.nodes.size}
+        by_type = {name: self._passes(name, stages) for name in COMPUTATIONS}
+        return {name: passes for name, passes in by_type.items() if passes.nodes.size}
 
     def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
@@ -220,10 +214,10 @@ class Observation(Memoized):
         for of_stage, stage_nodes in zip(times, table, strict=True):
             of_stage[:] = self.recorded_ns[stage_nodes]
         less_ns = self.explained.computing_ns
-        found = np.isin(table, list(less_ns)) if less_ns else np.zeros((0, 0))
-        for stage, place in np.argwhere(found).tolist():
+        explained = np.isin(table, list(less_ns)) if less_ns else np.zeros((0, 0))
+        for stage, place in np.argwhere(explained).tolist():
             times[stage, place] -= less_ns[int(table[stage, place])]
-        # Recorders with coarse clocks write zeros.
+        # A coarse clock may record zero.
         np.maximum(times, 1.0, out=times)
         each = [times]
         if several:
@@ -240,35 +234,35 @@ def _median_over_passes(times: SingleArray) -> FloatArray:
 
 
 def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
-    """Return the lower median: of an even number of values the lower of the two in the middle."""
+    """Return the lower median: the lower one of two middle values."""
     rows = values if axis == 0 else np.moveaxis(values, axis, 0)
     low, high = np.minimum, np.maximum
-    # Sorting few values along an axis takes ten times as long.
+    # For few values, sorting along an axis takes ten times as long as comparisons.
     match tuple(rows) if len(rows) <= _FEW else ():
         case (a,):
-            found = a
+            middle = a
         case a, b:
-            found = low(a, b)
+            middle = low(a, b)
         case a, b, c:
-            found = high(low(a, b), low(high(a, b), c))
+            middle = high(low(a, b), low(high(a, b), c))
         case a, b, c, d:
-            found = low(high(low(a, b), low(c, d)), low(high(a, b), high(c, d)))
+            middle = low(high(low(a, b), low(c, d)), low(high(a, b), high(c, d)))
         case _:
-            found = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
-    return np.asarray(found)
+            middle = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
+    return np.asarray(middle)
 
 
 def sample(values: NDArray[Real]) -> NDArray[Real]:
-    """Return an even sample of many values, enough to tell how they scatter."""
+    """Return an even sample of values, enough to estimate their scatter."""
     flat: NDArray[Real] = values.ravel()
-    # An odd stride does not always meet the same steps or ranks.
+    # An odd stride samples different steps and ranks.
     return flat if flat.size <= _SAMPLE else flat[:: flat.size // _SAMPLE | 1]
 
 
 def scatter_of_most(values: NDArray[Real]) -> float:
-    """Return the standard deviation by the values near the median; half of them may be at fault.
+    """Return the standard deviation estimated from the values near the median, of normal values.
 
-    Of fewer than four values none can be called typical: 0.
+    Half of the values may be outliers. 0 for fewer than four values.
     """
     if values.size < _FEWEST:
         return 0.0
@@ -278,37 +272,30 @@ def scatter_of_most(values: NDArray[Real]) -> float:
 
 
 def robust_deviation(values: NDArray[Real]) -> float:
-    """Return the standard deviation by the median absolute one, which outliers do not move."""
+    """Return the standard deviation estimated from the median absolute deviation, of a sample."""
     values = sample(values)
     return float(1.4826 * median(np.abs(values - median(values))))
 
 
-# ---- How well the healthy times of workers at fault are known from their peers -----------------
-# A worker at fault is replayed as the median of its peers, and workers differ. Where all hosts are
-# at fault nothing tells what healthy ones take.
-
-
-# Half of a 95 % interval, in standard deviations.
-_WIDE: Final = 1.96
-# The variance of a median of normal values, times their number, over theirs.
+_WIDE: Final = 1.96  # half of a 95 % interval, in standard deviations
+# The variance of the median of n normal values, times n, over their variance.
 _OF_MEDIAN: Final = pi / 2
-# A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
-# transfer it waits for the launch as well, on a healthy host, too. What that takes there no trace
-# tells, of what is launched: the least, as much as is assumed, and the most. How much longer a step
-# is by it a replay tells.
+# A host that waits for its input launches nothing meanwhile: after a transfer the device waits for
+# the launch as well, on a healthy host too, for a time that is in no trace. The shares of the
+# launched computation's time that are assumed: least, typical and most. A replay tells by how much
+# they lengthen a step.
 _HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides how well healthy workers and hosts are known, which the interval is made of."""
+    """Uncertainty of healthy workers and hosts, from which intervals are made."""
 
-    scatter: float = 0.003  # what workers differ by (sigma) where few or no peers tell
-    # Pairs of workers that this counts for: without it two peers that happen to be alike would
-    # pass for knowledge.
+    scatter: float = 0.003  # prior standard deviation among healthy workers
+    # Pairs of workers that the prior weighs as: without it two peers that happen to be alike would
+    # give an interval of no width.
     counts_for: int = 2
-    # Half of a 95 % interval of a step whose hosts wait for their input, beyond what a launch
-    # takes.
+    # Half of a 95 % interval of a step whose hosts wait for their input, beyond the launches.
     unsure_waiting: float = 0.005
 
 
@@ -316,10 +303,10 @@ THRESHOLDS: Final = Thresholds()
 
 
 def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
-    """Return how far a step may be off in which the workers at fault compute like their peers.
+    """Return the uncertainty of a step in which the workers at fault compute like their peers.
 
-    All other workers are healthy. A step follows the slowest DP rank, which one of many seldom is:
-    what a worker would take weighs as its share of the DP ranks.
+    All other workers count as healthy. The slowest DP rank decides a step, and one of many is
+    seldom the slowest: a worker's uncertainty weighs as its share of the DP ranks.
     """
     layout = observation.layout
     healthy = np.ones((layout.pp, layout.dp), dtype=bool)
@@ -342,10 +329,10 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
 
 
 def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
-    """Return the share of the job that some workers at fault keep waiting.
+    """Return the share of the job that waits for some workers at fault.
 
-    Other DP ranks wait, or where these are the larger share, other stages. The rest of it is waited
-    for itself: what is launched late there makes the step longer all the same.
+    The larger share of other DP ranks or other stages. The rest is waited for itself: its late
+    launches lengthen the step with the cause and without.
     """
     ranks, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     layout = observation.layout
@@ -354,14 +341,14 @@ def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HealthyLaunches:
-    """What healthy hosts take to launch after they have waited, and what is not known of it."""
+    """Assumed launch lags of healthy hosts after transfers, and their uncertainty."""
 
-    lags_ns: dict[tuple[int, int], float]
+    lags_ns: dict[tuple[int, int], float]  # by (computation, transfer)
     uncertainty: Uncertainty
 
 
 def healthy_launches(observation: Observation) -> HealthyLaunches:
-    """Return what passes before launches after transfers if hosts are healthy."""
+    """Return the assumed launch lags of computations after transfers on healthy hosts."""
     transfers = observation.layout.of_types(*P2P)
     ideal_ns = observation.group.durations.ideal_ns
     launched = [

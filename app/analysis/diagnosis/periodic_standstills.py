@@ -1,7 +1,7 @@
 """Steps that begin much later than others, and the interval between them in steps.
 
-A job that stops every n steps does work of its own there, such as a checkpoint. A job that waits
-for data begins every step late, and some steps later still.
+A job that stops every n steps does work there that is not part of a step, such as a checkpoint. A
+job that waits for data begins every step late, and some steps later still.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 
-# ---- Steps that something strikes again and again, at even intervals ---------------------------
-
-
 _NAMED: Final = 6
-# Any two steps are some number apart: of fewer an interval is no period.
+# Any two steps are some number apart: an interval of fewer steps is no period.
 FEWEST: Final = 3
 
 
 def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
-    """Return how many steps apart those are that are struck, or what divides that; 0 if not evenly.
+    """Return the interval, in steps, of the struck steps; 0 where they have none.
 
-    Every recorded step at that interval is struck as well. Of a single one nothing is known.
+    The greatest common divisor of their distances, if every recorded step at that interval is
+    struck. A single step has no interval.
 
     Parameters
     ----------
     steps : int64 array, shape (steps,)
-        Those of which it is known, ascending.
+        Numbers of the recorded steps, ascending.
     struck : bool array, shape (steps,)
     """
     if struck.sum() < 2:  # noqa: PLR2004 - a pair
@@ -46,7 +44,7 @@ def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
 
 
 def listed(steps: Sequence[int]) -> str:
-    """Return the first ones of some steps in words.
+    """Return the words for steps: ``steps 12, 20, 28``, at most six of them.
 
     Examples
     --------
@@ -59,47 +57,41 @@ def listed(steps: Sequence[int]) -> str:
     return f"step {text}" if len(steps) == 1 else f"steps {text}"
 
 
-# ---- Steps that begin far later than others, and how many steps they are apart -----------------
-# A job that stands still at a fixed interval of steps does something of its own there; where it
-# also waits for its data, each step begins late, and some beyond that.
-
-
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What decides whether steps stand still."""
 
     standstill: float = 0.05  # A step stands still when it begins late by this share of a step.
-    # A step is struck when its standstill is this share of the longest: a job does about as much
-    # each time.
+    # A step is struck when its standstill is this share of the longest: a job does about equally
+    # much each time.
     alike: float = 0.5
-    others: float = 0.25  # other steps begin late by this share of a standstill at most
-    # …and beyond what steps usually do, where the standstills are at even intervals for sure.
+    others: float = 0.25  # other steps are late by at most this share of a standstill
+    # …or by this share beyond the usual lateness, if the standstills are surely periodic
     others_beyond: float = 0.5
-    # …or however late, where the latest steps would be so far apart with this probability; up to
-    # the second one it may be as well that they are.
+    # …or by any amount, if the latest steps would be periodic by chance with at most this
+    # probability; up to the second one, the finding is in doubt.
     by_chance: float = 0.01
     may_be: float = 0.2
-    # …or by this share, where one or two steps may be something else than data that is late.
+    # …or by this share, if one or two steps may stand still for another reason than late data
     others_beyond_few: float = 0.35
     fewest_others: int = 2  # steps that are not struck; with fewer there is no period
-    sure_from: int = 3  # standstills that are not in doubt: any two steps are some number apart
+    sure_from: int = 3  # standstills that make a period: any two steps are some number apart
 
 
 THRESHOLDS: Final = Thresholds()
 
-# Shape (steps,), which are struck; and what their numbers are apart, or several times that: 0 of a
-# single one.
+# The struck steps, shape (steps,), and their interval or a divisor of it; 0 for a single step.
 Struck = tuple[NDArray[np.bool_], int]
 
 
 def by_stage(observation: Observation, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
-    """Return how late each stage begins, shape (steps, dp): by what it launches latest."""
+    """Return how late each stage's latest first operation is, by stage, shape (steps, dp), ns."""
     stages = observation.layout.nodes.pp
-    found: dict[int, FloatArray] = {}
+    late_ns: dict[int, FloatArray] = {}
     for node, delay in first.items():
         stage = int(stages[node])
-        found[stage] = np.maximum(found.get(stage, 0.0), delay)
-    return found
+        late_ns[stage] = np.maximum(late_ns.get(stage, 0.0), delay)
+    return late_ns
 
 
 def together_ns(stages: Mapping[int, FloatArray]) -> FloatArray:
@@ -115,27 +107,30 @@ def stands_still(signs: Signs, late_ns: FloatArray) -> bool:
 def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None:
     """Return the steps that stand still, given how late each begins; None where none do.
 
-    A single one, or some at even intervals. Where all steps wait for their data as well, some stand
-    still beyond that; few do by chance.
+    A single step, or several at even intervals. Where all steps wait for their data too, some stand
+    still beyond that; then few of them are chance.
     """
-    found = _beyond(observation, late_ns, THRESHOLDS.others)
-    if found is None:
-        found = _beyond_others(observation, late_ns)
-        if found is not None and found[0].sum() < THRESHOLDS.sure_from:
+    struck = _beyond(observation, late_ns, THRESHOLDS.others)
+    if struck is None:
+        # at most every other step is struck
+        beyond_ns = late_ns - np.quantile(late_ns, 0.25)
+        struck = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond)
+        if struck is None:
+            struck = _by_period(observation, beyond_ns, THRESHOLDS.by_chance)
+        if struck is not None and struck[0].sum() < THRESHOLDS.sure_from:
             return None
-    return found
+    return struck
 
 
 def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bool_] | None:
-    """Return the steps, shape (steps,), that begin latest, perhaps for another reason; or None.
+    """Return the steps that begin latest and may stand still, shape (steps,); None without any.
 
-    One or two that begin far later than others, or some that are evenly apart, perhaps by chance;
-    on all DP ranks or on the slowest one. Nothing tells them from data that is
-    late there.
+    One or two steps that begin far later than others, or several at even intervals, which may be
+    chance; on all DP ranks, or on the slowest. Late data would look the same.
     """
     observation = signs.observation
     if any(node in observation.explained.late_ns for node in first):
-        # what stands still is known
+        # standstills have been found already
         return None
     stages = by_stage(observation, first)
     if not stages:
@@ -146,28 +141,18 @@ def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bo
         if not stands_still(signs, late_ns):
             continue
         beyond_ns = late_ns - np.quantile(late_ns, 0.25)
-        found = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond_few)
-        if found is None or found[0].sum() >= THRESHOLDS.sure_from:
-            found = _by_period(observation, beyond_ns, THRESHOLDS.may_be)
-        if found is not None:
-            return found[0]
+        struck = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond_few)
+        if struck is None or struck[0].sum() >= THRESHOLDS.sure_from:
+            struck = _by_period(observation, beyond_ns, THRESHOLDS.may_be)
+        if struck is not None:
+            return struck[0]
     return None
 
 
-def _beyond_others(observation: Observation, late_ns: FloatArray) -> Struck | None:
-    """Return what `_beyond` does of what steps begin later than they all do."""
-    # at most every other step is struck
-    beyond_ns = late_ns - np.quantile(late_ns, 0.25)
-    found = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond)
-    if found is not None:
-        return found
-    return _by_period(observation, beyond_ns, THRESHOLDS.by_chance)
-
-
 def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -> Struck | None:
-    """Return the steps that begin latest, and what they are apart, where that is hardly chance.
+    """Return the latest steps and their interval, if periodic by chance with at most `chance`.
 
-    However different their lateness is: all steps of a period are among the latest, and no others.
+    However different their lateness: exactly the steps of a period are the latest.
     """
     steps = observation.layout.steps
     latest, count = np.argsort(-beyond_ns, kind="stable"), len(steps)
@@ -176,30 +161,28 @@ def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -
         struck = np.zeros(count, dtype=bool)
         struck[latest[:size]] = True
         apart = _apart(observation, struck)
-        # as many sets of steps would do, of all that are as large
-        if apart and most * _periods(steps, size, apart) / comb(count, size) <= chance:
+        # the share of all sets of this size that are periodic, for each size tried
+        periodic = sum(
+            int((np.bincount(steps % period) == size).sum()) for period in range(2, apart + 1)
+        )
+        if apart and most * periodic / comb(count, size) <= chance:
             return struck, apart
     return None
 
 
 def _apart(observation: Observation, struck: NDArray[np.bool_]) -> int:
-    """Return how many steps apart some are, all of them; 0 where they are not."""
+    """Return the interval of the struck steps; 0 where they have none."""
     steps = observation.layout.steps
     if observation.group.graph.chained and not struck[0]:
-        # steps that begin with the end of the one before: when the first one could is not known
+        # chained steps begin at the end of the one before: the first one's begin is not known
         return interval(steps[1:], struck[1:])
     return interval(steps, struck)
 
 
-def _periods(steps: IntArray, size: int, longest: int) -> int:
-    """Return how many sets of `size` of some steps are all that are a number of steps apart."""
-    return sum(int((np.bincount(steps % apart) == size).sum()) for apart in range(2, longest + 1))
-
-
 def _beyond(observation: Observation, late_ns: FloatArray, others: float) -> Struck | None:
-    """Return which steps stand still, and what they are apart; else None.
+    """Return the steps that stand still, and their interval; None where there are none.
 
-    Other steps begin late by a share `others` of that at most.
+    Other steps are late by at most the share `others` of a standstill.
     """
     struck = late_ns >= THRESHOLDS.alike * late_ns.max()
     if (~struck).sum() < THRESHOLDS.fewest_others:

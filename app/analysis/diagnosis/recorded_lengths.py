@@ -1,4 +1,4 @@
-"""Sequence lengths from the metadata, and the common slowdown net of the recorded lengths."""
+"""Sequence lengths in the metadata, and the slowdown of all workers net of these lengths."""
 
 from __future__ import annotations
 
@@ -14,46 +14,42 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 
-# ---- Lengths of sequences as the metadata hold them, by the computations of their microbatches ---
-
-
-# Fewer microbatches tell nothing; this number tells whether times follow lengths.
-FEWEST: Final = 8
-ENOUGH: Final = 4_000
-# Metadata are their sender's: a length beyond this is none.
+FEWEST: Final = 8  # microbatches that are needed
+ENOUGH: Final = 4_000  # microbatches that suffice to see whether times follow lengths
+# Metadata come from the client unchecked: a longer sequence is no length.
 _LONGEST: Final = 1e12
 _KEY: Final = "sequence_lengths"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedLengths:
-    """What is known of some microbatches."""
+    """Recorded sequence lengths of some microbatches, arrays of shape (microbatches,)."""
 
-    # passes, steps, dp: (microbatches,): which they are, as indices into the times of backwards
+    # passes, steps, dp: the microbatches, as indices into the times of backwards
     passes: IntArray
     steps: IntArray
     dp: IntArray
-    # tokens, squares: (microbatches,): Σs and Σs² of their sequences
+    # tokens, squares: Σs and Σs² of the sequences of each
     tokens: FloatArray
     squares: FloatArray
 
     def of(self, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> FloatArray:
-        """Return what values of shape (passes, steps, dp) are for these microbatches."""
+        """Return the values of these microbatches, given an array (passes, steps, dp)."""
         return np.asarray(values[self.passes, self.steps, self.dp], dtype=np.float64)
 
     def explain(self, times: FloatArray) -> FloatArray:
-        """Return the times that a cost linear in Σs and Σs² fits best to some."""
+        """Return the least-squares fit of times by a cost linear in Σs and Σs²."""
         scale = (max(self.tokens.max(), 1.0), max(self.squares.max(), 1.0))
-        known = np.stack(
+        terms = np.stack(
             [np.ones(len(times)), self.tokens / scale[0], self.squares / scale[1]], axis=1
         )
-        return np.asarray(known @ np.linalg.lstsq(known, times, rcond=None)[0])
+        return np.asarray(terms @ np.linalg.lstsq(terms, times, rcond=None)[0])
 
 
 def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
-    """Return the recorded lengths, where stages are comparable; None where there are too few.
+    """Return the recorded lengths of comparable stages; None where there are too few.
 
-    About `most` microbatches are enough; those of some steps and DP ranks are taken.
+    Of about `most` microbatches, sampled by steps and DP ranks; of all where it is None.
     """
     recorded = observation.trace.meta.extra.get(_KEY)
     if not isinstance(recorded, dict):
@@ -61,91 +57,83 @@ def recorded_lengths(observation: Observation, most: int | None = None) -> Recor
     layout = observation.layout
     numbers = layout.nodes.mb[observation.passes[BACKWARD_COMPUTE].nodes[0]].tolist()
     lanes = [(step, dp) for step in range(len(layout.steps)) for dp in range(layout.dp)]
-    # An odd stride does not always meet the same DP ranks.
+    # An odd stride samples different DP ranks.
     every = 1 if most is None else len(lanes) * len(numbers) // most | 1
-    found: list[tuple[int, int, int, float, float]] = []
+    rows: list[tuple[int, int, int, float, float]] = []
     for step, dp in lanes[::every]:
         ranks = recorded.get(str(int(layout.steps[step])))
         lengths = ranks[dp] if isinstance(ranks, list) and dp < len(ranks) else None
         for position, number in enumerate(numbers):
             sums = _sums(lengths, number)
             if sums is not None:
-                found.append((position, step, dp, *sums))
-    if len(found) < FEWEST:
+                rows.append((position, step, dp, *sums))
+    if len(rows) < FEWEST:
         return None
-    places = np.array([item[:3] for item in found], dtype=np.int64).T
-    sums_of = np.array([item[3:] for item in found]).T
+    places = np.array([row[:3] for row in rows], dtype=np.int64).T
+    sums_of = np.array([row[3:] for row in rows]).T
     return RecordedLengths(*places, *sums_of)
 
 
 def some_lengths(observation: Observation) -> RecordedLengths | None:
-    """Return the recorded lengths of enough microbatches to tell whether times follow them."""
+    """Return the recorded lengths of enough microbatches to see whether times follow them."""
     return recorded_lengths(observation, ENOUGH)
 
 
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a microbatch, given what was recorded of its DP rank; None if nothing.
+    """Return Σs and Σs² of a microbatch, given the metadata of its DP rank.
 
-    What is no list of lengths counts as nothing.
+    None where they hold no list of lengths.
     """
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
     sequences = lengths[microbatch]
-    if not isinstance(sequences, list) or not all(_is_length(s) for s in sequences):
+    if not isinstance(sequences, list) or not all(
+        isinstance(s, int | float) and not isinstance(s, bool) and 0 <= s <= _LONGEST
+        for s in sequences
+    ):
         return None
     return float(sum(sequences)), float(sum(s * s for s in sequences))
 
 
-def _is_length(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 <= value <= _LONGEST
-
-
-# ---- How slow all workers are together, apart from what they have to compute by recorded lengths -
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Together:
-    """How slow all workers are in each step."""
+class SlowTogether:
+    """The slowdown that all workers share in each step."""
 
     factor: CommonFactor
-    # How many times as much work there is in its slow steps as in its best ones; None where
-    # lengths do not tell.
+    # work of the slow steps ÷ that of the best steps, by recorded lengths; None where unknown
     work: float | None = None
 
 
 def computing_of_steps(observation: Observation) -> FloatArray:
-    """Return what each worker computes in each step, shape (pp, steps, dp), ns."""
+    """Return the computing time of each worker and step, shape (pp, steps, dp), ns."""
     return computing_ns(observation.layout, observation.recorded_ns)
 
 
-def slow_together(observation: Observation) -> Together:
-    """Return what `common_factor` finds in a session, work apart where lengths are recorded."""
+def slow_together(observation: Observation) -> SlowTogether:
+    """Return the slowdown that all workers share, net of work where lengths are recorded."""
     steps = observation.layout.steps
     computing = observation.memoize(computing_of_steps)
-    found = common_factor(computing, steps)
-    if not found.slow.any():
-        return Together(found)
+    factor = common_factor(computing, steps)
+    if not factor.slow.any():
+        return SlowTogether(factor)
     work = work_of_steps(observation, computing)
     if work is None:
-        return Together(found)
+        return SlowTogether(factor)
     by_step = work.mean(axis=1)
-    more = float(by_step[found.slow].mean() / by_step[found.best].mean())
-    return Together(common_factor(computing, steps, work), more)
+    more = float(by_step[factor.slow].mean() / by_step[factor.best].mean())
+    return SlowTogether(common_factor(computing, steps, work), more)
 
 
 def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatArray | None:
-    """Return what a DP rank's microbatches of a step cost by their lengths, shape (steps, dp).
+    """Return the cost of each DP rank's microbatches by their lengths, shape (steps, dp).
 
-    The cost is linear in Σs and Σs² of the step, and no part of it is negative; of that the fit is
-    taken that is nearest to what was computed. None where the lengths of any step or DP rank are
-    not recorded, or all are alike.
+    The cost is linear in Σs and Σs² of the step with non-negative coefficients, fitted to the
+    computing times. None where lengths of a step or DP rank are missing, or all are alike.
 
     Parameters
     ----------
     computing_ns : array, shape (pp, steps, dp)
-        What each worker computed in each step.
+        Computing time of each worker and step.
     """
     lengths = recorded_lengths(observation) if observation.comparable else None
     if lengths is None:
@@ -159,23 +147,24 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
     if count.min() < count.max() or tokens.min() <= 0 or np.ptp(squares) == 0:
         return None
     taken = computing_ns / np.median(computing_ns, axis=1, keepdims=True)
-    known = np.stack([np.ones(tokens.size), *(x.ravel() / x.max() for x in (tokens, squares))])
-    fitted = _fit(known, median(taken).ravel())
+    terms = np.stack([np.ones(tokens.size), *(x.ravel() / x.max() for x in (tokens, squares))])
+    fitted = _fit(terms, median(taken).ravel())
     return None if fitted is None else fitted.reshape(shape)
 
 
-def _fit(known: FloatArray, taken: FloatArray) -> FloatArray | None:
-    """Return the nearest sum of some of what is known, none of it negative; None if there is none.
+def _fit(terms: FloatArray, taken: FloatArray) -> FloatArray | None:
+    """Return the non-negative least-squares fit of times by terms, shape (values,).
 
-    `known` is of shape (terms, values).
+    `terms` has the shape (terms, values); all subsets are tried, as there are three. None where no
+    fit is positive.
     """
-    best, found = np.inf, None
-    for size in range(1, len(known) + 1):
-        for chosen in combinations(range(len(known)), size):
-            terms = known[list(chosen)].T
-            weights = np.linalg.lstsq(terms, taken, rcond=None)[0]
-            fitted = terms @ weights
-            left = float(np.square(taken - fitted).sum())
-            if (weights >= 0).all() and fitted.min() > 0 and left < best:
-                best, found = left, fitted
-    return found
+    least, best = np.inf, None
+    for size in range(1, len(terms) + 1):
+        for chosen in combinations(range(len(terms)), size):
+            columns = terms[list(chosen)].T
+            weights = np.linalg.lstsq(columns, taken, rcond=None)[0]
+            fitted = columns @ weights
+            residual = float(np.square(taken - fitted).sum())
+            if (weights >= 0).all() and fitted.min() > 0 and residual < least:
+                least, best = residual, fitted
+    return best

@@ -19,22 +19,20 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 
-FEWEST: Final = 2
-TELLING: Final = 3
+FEWEST: Final = 2  # groups that can be compared with one another
+TELLING: Final = 3  # ranks of a single group that show a graded division
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What decides whether sequences are divided unevenly."""
 
-    # The same rank is late in this share of the groups: not that it is slow, but that it has
-    # more to do.
+    # The same rank is late in this share of the groups, so it has more to do and is not slow.
     alike: float = 0.8
-    # In a single group the other ranks wait differently long, by this share of the longest
-    # wait: each has more to do than the one before.
+    # In a single group the waits of the other ranks range over this share of the longest wait:
+    # each rank has more to do than the one before.
     graded: float = 0.3
-    # A group that seems to wait for a larger share of its computing time was not recorded
-    # rightly.
+    # A larger share of waiting is a recording error.
     most: float = 0.95
 
 
@@ -42,56 +40,59 @@ THRESHOLDS: Final = Thresholds()
 
 
 def cells(observation: Observation) -> int:
-    """Return how many groups a job has."""
+    """Return the number of context-parallel groups of a job, one for each worker."""
     return observation.layout.pp * observation.layout.dp
 
 
 def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
-    """Return whether ranks have more to do than others: nearly everywhere the same one is late."""
+    """Return whether sequences are divided unevenly: nearly everywhere the same rank is late."""
     if cells(observation) >= FEWEST:
         places = [group.slowest for group in groups]
         most = max(places.count(place) for place in places)
         return most >= max(FEWEST, THRESHOLDS.alike * cells(observation))
-    waiting_ns = np.sort(_waiting_ns(groups[0]))[1:]
     if len(groups[0].by_rank) < TELLING:
         return False
+    duration_ns = groups[0].waits.duration_ns
+    mean_wait_ns = (duration_ns - duration_ns.min(axis=1, keepdims=True)).mean(axis=0)
+    waiting_ns = np.sort(mean_wait_ns)[1:]
     return bool(np.ptp(waiting_ns) >= THRESHOLDS.graded * waiting_ns.max())
 
 
 def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> list[Waiting]:
-    """Return groups that wait as long as the last rank comes later than all do on average.
+    """Return the groups with the part of their wait that an even division removes.
 
-    What one rank does less the others do more. Further differences between ranks, from collective
-    to collective and from group to group, are there when sequences are divided evenly, too, and
-    make such groups wait. A single group does not show how groups differ.
+    That is the last rank's lateness against the mean of all ranks, as the work that one rank loses
+    goes to the others. The variation from collective to collective and among groups remains; a
+    single group does not show the latter.
     """
     typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
-    told = cells(observation) >= FEWEST
+    several = cells(observation) >= FEWEST
     return [
         replace(
             group,
             waits=replace(group.waits, wait_ns=beyond_ns),
             share=float(beyond_ns.sum()) / total_ns[group.cell[1], group.cell[0]],
             typical=typical,
-            told=told,
+            typical_known=several,
         )
         for group in groups
-        for beyond_ns in [_lateness(group.waits).max(axis=1)]
+        for duration_ns in [group.waits.duration_ns]
+        for beyond_ns in [(duration_ns.mean(axis=1, keepdims=True) - duration_ns).max(axis=1)]
     ]
 
 
 def if_divided(group: Waiting) -> float:
-    """Return how much longer a step without waiting is if one of two ranks has more to do.
+    """Return the log ratio of a step with an even division to one without waiting, for two ranks.
 
-    As the difference of the logarithms: divided evenly, both of them do half of that.
+    Divided evenly, each of them does half of the difference.
     """
     share = min(group.share, THRESHOLDS.most)
     return log((1 - share / 2) / (1 - share))
 
 
 def division(observation: Observation, groups: Sequence[Waiting]) -> str:
-    """Say why it is not that a rank is slow."""
+    """Return the sentence that explains the late rank by the division, not by slowness."""
     more = "more to do than the others, as a causal sequence's end has"
     if cells(observation) < FEWEST:
         return f"Its ranks wait longer the less they have to do; the last one has {more}"
@@ -101,24 +102,11 @@ def division(observation: Observation, groups: Sequence[Waiting]) -> str:
     )
 
 
-def _waiting_ns(group: Waiting) -> FloatArray:
-    """Return how long each rank waits for the last one on average, shape (ranks,)."""
-    duration_ns = group.waits.duration_ns
-    waiting: FloatArray = (duration_ns - duration_ns.min(axis=1, keepdims=True)).mean(axis=0)
-    return waiting
-
-
-def _lateness(waits: Waits) -> FloatArray:
-    """Return how much later each rank comes than all do on average, (collectives, ranks), ns."""
-    late: FloatArray = waits.duration_ns.mean(axis=1, keepdims=True) - waits.duration_ns
-    return late
-
-
 def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
     """Return the share of its computing time that an evenly divided group waits.
 
-    What a rank takes is its share of the work, and chance: the latest by chance is waited for. The
-    median counts, so that no pause decides it.
+    A rank's time is its share of the work times chance, and the group waits for the latest by
+    chance. The median over collectives excludes pauses.
     """
     taken: dict[tuple[int, int], list[FloatArray]] = defaultdict(list)
     for group in groups:
@@ -135,10 +123,10 @@ def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
 def _by_kind(
     observation: Observation, waits: Waits
 ) -> Iterator[tuple[tuple[int, int], FloatArray]]:
-    """Yield what ranks take before collectives of a kind, shape (collectives, ranks), ns.
+    """Yield each kind of collective with the ranks' time before it, (collectives, ranks), ns.
 
-    Of a kind are those at the same place in computations of the same type. Of a computation each
-    of its collectives has an equal part.
+    A kind is an operation type and a place within its computation; each collective of a computation
+    gets an equal part of its time.
     """
     layout, (dp, _) = observation.layout, waits.cell
     nodes, steps = holders(observation, waits)
@@ -156,7 +144,7 @@ def _by_kind(
 
 
 def _place_in_turn(keys: IntArray) -> IntArray:
-    """Return how often each key has come before."""
+    """Return the number of earlier occurrences of each key."""
     order = np.argsort(keys, kind="stable")
     first = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
     counted = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))

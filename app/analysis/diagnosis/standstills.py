@@ -9,22 +9,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.finding import Change, Evidence, Finding, LateLaunches, Standstill
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, GapLoss, LateLaunches
 from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation, summed
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.step_gaps import NS, Passing
+from app.analysis.diagnosis.step_gaps import NS, StepGaps
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
-# ---- First launches that are late, and what ranks are recorded to do meanwhile -----------------
-
-
-# A rank waits when it does so for this share of what the latest one does; all load their batches.
+# The evidence names ranks that wait for this share of the longest wait: all ranks load batches.
 _WAITS: Final = 0.1
 
 # By node, shape (steps, dp), ns.
@@ -32,15 +29,23 @@ ByNode = Mapping[int, FloatArray]
 
 
 def recorded_delays(signs: Signs, name: str) -> ByNode:
-    """Return how late launches are while their rank is recorded to do something between steps."""
-    if signs.passing is None or not len(signs.passing.host_operations):
+    """Return the launch delays during recorded operations between steps of a type, by node, ns."""
+    if signs.step_gaps is None or not len(signs.step_gaps.host_operations):
         return {}
-    operations = signs.passing.host_operations.of(name)
+    operations = signs.step_gaps.host_operations.of(name)
     return _delays(signs.observation, operations) if len(operations) else {}
 
 
 def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
-    """Return a finding with the launches that wait while ranks are recorded to do what it is."""
+    """Return a finding with the launch delays during the recorded operations of its type added.
+
+    Parameters
+    ----------
+    name : str
+        The operation type, such as ``data-loading``.
+    found : Finding or None
+        The finding by signs in other operations.
+    """
     recorded = recorded_delays(signs, name)
     if not recorded:
         return found
@@ -51,7 +56,9 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
     by_step = every.max(axis=1)
     steps = layout.steps[by_step > 0]
     apart = interval(layout.steps, by_step > 0)
-    who = "all DP ranks" if len(ranks) == layout.dp else named("DP rank", [str(r) for r in ranks])
+    who = (
+        "all DP ranks" if len(ranks) == layout.dp else name_list("DP rank", [str(r) for r in ranks])
+    )
     often = f", every {apart} steps" if apart and len(steps) >= FEWEST else ""
     line = Evidence(
         f"Launches wait for {by_step[by_step > 0].mean() / 1e6:.0f} ms while {who} "
@@ -74,19 +81,19 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
 
 
 def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
-    """Return how late first operations are launched but for what their ranks are recorded to do."""
+    """Return the delays of first operations without recorded host operations, by node, ns."""
     late = signs.observation.memoize(first_delays)
-    named = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
-    if not named:
+    recorded = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
+    if not recorded:
         return late
     return {
-        node: np.maximum(delay - sum((of.get(node, 0.0) for of in named), 0.0), 0.0)
+        node: np.maximum(delay - sum((of.get(node, 0.0) for of in recorded), 0.0), 0.0)
         for node, delay in late.items()
     }
 
 
 def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
-    """Return how late what is launched next is, and what is first, because of host operations."""
+    """Return the delays that host operations cause: of the next launch, and of first operations."""
     layout = observation.layout
     first = observation.memoize(first_delays)
     late: dict[int, FloatArray] = {}
@@ -94,7 +101,7 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
         nodes = layout.nodes.on(stage)
         begins = [node for node in first if layout.nodes.pp[node] == stage]
         left = np.flatnonzero(operations.pp == stage)
-        # What ends a step holds up the next one.
+        # An operation at the end of a step delays the next step.
         for following in (0, 1):
             if not len(left):
                 break
@@ -110,37 +117,40 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InSteps:
-    """Host operations in steps of the most frequent shape, times since the begins of these, ns."""
+    """Host operations in steps of the most frequent shape; times since the step's begin, ns."""
 
-    step: IntArray  # index
+    step: IntArray  # index of the step
     dp: IntArray
     start_ns: FloatArray
     end_ns: FloatArray
 
     def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
-        """Return some of them."""
+        """Return the operations of a mask."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
 
 
 def _in_steps(
     layout: Layout, operations: HostOperations, some: IntArray, following: int
 ) -> tuple[_InSteps, IntArray]:
-    """Return host operations in their steps, or the ones after these, and which have any."""
+    """Return operations placed in their step, or `following` steps later, and their indices.
+
+    Without operations whose step is not of the most frequent shape.
+    """
     number = operations.step[some] + following
     step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
     begin_ns = layout.begin_ns[step]
-    found = _InSteps(
+    placed = _InSteps(
         step,
         operations.dp[some],
         operations.start_ns[some] - begin_ns,
         operations.end_ns[some] - begin_ns,
     )
-    there = layout.steps[step] == number
-    return found.chosen(there), np.flatnonzero(there)
+    exists = layout.steps[step] == number
+    return placed.chosen(exists), np.flatnonzero(exists)
 
 
 def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
-    """Return which of some nodes is launched next after each; -1 where none is."""
+    """Return the node that launches next after each operation; -1 where there is none."""
     if not len(operations.step):
         return np.empty(0, dtype=np.int64)
     starts = layout.start_ns[nodes[:, None], operations.step, operations.dp]
@@ -150,14 +160,14 @@ def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> Int
 
 
 def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
-    # What begins in its second half or later follows it: clocks are read one after the other.
+    # A launch in its second half follows it, as the clocks are read one after the other.
     return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
 
 
 def _add_delays(
     observation: Observation, node: int, operations: _InSteps, late_ns: FloatArray
 ) -> None:
-    """Add how late a node is launched while its rank does something."""
+    """Add the part of a node's launch delay during host operations to `late_ns`, in place."""
     delay = observation.delay_ns(node)
     at = (operations.step, operations.dp)
     launched = observation.layout.start_ns[node][at]
@@ -169,25 +179,21 @@ def _add_delays(
     np.minimum(late_ns, delay, out=late_ns)
 
 
-# ---- What is said of time between steps: what ranks do there, and where they do nothing recorded -
-
-
-# A step counts as struck when what is before it is this share of the longest.
+# The evidence counts gaps with this share of the largest loss.
 _STRUCK: Final = 0.25
-# What ranks record themselves is not in doubt.
-_RECORDED: Final = 0.99
+_RECORDED: Final = 0.99  # confidence in operations that ranks record themselves
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides what an empty gap is likeliest to be."""
+    """What decides the likeliest reason of an empty gap."""
 
-    # Ranks go on one by one when their begins are this many times as far apart as usual…
+    # Ranks resume one by one when their begins spread this many times as far as usual …
     spread: float = 3.0
-    spread_of_gap: float = 0.02  # …and by this share of the gap
-    alike: float = 0.15  # gaps are alike when their lengths vary by this share
-    collecting: float = 0.1  # garbage is collected for this share of the gap right before it
-    # How sure a guess is at most; no guess is surer than the first one.
+    spread_of_gap: float = 0.02  # …and over this share of the gap
+    alike: float = 0.15  # highest relative deviation of equally long gaps
+    collecting: float = 0.1  # garbage collection right before the gap, as a share of the gap
+    # the highest confidence of each guess
     periodic: float = 0.7
     one_by_one: float = 0.6
     once: float = 0.6
@@ -197,59 +203,64 @@ class Thresholds:
 THRESHOLDS: Final = Thresholds()
 
 
-def recorded_standstill(signs: Signs, name: str, doing: str) -> Standstill | None:
-    """Return what ranks are recorded to do between steps; `doing` says it in words."""
-    passing = signs.passing
-    if passing is None or name not in passing.named_ns:
+def recorded_gap_loss(signs: Signs, name: str, doing: str) -> GapLoss | None:
+    """Return the loss to a type of operations that ranks record between steps; None if small.
+
+    Parameters
+    ----------
+    doing : str
+        The operation as the beginning of a sentence: ``Checkpoints are written``.
+    """
+    gaps = signs.step_gaps
+    if gaps is None or name not in gaps.recorded_ns:
         return None
-    lost_ns = passing.named_ns[name]
-    if not passing.is_worth_naming(lost_ns):
+    lost_ns = gaps.recorded_ns[name]
+    if not gaps.is_worth_naming(lost_ns):
         return None
-    host_operations = passing.host_operations.of(name)
+    host_operations = gaps.host_operations.of(name)
     workers = len(set(zip(host_operations.dp.tolist(), host_operations.pp.tolist(), strict=True)))
     layout = signs.observation.layout
     some = f"{workers} of {layout.dp * layout.pp} workers do"
     who = "all workers do" if workers == layout.dp * layout.pp else some
     if workers == 1:
         worker = (int(host_operations.dp[0]), int(host_operations.pp[0]))
-        who = f"only {signs.observation.hosts.named(worker)} does"
-    said = f"{doing} between steps for {_how(passing, lost_ns)}; {who}"
-    return Standstill(lost_ns, (_line(passing, lost_ns, said),), _RECORDED, _figure(lost_ns))
+        who = f"only {signs.observation.hosts.name_workers(worker)} does"
+    text = f"{doing} between steps for {_how(gaps, lost_ns)}; {who}"
+    return GapLoss(lost_ns, (_line(gaps, lost_ns, text),), _RECORDED, _figure(lost_ns))
 
 
-def empty_standstill(signs: Signs) -> Standstill | None:
-    """Return the time between steps in which nothing is recorded, and what it likeliest is."""
-    passing = signs.passing
-    if passing is None:
+def empty_gap_loss(signs: Signs) -> GapLoss | None:
+    """Return the loss to unrecorded idle time between steps, with its likeliest reason."""
+    gaps = signs.step_gaps
+    if gaps is None:
         return None
-    lost_ns = passing.stalled_ns
-    if passing.is_worth_naming(lost_ns):
-        guess = _guess(passing, lost_ns > 0)
-        said = (
-            f"Nothing is recorded between steps for {_how(passing, lost_ns)}; usually "
-            f"{passing.usual_ns / 1e6:.0f} ms pass"
+    lost_ns = gaps.stalled_ns
+    if gaps.is_worth_naming(lost_ns):
+        guess = _guess(gaps, lost_ns > 0)
+        text = (
+            f"Nothing is recorded between steps for {_how(gaps, lost_ns)}; usually "
+            f"{gaps.usual_ns / 1e6:.0f} ms pass"
         )
-        lines = (_line(passing, lost_ns, said), Evidence(guess.text))
-        return Standstill(lost_ns, lines, guess.most, _figure(lost_ns))
-    if not passing.lasting:
+        lines = (_line(gaps, lost_ns, text), Evidence(guess.text))
+        return GapLoss(lost_ns, lines, guess.max_confidence, _figure(lost_ns))
+    if not gaps.usual_is_lost:
         return None
-    lost_ns = np.where(passing.turns.known, passing.usual_ns, 0.0)
-    said = (
-        f"Nothing is recorded for {_time(passing.usual_ns)} before each step, "
-        f"{percent(passing.usual_ns / passing.turn_ns, 0)} of the time"
+    lost_ns = np.where(gaps.turns.known, gaps.usual_ns, 0.0)
+    text = (
+        f"Nothing is recorded for {_time(gaps.usual_ns)} before each step, "
+        f"{percent(gaps.usual_ns / gaps.period_ns, 0)} of the time"
     )
-    most = THRESHOLDS.unknown
-    return Standstill(lost_ns, (_line(passing, lost_ns, said),), most, _figure(lost_ns))
+    return GapLoss(lost_ns, (_line(gaps, lost_ns, text),), THRESHOLDS.unknown, _figure(lost_ns))
 
 
-def _how(passing: Passing, lost_ns: FloatArray) -> str:
-    """Say how long something takes, before which steps and how often."""
+def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
+    """Return the words for the length of lost gaps, the steps after them, and their interval."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
-    known = passing.turns.known
+    known = gaps.turns.known
     if struck.sum() > known.sum() / 2:
         return f"{mean} before each step"
-    steps = passing.turns.steps
+    steps = gaps.turns.steps
     apart = interval(steps[known], struck[known])
     often = f", every {apart} steps" if apart and struck.sum() >= FEWEST else ""
     each = "" if struck.sum() == 1 else " each time"
@@ -260,8 +271,9 @@ def _time(time_ns: float) -> str:
     return f"{time_ns * NS:.1f} s" if time_ns >= 1e9 else f"{time_ns / 1e6:.0f} ms"  # noqa: PLR2004 - a second
 
 
-def _line(passing: Passing, lost_ns: FloatArray, said: str) -> Evidence:
-    return Evidence(said, StepView(step=int(passing.turns.steps[int(lost_ns.argmax())])))
+def _line(gaps: StepGaps, lost_ns: FloatArray, text: str) -> Evidence:
+    """Return a sentence with a view of the step after the largest loss."""
+    return Evidence(text, StepView(step=int(gaps.turns.steps[int(lost_ns.argmax())])))
 
 
 def _figure(lost_ns: FloatArray) -> LateLaunches:
@@ -270,16 +282,18 @@ def _figure(lost_ns: FloatArray) -> LateLaunches:
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
+    """The likeliest reason of an empty gap, a sentence."""
+
     text: str
-    most: float  # how sure it is at most
+    max_confidence: float
 
 
-def _guess(passing: Passing, struck: NDArray[np.bool_]) -> _Guess:
-    """Return what an empty gap is likeliest to be."""
-    turns, gap_ns = passing.turns, passing.stalled_ns[struck]
+def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
+    """Return the likeliest reason of empty gaps before the struck steps."""
+    turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
     known = turns.known
     others = known & ~struck
-    gap, collected = float(np.median(gap_ns)), passing.collected_ns
+    gap, collected = float(np.median(gap_ns)), gaps.collected_ns
     collecting = float(np.median(collected[struck]))
     if collecting >= THRESHOLDS.collecting * gap and (
         np.median(collected[others]) < THRESHOLDS.collecting * collecting

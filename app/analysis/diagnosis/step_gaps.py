@@ -1,7 +1,7 @@
-"""Time between the steps of a session: recorded operations and unexplained idle time.
+"""Gaps between the steps of a session: recorded operations, and idle time that is lost.
 
-Ranks may record what they do between steps. The rest is idle: usually short and constant; time
-above the usual idle time is lost.
+Ranks may record operations between steps. The rest of a gap is idle: usually short and constant;
+idle time above the usual is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.analysis.replay.host_delays import FEWEST_TURNS, Turns, turns_of
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.replay.robust_statistics import median
-from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import BETWEEN_STEPS, GC, OPTIMIZER
 
 NS: Final = 1e-9
@@ -27,14 +27,13 @@ NS: Final = 1e-9
 class Thresholds:
     """What decides whether time between steps is lost."""
 
-    # A gap stands out that is above the usual one by this share of what a step and its gap
-    # usually take…
+    # A gap is lost when it exceeds the usual gap by this share of a typical step with its gap …
     above: float = 0.05
     to_scatter: float = 8.0  # …and by this many standard deviations of gaps
-    # What passes before every step is lost as well when it takes this share of that.
+    # The usual gap is lost as well when it takes this share of a step with its gap …
     usual: float = 0.2
     least_usual_ns: float = 1e8  # …and is as long; short steps of a trial are mostly overhead
-    # A cause between steps is named when it costs this share of what they take together.
+    # A cause between steps is named when it costs this share of a step with its gap.
     worth: float = 0.025
 
 
@@ -42,19 +41,19 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Passing:
-    """What passes before each step; arrays are of shape (steps,), ns, 0 where nothing is known."""
+class StepGaps:
+    """The gap before each step; arrays have the shape (steps,), ns, and are 0 where unknown."""
 
     turns: Turns
     host_operations: HostOperations
-    # By operation type: how much of the gap any rank is recorded to do that.
-    named_ns: Mapping[str, FloatArray]
-    stalled_ns: FloatArray  # what nothing recorded explains, above the usual, where it stands out
-    # How long a worker collects garbage at the end of the step before, at most.
+    # by operation type: the part of the gap in which any rank recorded it
+    recorded_ns: Mapping[str, FloatArray]
+    stalled_ns: FloatArray  # unrecorded idle time above the usual, in long gaps only
+    # longest garbage collection of any worker in the step before
     collected_ns: FloatArray
-    usual_ns: float  # what usually passes unexplained
-    optimizes: bool  # whether optimizers are recorded; else they are among what usually passes
-    turn_ns: float  # what a step and the gap before it take, on average
+    usual_ns: float  # median unrecorded idle time
+    optimizes: bool  # whether optimizers are recorded; otherwise they are part of `usual_ns`
+    period_ns: float  # mean step with the gap before it
 
     @property
     def steps(self) -> IntArray:
@@ -62,67 +61,63 @@ class Passing:
         return self.turns.steps[self.turns.known]
 
     @property
-    def tells(self) -> bool:
-        """Return whether enough steps follow a recorded one to say what usually passes."""
+    def has_usual(self) -> bool:
+        """Return whether enough steps follow a recorded one to know the usual gap."""
         return len(self.steps) >= FEWEST_TURNS
 
     def cost_s(self, lost_ns: FloatArray) -> float:
-        """Return what is lost for each step on average, seconds, given that before each step."""
+        """Return the mean loss of a step, seconds, given the loss before each step."""
         return float(np.mean(lost_ns[self.turns.known])) * NS if len(self.steps) else 0.0
 
     def is_worth_naming(self, lost_ns: FloatArray) -> bool:
-        """Return whether what is lost costs enough to be a cause."""
+        """Return whether a loss before steps costs enough to be a cause."""
         cost_ns = self.cost_s(lost_ns) / NS
-        return cost_ns > 0 and cost_ns >= THRESHOLDS.worth * self.turn_ns
+        return cost_ns > 0 and cost_ns >= THRESHOLDS.worth * self.period_ns
 
     @property
-    def lasting(self) -> bool:
-        """Return whether so much passes before every step that it is lost, too."""
-        least_ns = max(THRESHOLDS.usual * self.turn_ns, THRESHOLDS.least_usual_ns)
+    def usual_is_lost(self) -> bool:
+        """Return whether the usual gap is long enough to count as lost."""
+        least_ns = max(THRESHOLDS.usual * self.period_ns, THRESHOLDS.least_usual_ns)
         return self.optimizes and self.usual_ns >= least_ns
 
 
-def passing_of(replayed: Replayed, recorded_s: FloatArray) -> Passing:
-    """Return what passes between the steps of a session, given how long each step took."""
+def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
+    """Return the gaps between the steps of a session; `recorded_s` is each step's duration."""
     turns = turns_of(replayed)
     known = turns.known
     gap_ns = np.where(known, np.maximum(turns.gap_ns, 0.0), 0.0)
-    named, rest_ns = _named(turns, replayed.host_operations, gap_ns)
-    # Steps that are chained begin with the end of the one before.
+    recorded_ns: dict[str, FloatArray] = {}
+    rest_ns = gap_ns
+    if len(replayed.host_operations):
+        covered = {
+            name: _covered(turns, replayed.host_operations.of(name)) for name in BETWEEN_STEPS
+        }
+        total = np.sum(list(covered.values()), axis=0)
+        # Operations of two types may overlap.
+        share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
+        recorded_ns = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
+        rest_ns = gap_ns - np.minimum(total, gap_ns)
+    # A chained step begins at the end of the one before: its time contains the gap.
     turn = recorded_s / NS + (0.0 if replayed.graph.chained else gap_ns)
-    parts = (turns, replayed.host_operations, named)
+    parts = (turns, replayed.host_operations, recorded_ns)
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
     if known.sum() < FEWEST_TURNS:
         nothing = np.zeros_like(gap_ns)
-        return Passing(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
+        return StepGaps(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
     usual_ns = float(median(rest_ns[known]))
     above = rest_ns - usual_ns
     scatter = 1.4826 * float(median(np.abs(above[known])))
     least = max(THRESHOLDS.above * float(median(turn[known])), THRESHOLDS.to_scatter * scatter)
     stalled_ns = np.where(known & (above > least), above, 0.0)
-    collected_ns = np.roll(replayed.over_steps(_collected), 1)
-    return Passing(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
-
-
-def _named(
-    turns: Turns, host_operations: HostOperations, gap_ns: FloatArray
-) -> tuple[dict[str, FloatArray], FloatArray]:
-    """Return how much of the gaps what is recorded takes, by type, and what is left of them, ns."""
-    if not len(host_operations):
-        return {}, gap_ns
-    covered = {name: _covered(turns, host_operations.of(name)) for name in BETWEEN_STEPS}
-    total = np.sum(list(covered.values()), axis=0)
-    # Two kinds may be done side by side.
-    share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
-    named = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
-    return named, gap_ns - np.minimum(total, gap_ns)
-
-
-def _collected(group: ShapeGroup) -> FloatArray:
-    """Return how long a worker collects garbage in each step at most, ns."""
-    layout = group.layout
-    nodes = np.flatnonzero(layout.of_types(GC))
-    return np.asarray(layout.duration_ns[nodes].max(axis=(0, 2), initial=0.0))
+    collected_ns = np.roll(
+        replayed.over_steps(
+            lambda group: np.asarray(
+                group.layout.duration_ns[group.layout.of_types(GC)].max(axis=(0, 2), initial=0.0)
+            )
+        ),
+        1,
+    )
+    return StepGaps(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
 
 
 def _mean(values: FloatArray, known: NDArray[np.bool_]) -> float:
@@ -130,14 +125,14 @@ def _mean(values: FloatArray, known: NDArray[np.bool_]) -> float:
 
 
 def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
-    """Return how much of the gap before each step some operations cover together, ns."""
+    """Return the part of the gap before each step that operations cover together, (steps,), ns."""
     covered = np.zeros(len(turns.steps))
     known = np.flatnonzero(turns.known & (turns.gap_ns > 0))
     if not len(host_operations) or not len(known):
         return covered
     until = turns.begins_ns[known].min(axis=(1, 2))
     since = until - turns.gap_ns[known]
-    # The first gap that ends after it began; a longer one counts there only.
+    # The first gap that ends after the operation began; a longer operation counts there only.
     gap = np.searchsorted(until, host_operations.start_ns, side="right")
     inside = gap < len(known)
     gap, start, end = gap[inside], host_operations.start_ns[inside], host_operations.end_ns[inside]
@@ -146,7 +141,7 @@ def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
     gap, start, end = gap[inside], start[inside], end[inside]
     order = np.lexsort((start, gap))
     gap, start, end = gap[order], start[order], end[order]
-    # Gaps follow one another, so that what is covered so far never reaches into a later one.
+    # Gaps are in order, so the time covered so far never reaches into a later gap.
     before = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1])) if len(end) else end
     np.add.at(covered, known[gap], np.maximum(end - np.maximum(start, before), 0.0))
     return covered

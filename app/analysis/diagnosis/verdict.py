@@ -1,4 +1,4 @@
-"""One sentence: how slow a job is, and why."""
+"""The verdict: one sentence that says how slow a job is, and why."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ from app.analysis.diagnosis.locations import JobFacts
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 
-# A second cause with this share of the lost time is worth naming in the same sentence.
+# A second cause is named in the sentence from this share of the lost time on.
 _SECOND_CAUSE: Final = 0.25
-# What all workers lose makes a job slow from as much on as a straggler does.
+# A job without stragglers is slow when all workers lose as much as a straggler would cost.
 _SLOW: Final = 1 - 1 / STRAGGLING
-
-# Shares of nearly the same time are one.
+# Two measures of the time between steps that differ by less are the same.
 _ALIKE: Final = 1.1
-# Communication that takes this share of the time is said where nothing is named that slows it: what
-# is slow for all ranks alike has nothing to be held against.
+# Communication is mentioned from this share of the time on where no cause is known: communication
+# that is slow for all ranks alike has nothing to be compared with.
 _COMMUNICATES: Final = 0.3
-_TOGETHER: Final = "is lost in steps in which all workers compute slower"
-
-# Of a single step it is not known how far the job is from it.
 ONE_STEP: Final = "one step, so no interval"
-
 _NONE: Final = "no straggler to act on"
 _NONE_THERE: Final = "no straggler among the ranks that are there"
 
@@ -46,7 +41,7 @@ class Verdict:
     """``none`` where there is no verdict."""
 
 
-def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
+def verdict(  # noqa: PLR0913 - the facts that the sentence mentions
     job: JobFacts,
     metrics: Metrics,
     causes: Sequence[Cause],
@@ -59,108 +54,96 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     withheld: str | None = None,
     missing: str | None = None,
 ) -> Verdict:
-    """Say in one sentence how slow the job is and why; what costs most first.
+    """Return the verdict: how slow the job is and why, the greatest loss first.
 
     Parameters
     ----------
-    headline : Headline
-        How slow it is, and against what.
     limit : float
         A discrepancy above it withholds the verdict.
     shares : Shares or None
-        Where the time goes: what all workers lose is in no slowdown. None where that is not known.
+        The budget of the time, which also has the losses that all workers share; None if unknown.
     between : sequence of Cause
-        Why time is lost between steps, as far as that is known.
+        The causes of lost time between steps.
     turn_s : float
-        What a mean step takes with the gap before it; 0 where that is not known.
+        Mean step with the gap before it, seconds; 0 if unknown.
     withheld : str, optional
         Why there is no verdict, whatever the discrepancy.
     missing : str, optional
         Which ranks were not recorded, and what that leaves open.
     """
-    said = _of_all(job, metrics, causes, headline, limit, shares, between, turn_s, withheld)
-    if missing is not None:
-        said = Verdict(said.sentence.replace(_NONE, _NONE_THERE), said.level)
-    left_open = (
-        None if said.level == "none" else _communicating(shares, causes),
-        ONE_STEP if len(metrics.simulated_s) == 1 and said.level != "none" else None,
-        missing,
-    )
-    return Verdict("; ".join(filter(None, (said.sentence, *left_open))), said.level)
+    result = _of_steps(job, metrics, causes, headline, limit, withheld)
+    if shares is not None:
+        result = _with_losses_of_all(result, job, causes, headline, shares, between, turn_s)
+    sentence, level = result.sentence, result.level
+    parts = [sentence if missing is None else sentence.replace(_NONE, _NONE_THERE)]
+    if level != "none" and shares is not None and all(c.cause == UNKNOWN for c in causes):
+        share = shares.communication + shares.communication_above
+        if share >= _COMMUNICATES:
+            parts.append(f"communication takes {percent(share, 0)} of the time, alike on all ranks")
+    if level != "none" and len(metrics.simulated_s) == 1:
+        parts.append(ONE_STEP)
+    if missing:
+        parts.append(missing)
+    return Verdict("; ".join(parts), level)
 
 
-def _communicating(shares: Shares | None, causes: Sequence[Cause]) -> str | None:
-    """Say how much of the time ranks communicate, where that is much and no cause is known."""
-    if shares is None or any(cause.cause != UNKNOWN for cause in causes):
-        return None
-    share = shares.communication + shares.communication_above
-    if share < _COMMUNICATES:
-        return None
-    return f"communication takes {percent(share, 0)} of the time, alike on all ranks"
-
-
-def _of_all(  # noqa: PLR0913, PLR0917 - as above
+def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
+    of_steps: Verdict,
     job: JobFacts,
-    metrics: Metrics,
     causes: Sequence[Cause],
     headline: Headline,
-    limit: float,
-    shares: Shares | None,
+    shares: Shares,
     between: Sequence[Cause],
     turn_s: float,
-    withheld: str | None,
 ) -> Verdict:
-    """Say how slow steps are and why, and what else is lost."""
-    said = _of_steps(job, metrics, causes, headline, limit, withheld)
-    if shares is None:
-        return said
+    """Return the verdict on steps with the losses that all workers share, where they are large."""
+    why = ""
+    first = max(between, key=lambda cause: cause.between_s, default=None)
+    if first is not None and first.cause not in {cause.cause for cause in causes}:
+        why = f": {KINDS[first.cause].because(first, job)}"
     lost = {
         f"{percent(share, 0)} of the time {what}": share
         for share, what in (
             (
                 lost_between(shares, sum(cause.between_s for cause in between), turn_s),
-                f"is lost between steps{_because(job, between, causes)}",
+                f"is lost between steps{why}",
             ),
-            # else one of the causes
-            (0.0 if said.level == "slow" else shares.slow_together, _TOGETHER),
+            (
+                # of a slow job it is one of the causes
+                0.0 if of_steps.level == "slow" else shares.slow_together,
+                "is lost in steps in which all workers compute slower",
+            ),
         )
         if share >= WORTH_SAYING
     }
     if not lost:
-        return said
+        return of_steps
     everywhere = ", and ".join(sorted(lost, key=lambda words: -lost[words]))
-    if said.level == "ok":
+    if of_steps.level == "ok":
         slow = sum(lost.values()) >= _SLOW
         return Verdict(f"No straggler; {everywhere}", "slow" if slow else "ok")
     in_steps = 1 - shares.between_steps - shares.between_steps_above - shares.missing
-    if said.level == "slow" and sum(lost.values()) > headline.waste * in_steps:
-        return Verdict(f"{everywhere}; {said.sentence}", said.level)
-    return Verdict(f"{said.sentence}; {everywhere}", said.level)
+    if of_steps.level == "slow" and sum(lost.values()) > headline.waste * in_steps:
+        return Verdict(f"{everywhere}; {of_steps.sentence}", of_steps.level)
+    return Verdict(f"{of_steps.sentence}; {everywhere}", of_steps.level)
 
 
-def lost_between(shares: Shares, known_s: float, turn_s: float) -> float:
-    """Return which share of the time is lost between steps.
+def lost_between(shares: Shares, causes_s: float, turn_s: float) -> float:
+    """Return the share of the time that is lost between steps.
 
-    What is recorded there before each step is usual, and lost all the same.
+    Recorded operations before each step are usual for the budget, and lost all the same.
 
     Parameters
     ----------
-    known_s, turn_s : float
-        What causes take between the steps of a mean step, and what a mean step takes with that, 0
-        where it is not known; seconds.
+    causes_s : float
+        Time of the causes between steps, of a mean step, seconds.
+    turn_s : float
+        Mean step with the gap before it, seconds; 0 if unknown.
     """
     above = shares.between_steps_above
-    known = known_s / turn_s if turn_s else 0.0
-    # Both tell the same, but for the first step, of which it is not known what preceded it.
-    return known if known > _ALIKE * above + shares.between_steps / 2 else above
-
-
-def _because(job: JobFacts, between: Sequence[Cause], causes: Sequence[Cause]) -> str:
-    """Return why time is lost between steps, where that is not said of the steps already."""
-    first = max(between, key=lambda cause: cause.between_s, default=None)
-    if first is None or first.cause in {cause.cause for cause in causes}:
-        return ""
-    return f": {KINDS[first.cause].because(first, job)}"
+    by_causes = causes_s / turn_s if turn_s else 0.0
+    # The two measures agree, except for the first step, whose gap is unknown.
+    return by_causes if by_causes > _ALIKE * above + shares.between_steps / 2 else above
 
 
 def _of_steps(  # noqa: PLR0913, PLR0917 - as above
@@ -171,14 +154,27 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     limit: float,
     withheld: str | None,
 ) -> Verdict:
-    """Say how slow steps are and why."""
+    """Return the verdict on steps alone."""
     if withheld is not None:
         return Verdict(f"No verdict: {withheld}", "none")
     if metrics.discrepancy > limit and headline.kind is not HeadlineKind.LAUNCHES:
-        return Verdict(_withheld(job, metrics, causes, limit), "none")
+        # Late launches without a known cause: a known cause comes with its share of the recording.
+        if causes and causes[0].cause != UNKNOWN:
+            step_s = metrics.recorded_step_s
+            clauses = (
+                KINDS[cause.cause].because(cause, job)
+                + (f", {percent(cause.cost_s / step_s, 0)} of a step" if cause.cost_s else "")
+                for cause in _named(causes)
+            )
+            return Verdict(f"Verdict on S withheld; {', and '.join(clauses)}", "none")
+        sentence = (
+            "No verdict: the replay differs from the recording by "
+            f"{percent(metrics.discrepancy)}, the limit is {percent(limit, 0)}"
+        )
+        return Verdict(f"{sentence}; {_why(job, causes)}" if causes else sentence, "none")
     shown = f"{headline.slowdown:.2f}×"
     against_causes = headline.kind.without_causes
-    # S knows nothing of late launches.
+    # S ignores late launches.
     unsaid = "; S is withheld" if headline.kind is HeadlineKind.LAUNCHES else ""
     if headline.slowdown < STRAGGLING:
         reference = "the step time without its causes" if against_causes else "the ideal step time"
@@ -192,27 +188,7 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     return Verdict(f"{shown} slower than ideal {why}", "slow")
 
 
-def _withheld(job: JobFacts, metrics: Metrics, causes: Sequence[Cause], limit: float) -> str:
-    """Say what makes a job slow whose S is not known: launches are late that it knows nothing of.
-
-    A cause that is known all the same comes with its share of the recorded step.
-    """
-    if causes and causes[0].cause != UNKNOWN:
-        step_s = metrics.recorded_step_s
-        told = (
-            KINDS[cause.cause].because(cause, job)
-            + (f", {percent(cause.cost_s / step_s, 0)} of a step" if cause.cost_s else "")
-            for cause in _told(causes)
-        )
-        return f"Verdict on S withheld; {', and '.join(told)}"
-    sentence = (
-        "No verdict: the replay differs from the recording by "
-        f"{percent(metrics.discrepancy)}, the limit is {percent(limit, 0)}"
-    )
-    return f"{sentence}; {_why(job, causes)}" if causes else sentence
-
-
-def _told(causes: Sequence[Cause]) -> list[Cause]:
+def _named(causes: Sequence[Cause]) -> list[Cause]:
     """Return the first cause and, where it costs enough, the second."""
     first, *rest = causes
     second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
@@ -220,15 +196,15 @@ def _told(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def without_causes(named: int) -> str:
-    """Return what a slowdown is counted against where `named` causes explain it."""
+    """Return the words for the reference of a slowdown that `named` causes explain."""
     return f"without its {'cause' if named == 1 else 'causes'}"
 
 
 def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
-    """Say what the first cause does and, where it costs enough, the second."""
+    """Return the clauses of the first cause and, where it costs enough, the second."""
     if causes[0].cause == UNKNOWN:
         return _for_no_one_place(job)
-    return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _told(causes))
+    return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _named(causes))
 
 
 def _for_no_one_place(job: JobFacts) -> str:

@@ -1,1 +1,1 @@
-"""Who a job that stands still is waiting for: recordings of its ranks, and the verdict on them."""
+"""Diagnosis of hangs: the ranks that a stopped job waits for."""

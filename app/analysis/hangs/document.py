@@ -1,4 +1,4 @@
-"""What is kept of a hang: the verdict, the ranks folded by what they wait for, and the stacks."""
+"""The stored document of a hang: verdict, ranks grouped by what they wait for, and stacks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from app.analysis.hangs.verdict import judge_hang
 from app.analysis.hangs.wait_graph import Waits
 
 SCHEMA: Final = "paceline.hang/1"
-# Columns of the graph: ranks that are farther away stand in the last one.
-_FARTHEST: Final = 3
-# Boxes of a column of the graph: of more, the smallest are one.
-_MOST_BOXES: Final = 6
+_FARTHEST: Final = 3  # the last column of the graph, which has all ranks beyond it too
+_MOST_BOXES: Final = 6  # of a column: of more, the smallest are merged
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Ranks that wait for the same, or culprits.
+    """A box of the graph: ranks that wait in the same operation, or culprits.
 
     Parameters
     ----------
     distance : int
-        0 for culprits, else how many operations lie between these ranks and one; 3 are many.
+        Operations between these ranks and a culprit; 0 for culprits, 3 for three or more.
     what : str
-        What they wait in, or how a culprit stands.
+        The operation in which they wait, or the state of a culprit.
     place : str
-        Host and GPU, where it is one rank and they are known.
+        Host and GPU of a single rank, as far as known.
     """
 
     distance: int
@@ -40,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """The ranks of a box wait for some of another one; both by their index."""
+    """An arrow of the graph: ranks of box `start` wait for ranks of box `end`, by index."""
 
     start: int
     end: int
@@ -48,12 +46,12 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """A rank: where it is, and what it waits in; None where it waits for nothing known.
+    """A rank, its place, and the operation in which it waits; None if it has none pending.
 
     Parameters
     ----------
     known : bool
-        Whether anything is known of it.
+        Whether the rank recorded anything.
     """
 
     rank: int
@@ -66,7 +64,7 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class FoldedStack:
-    """Equal stacks, the innermost frame first; ranks are culprits, or none of them is."""
+    """Equal stacks of ranks, the innermost frame first; `stuck` if the ranks are culprits."""
 
     ranks: tuple[int, ...]
     frames: tuple[Frame, ...]
@@ -75,13 +73,13 @@ class FoldedStack:
 
 @dataclass(frozen=True, slots=True)
 class HangDocument:
-    """A hang as it is stored and shown.
+    """A hang as stored and shown.
 
     Parameters
     ----------
     since_ns : int or None
-        When the first rank began to wait for a culprit; nanoseconds since the epoch, by the clock
-        of that rank's host.
+        Begin of the first wait for a culprit, nanoseconds since the epoch, by the clock of the
+        waiting rank's host.
     """
 
     schema: str
@@ -94,15 +92,15 @@ class HangDocument:
 
     @property
     def gpu_hours_each_hour(self) -> int:
-        """Return what it costs: every rank has a GPU that computes nothing."""
+        """Return the cost in GPU-hours per hour: the GPUs of all ranks are idle."""
         return len(self.ranks)
 
 
 def hang_document(job: JobState) -> HangDocument:
-    """Return the verdict on a job that stands still, with what its page shows."""
+    """Return the verdict on a stopped job, with the graph and the stacks of its page."""
     hang, waits = judge_hang(job), Waits.of(job)
     boxes, arrows = _graph(job, hang, waits)
-    blamed = {one.rank for one in hang.culprits}
+    blamed = {culprit.rank for culprit in hang.culprits}
     lines = []
     for rank in job.world:
         state, number = job.ranks.get(rank), waits.of_rank.get(rank)
@@ -117,7 +115,7 @@ def hang_document(job: JobState) -> HangDocument:
                 known=state is not None,
             )
         )
-    since = [one.since_ns for one in hang.culprits if one.since_ns is not None]
+    since = [c.since_ns for c in hang.culprits if c.since_ns is not None]
     since = since or [line.since_ns for line in lines if line.since_ns is not None]
     return HangDocument(
         schema=SCHEMA,
@@ -131,7 +129,7 @@ def hang_document(job: JobState) -> HangDocument:
 
 
 def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
-    """Fold equal stacks: culprits' first, then the most frequent."""
+    """Return the distinct stacks: culprits' first, then the most frequent."""
     folded: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
     for rank, state in sorted(job.ranks.items()):
         if state.stack:
@@ -143,18 +141,21 @@ def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
 
 
 def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
-    """Fold ranks that wait in operations of the same name and kind of group, equally far away."""
-    blamed = {one.rank: one for one in hang.culprits}
+    """Return boxes of ranks that wait in the same operation at the same distance, with arrows."""
+    blamed = [culprit.rank for culprit in hang.culprits]
     distance = {rank: min(away, _FARTHEST) for rank, away in waits.distances(blamed).items()}
     folded: dict[tuple[int, str], list[int]] = {}
     for rank, away in distance.items():
         number = waits.of_rank.get(rank)
         if away and number is not None:
-            folded.setdefault((away, _kind_of(job, waits, number)), []).append(rank)
+            first = waits.operations[number].first
+            group = job.groups[first.group]
+            what = f"{first.name} {first.number:,} of {group.description or group.called}"
+            folded.setdefault((away, what), []).append(rank)
     boxes = list(_culprit_boxes(hang))
     for away in sorted({away for away, _ in folded}):
         column = [(what, ranks) for (at, what), ranks in folded.items() if at == away]
-        boxes += [Box(away, ranks, what) for what, ranks in _few(column)]
+        boxes += [Box(away, ranks, what) for what, ranks in _largest(column)]
     box_of = {rank: index for index, box in enumerate(boxes) for rank in box.ranks}
     arrows = {
         (box_of[rank], box_of[other])
@@ -164,33 +165,25 @@ def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tu
         for rank in operation.waiting[:1]
         if rank in box_of and box_of[rank] != box_of[other]
     }
-    # A column leads to the next one; what leads back, or past it, is in the chain.
+    # Only arrows to the next column are drawn; the chain has the others too.
     leading = sorted(
         (start, end) for start, end in arrows if boxes[end].distance == boxes[start].distance - 1
     )
     return tuple(boxes), tuple(Arrow(start, end) for start, end in leading)
 
 
-def _kind_of(job: JobState, waits: Waits, number: int) -> str:
-    """Return what ranks wait in: the whole name where others of its kind would be another box."""
-    first = waits.operations[number].first
-    group = job.groups[first.group]
-    return f"{first.name} {first.number:,} of {group.description or group.called}"
-
-
 def _culprit_boxes(hang: Hang) -> Sequence[Box]:
     if len(hang.culprits) <= _MOST_BOXES:
         return [
-            Box(0, (one.rank,), _stands(one.kind, one.operation), one.place)
-            for one in hang.culprits
+            Box(0, (c.rank,), f"{_STATES[c.kind]}: {c.operation}", c.place) for c in hang.culprits
         ]
     kinds: dict[HangKind, list[int]] = {}
-    for one in hang.culprits:
-        kinds.setdefault(one.kind, []).append(one.rank)
-    return [Box(0, tuple(ranks), _STANDS[kind]) for kind, ranks in kinds.items()]
+    for culprit in hang.culprits:
+        kinds.setdefault(culprit.kind, []).append(culprit.rank)
+    return [Box(0, tuple(ranks), _STATES[kind]) for kind, ranks in kinds.items()]
 
 
-_STANDS: Final[Mapping[HangKind, str]] = {
+_STATES: Final[Mapping[HangKind, str]] = {
     HangKind.NEVER_ENTERED: "never entered",
     HangKind.DEVICE_STUCK: "does not complete",
     HangKind.SILENT: "left nothing, awaited in",
@@ -198,14 +191,10 @@ _STANDS: Final[Mapping[HangKind, str]] = {
 }
 
 
-def _stands(kind: HangKind, operation: str) -> str:
-    return f"{_STANDS[kind]}: {operation}"
-
-
-def _few(
+def _largest(
     column: Sequence[tuple[str, Sequence[int]]],
 ) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """Return the largest boxes of a column, and the rest as one."""
+    """Return the largest boxes of a column, and the others merged."""
     ordered = sorted(column, key=lambda one: (-len(one[1]), one[0]))
     kept = [(what, tuple(sorted(ranks))) for what, ranks in ordered[: _MOST_BOXES - 1]]
     rest = ordered[_MOST_BOXES - 1 :]
@@ -216,7 +205,7 @@ def _few(
 
 
 def ranks_text(ranks: Sequence[int], most: int = 6) -> str:
-    """Return ranks as spans: ``8, 10–13, 15``; of more spans than `most`, how many are left.
+    """Return ranks as spans: ``8, 10–13, 15``; beyond `most` spans, the number of further ranks.
 
     Examples
     --------

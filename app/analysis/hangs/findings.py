@@ -1,4 +1,4 @@
-"""Kinds of hangs, the ranks to blame, and the sentences of the verdict."""
+"""Kinds of hangs, culprits, and all sentences of a hang's verdict."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Final
 from app.analysis.hangs.state import Frame, JobState, Place
 from app.analysis.hangs.wait_graph import Operation
 
-# Ranks that are named in a sentence.
-_NAMED: Final = 4
+_NAMED: Final = 4  # ranks in a sentence
 
 
 class HangKind(StrEnum):
-    """Why a rank is waited for."""
+    """Why others wait for a rank."""
 
     NEVER_ENTERED = "never_entered"
     DEVICE_STUCK = "device_stuck"
@@ -27,16 +26,16 @@ class HangKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A rank that others wait for and that waits for none, or for what cannot come.
+    """A rank that others wait for, and that waits for none or for something that cannot happen.
 
     Parameters
     ----------
     operation : str
-        What the others wait for, or what it does not complete.
+        The operation that the others wait for, or that it does not complete.
     evidence : str
-        A sentence.
+        A predicate of the rank, for a sentence.
     stack : tuple of Frame
-        What its thread does that trains, where that is known; the innermost first.
+        Its training thread, the innermost frame first; empty if unknown.
     """
 
     rank: int
@@ -51,18 +50,18 @@ class Culprit:
 
     @property
     def place(self) -> str:
-        """Return its host and GPU as people name them; empty where nothing is known."""
+        """Return the words for its host and GPU; empty if unknown."""
         return Place(self.host, self.gpu).words
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An operation that ranks wait for, and the ranks that it waits for.
+    """A link of the chain: an operation, the ranks waiting in it, and the ranks it waits for.
 
     Parameters
     ----------
     distance : int
-        How many operations lie between these ranks and a culprit, this one included.
+        Operations between the waiting ranks and a culprit, this one included.
     """
 
     operation: str
@@ -73,20 +72,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The verdict on a job that stands still.
+    """The verdict on a hang.
 
     Parameters
     ----------
     kind : HangKind
-        Of the culprits; where there are none, what is known instead.
+        The culprits' kind, or without culprits the state of the job.
     waiting : tuple of int
-        Ranks that wait for the culprits, directly or through others.
+        Ranks that wait for the culprits, directly or indirectly.
     chain : tuple of Link
-        Nearest to the culprits first.
+        The links nearest to the culprits first.
     confidence : float
         0 to 1; 0 where no rank is blamed.
     unknown : tuple of str
-        What is not known, a sentence each.
+        Sentences about what is unknown.
     """
 
     kind: HangKind
@@ -125,18 +124,18 @@ REMEDIES: Final = {
 
 
 def label(job: JobState, operation: Operation) -> str:
-    """Return what an operation is, as people read it."""
+    """Return the name of an operation: ``all_reduce 7 of dp (1)``."""
     first = operation.first
     return f"{first.name} {first.number} of {job.groups[first.group].called}"
 
 
 def code_words(frame: Frame) -> str:
-    """Return a line of code as people read it."""
+    """Return the words for a line of code: ``forward (train.py:7)``."""
     return f"{frame.function} ({frame.file}:{frame.line})"
 
 
 def left_words(job: JobState, rank: int) -> str:
-    """Return what is known of a rank that says nothing."""
+    """Return the predicate about a rank that reports nothing."""
     process = job.processes.get(rank)
     if process is not None:
         return f"says nothing ({process.words})"
@@ -144,15 +143,15 @@ def left_words(job: JobState, rank: int) -> str:
 
 
 def sentence_words(culprits: Sequence[Culprit], waiting: int) -> str:
-    """Return how many wait for whom, and what is seen of the first one."""
+    """Return the verdict's sentence: how many ranks wait for whom, and the first one's evidence."""
     first = culprits[0]
     who = f"{waiting} rank waits" if waiting == 1 else f"{waiting} ranks wait"
-    blamed = rank_words([one.rank for one in culprits])
+    blamed = rank_words([culprit.rank for culprit in culprits])
     return f"{who} for {blamed}. Rank {first.rank} {first.evidence}."
 
 
 def rank_words(ranks: Sequence[int]) -> str:
-    """Name some ranks, and count the rest."""
+    """Return the words for ranks: ``ranks 1, 2, 3, 4 and 9 more``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > _NAMED:

@@ -1,4 +1,4 @@
-"""What is known of each rank of a job that stands still, from files or from the live job."""
+"""The state of a stopped job: pending operations, stacks and places of its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group; ranks are global ones, in the order of the group's own numbers."""
+    """A process group, with its global ranks in the order of their numbers in the group."""
 
     name: str
     description: str
@@ -17,24 +17,24 @@ class Group:
 
     @property
     def called(self) -> str:
-        """Return its name as people read it."""
+        """Return the words for the group: its description and name."""
         return f"{self.description} ({self.name})" if self.description else f"group {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An operation that a rank has enqueued and that is not over.
+    """An operation that a rank has enqueued but not completed.
 
     Parameters
     ----------
     group : int
         Index into the groups of the job.
     number : int
-        Counts the collectives of the group, or its sends and receives.
+        Sequence number among the collectives of the group, or its sends and receives.
     peer : int or None
-        Of a send or a receive the global rank at its other end.
+        The global rank at the other end of a send or a receive; None for a collective.
     size : tuple of int
-        Shape of the first input, as far as it is known.
+        Shape of the first input; empty if unknown.
     """
 
     group: int
@@ -48,7 +48,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The numbers of the last operations of a group that a rank has enqueued and completed."""
+    """The sequence numbers of the last operations of a group that a rank enqueued and completed."""
 
     enqueued: int
     completed: int
@@ -56,7 +56,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A line of code that a thread is in."""
+    """A frame of a stack: a line of code."""
 
     function: str
     file: str
@@ -65,16 +65,16 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What is known of a rank.
+    """The recorded state of a rank.
 
     Parameters
     ----------
     pending : tuple of Pending
-        In the order in which they were enqueued.
+        In the order of enqueueing.
     reached : mapping of int to Reached
-        By index of the group, where it is known.
+        By index of the group, as far as recorded.
     stack : tuple of Frame
-        Of the thread that trains, the innermost first; empty where it is not known.
+        The training thread, the innermost frame first; empty if unknown.
     """
 
     rank: int
@@ -84,20 +84,20 @@ class RankState:
 
     @property
     def front(self) -> Pending | None:
-        """Return what it waits for first; None where it has nothing pending."""
+        """Return its first pending operation; None without any."""
         return self.pending[0] if self.pending else None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a host says of the process of a rank that says nothing itself.
+    """A host's report on the process of a rank that reports nothing itself.
 
     Parameters
     ----------
     state : str
-        The letter of ``/proc/PID/stat``; empty where there is no such process any more.
+        The letter of ``/proc/PID/stat``; empty if the process no longer exists.
     wait_channel : str
-        Where it waits in the kernel; empty where that is not known.
+        The kernel function in which it waits; empty if unknown.
     """
 
     pid: int
@@ -106,7 +106,7 @@ class Process:
 
     @property
     def words(self) -> str:
-        """Return how it is, in words.
+        """Return the clause about the state of the process.
 
         Examples
         --------
@@ -129,14 +129,14 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is."""
+    """Host and GPU of a rank."""
 
     host: str | None = None
     gpu: str | None = None
 
     @property
     def words(self) -> str:
-        """Return it as people name it: ``node-104 GPU 1``; empty where nothing is known.
+        """Return the words for the place: ``node-104 GPU 1``; empty if unknown.
 
         Examples
         --------
@@ -154,16 +154,16 @@ NOWHERE: Final = Place()
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What is known of all ranks of a job.
+    """The recorded state of all ranks of a job.
 
     Parameters
     ----------
     places : mapping of int to Place
-        By rank, also of ranks of which nothing else is known.
+        By rank, also for ranks without a state.
     processes : mapping of int to Process
-        By rank, of ranks that say nothing themselves.
+        By rank, for ranks that report nothing themselves.
     silent : frozenset of int
-        Ranks that are known to say nothing any more; of others without a state nothing is known.
+        Ranks that stopped reporting; other ranks without a state are unknown.
     """
 
     groups: tuple[Group, ...]
@@ -173,11 +173,11 @@ class JobState:
     silent: frozenset[int] = frozenset()
 
     def place(self, rank: int) -> Place:
-        """Return where a rank is, as far as that is known."""
+        """Return the place of a rank, as far as known."""
         return self.places.get(rank, NOWHERE)
 
     @property
     def world(self) -> tuple[int, ...]:
-        """Return all ranks that are known or belong to a group, rising."""
-        named = {rank for group in self.groups for rank in group.ranks}
-        return tuple(sorted(named | self.ranks.keys() | self.silent))
+        """Return all ranks with a state or in a group, ascending."""
+        in_groups = {rank for group in self.groups for rank in group.ranks}
+        return tuple(sorted(in_groups | self.ranks.keys() | self.silent))

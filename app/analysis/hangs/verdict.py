@@ -1,8 +1,10 @@
 """Verdict on a hang: the ranks that others wait for, the reason and the action.
 
-Where recorders lead to no rank (gloo records no transfers; many jobs have no recorder), stacks of
-the training threads decide: a rank waits if its innermost frame is a wait of PyTorch, or if most
-ranks are in the same lines. Otherwise silent ranks are blamed.
+Culprits come from the wait-for graph of pending operations. Where that leads to no rank (gloo
+records no transfers; many jobs have no recorder), silent ranks are blamed, and without any the
+stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch, or
+if most ranks are in the same lines; as all run the same program, they wait for a rank that is
+elsewhere.
 """
 
 from __future__ import annotations
@@ -28,16 +30,8 @@ from app.analysis.hangs.findings import (
 from app.analysis.hangs.state import Frame, JobState, RankState
 from app.analysis.hangs.wait_graph import Operation, Waits
 
-# ---- Who waits by the stacks of the training threads alone, where no recorder says what is pending
-#
-# Recorders of gloo know no transfers, and many jobs have no recorder at all. A rank waits where its
-# innermost frame is one in which PyTorch waits for other ranks, or where most ranks stand in the
-# same lines: the program is the same on all of them, so a rank that is elsewhere is what they wait
-# for.
-
-
-# Where PyTorch waits for other ranks, or for the device that does: ends of files, and functions.
-# Without one of these a rank that waits is taken for one that does not.
+# Frames in which PyTorch waits for other ranks or the device: parts of files, begins of
+# functions.
 _WAITS: Final = (
     ("torch/distributed/", ""),
     ("torch/autograd/graph.py", "_engine_run_backward"),
@@ -48,39 +42,42 @@ _WAITS: Final = (
 )
 _OURS: Final = "/paceline_client/"
 _TORCH: Final = "/torch/"
-# Frames that say where a rank is; of deeper ones loops of the framework differ by chance.
-_INNERMOST: Final = 3
-# More ranks than this share are no exception: nothing says then who waits for whom.
-_MOST_BLAMED: Final = 0.25
+_INNERMOST: Final = 3  # compared frames; deeper ones differ by chance in loops of the framework
+_MOST_BLAMED: Final = 0.25  # share of ranks; more of them are no exception
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Ranks that wait, those that do not, and the line in which most of the first wait."""
+class StackSplit:
+    """Ranks split by their stacks: waiting ones, the others, and the line of most waits."""
 
     waiting: tuple[int, ...]
     others: tuple[int, ...]
     line: Frame
 
 
-def standing(ranks: Mapping[int, RankState]) -> Standing | None:
-    """Return who waits by the stacks; None where they do not tell.
+def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
+    """Return the ranks that wait and those that do not; None where stacks do not show it.
 
-    They do not where fewer than half of the ranks have one, where all wait, and where more ranks
-    than a quarter (and more than one) do not.
+    That is: fewer than half of the ranks have a stack, all wait, or more than a quarter (and more
+    than one) do not.
 
     Examples
     --------
     >>> def at(rank: int, function: str, file: str, line: int) -> RankState:
     ...     return RankState(rank, stack=(Frame(function, file, line),))
     >>> wait = ("_wait_batch_p2p", "torch/distributed/pipelining/schedules.py", 683)
-    >>> found = standing({0: at(0, *wait), 1: at(1, "forward", "train.py", 7), 2: at(2, *wait)})
-    >>> found.waiting, found.others
+    >>> states = {0: at(0, *wait), 1: at(1, "forward", "train.py", 7), 2: at(2, *wait)}
+    >>> split = split_by_stacks(states)
+    >>> split.waiting, split.others
     ((0, 2), (1,))
     """
-    stacks = {
-        rank: _without_hooks(state.stack) for rank, state in sorted(ranks.items()) if state.stack
-    }
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    for rank, state in sorted(ranks.items()):
+        if state.stack:
+            # without the client's own frames around a wait of PyTorch
+            own = (n for n, frame in enumerate(state.stack) if _OURS not in frame.file)
+            first = next(own, 0)
+            stacks[rank] = state.stack[first:] if _is_wait(state.stack[first]) else state.stack
     if len(stacks) < max(2, len(ranks) / 2):
         return None
     alike = Counter(stack[:_INNERMOST] for stack in stacks.values())
@@ -95,25 +92,19 @@ def standing(ranks: Mapping[int, RankState]) -> Standing | None:
     if not others or not waiting or len(others) > max(1, len(stacks) * _MOST_BLAMED):
         return None
     lines = Counter(stack[0] for stack in waiting.values())
-    return Standing(tuple(waiting), others, lines.most_common(1)[0][0])
+    return StackSplit(tuple(waiting), others, lines.most_common(1)[0][0])
 
 
 def calling(stack: tuple[Frame, ...]) -> Frame:
-    """Return the line of the program, or of its framework, that called what waits.
+    """Return the innermost line of the program or its framework, outside of PyTorch.
 
     Examples
     --------
     >>> calling((Frame("all_reduce", "/lib/torch/distributed/c10d.py", 9), Frame("f", "a.py", 3)))
     Frame(function='f', file='a.py', line=3)
     """
-    own = (one for one in stack if _OURS not in one.file and _TORCH not in one.file)
+    own = (frame for frame in stack if _OURS not in frame.file and _TORCH not in frame.file)
     return next(own, stack[0])
-
-
-def _without_hooks(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return a stack without what our own client put around a wait of PyTorch's."""
-    first = next((n for n, frame in enumerate(stack) if _OURS not in frame.file), 0)
-    return stack[first:] if _is_wait(stack[first]) else stack
 
 
 def _is_wait(frame: Frame) -> bool:
@@ -122,20 +113,17 @@ def _is_wait(frame: Frame) -> bool:
     )
 
 
-# ---- Who is waited for where nothing that recorders say leads to a rank: by silence, and by stacks
-
-
-# A stack is of one moment, and says what a rank does but not what it waits for; what a host says of
-# a process is certain, but not that it is what the others wait for.
+# Confidence by stacks: a stack is of one moment, and shows what a rank does but not why. A host's
+# report on a process is certain, but not that the others wait for it.
 _BY_STACKS: Final = 0.6
 _BY_PROCESS: Final = 0.8
 
 
-def by_stacks(job: JobState, stands: Standing, unknown: tuple[str, ...]) -> Hang:
-    """Blame the ranks that are elsewhere than those that wait."""
-    line = code_words(stands.line)
+def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Hang:
+    """Return the verdict that blames the ranks that do not wait."""
+    line = code_words(split.line)
     culprits = []
-    for rank in stands.others:
+    for rank in split.others:
         place, stack = job.place(rank), job.ranks[rank].stack
         culprits.append(
             Culprit(
@@ -150,13 +138,13 @@ def by_stacks(job: JobState, stands: Standing, unknown: tuple[str, ...]) -> Hang
                 stack=stack,
             )
         )
-    without = sorted(job.ranks.keys() - {*stands.waiting, *stands.others})
+    without = sorted(job.ranks.keys() - {*split.waiting, *split.others})
     return Hang(
         kind=HangKind.NEVER_ENTERED,
-        sentence=sentence_words(culprits, len(stands.waiting)),
+        sentence=sentence_words(culprits, len(split.waiting)),
         culprits=tuple(culprits),
-        waiting=stands.waiting,
-        chain=(Link(line, stands.waiting, stands.others, 1),),
+        waiting=split.waiting,
+        chain=(Link(line, split.waiting, split.others, 1),),
         confidence=_BY_STACKS,
         remedy=REMEDIES[HangKind.NEVER_ENTERED],
         unknown=(
@@ -168,22 +156,20 @@ def by_stacks(job: JobState, stands: Standing, unknown: tuple[str, ...]) -> Hang
 
 
 def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
-    """Blame the ranks that say nothing, where nothing that is pending leads to them or to others.
+    """Return the verdict that blames the silent ranks, where pending operations lead to no rank.
 
-    Recorders other than NCCL's do not say which ranks a group has, and know no transfers.
+    Recorders other than NCCL's do not record the ranks of a group, nor transfers.
     """
-    waiting = tuple(sorted(rank for rank, one in job.ranks.items() if one.pending or one.stack))
+    waiting = tuple(sorted(rank for rank, s in job.ranks.items() if s.pending or s.stack))
     if waits.operations:
-        where = label(job, max(waits.operations, key=lambda one: len(one.waiting)))
+        where = label(job, max(waits.operations, key=lambda operation: len(operation.waiting)))
     else:
-        lines = Counter(one.stack[0] for one in job.ranks.values() if one.stack)
+        lines = Counter(state.stack[0] for state in job.ranks.values() if state.stack)
         where = code_words(lines.most_common(1)[0][0]) if lines else "an unknown place"
     stand = "waits" if len(waiting) == 1 else "wait"
-    told = (
-        f"and {rank_words(waiting)} {stand} in {where}"
-        if waiting
-        else "and no rank says where it is"
-    )
+    others = "and no rank says where it is"
+    if waiting:
+        others = f"and {rank_words(waiting)} {stand} in {where}"
     culprits = [
         Culprit(
             rank=rank,
@@ -191,7 +177,7 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
             gpu=job.place(rank).gpu,
             kind=HangKind.SILENT,
             operation=where,
-            evidence=f"{left_words(job, rank)}, {told}",
+            evidence=f"{left_words(job, rank)}, {others}",
             since_ns=None,
             confidence=_BY_PROCESS if rank in job.processes else _BY_STACKS,
         )
@@ -203,119 +189,119 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
         culprits=tuple(culprits),
         waiting=waiting,
         chain=(Link(where, waiting, tuple(sorted(job.silent)), 1),) if waiting else (),
-        confidence=min(one.confidence for one in culprits),
+        confidence=min(culprit.confidence for culprit in culprits),
         remedy=REMEDIES[HangKind.SILENT],
         unknown=(*unknown, "Nothing says that the others wait for it but its silence."),
     )
 
 
-# ---- Which ranks of a job that stands still are waited for, why, and what to do about it -------
-
-
-# What is sure where recorded numbers say which operations a rank has entered, and where only
-# nothing that it recorded says that it has.
+# Confidence that a rank has not entered an operation: by recorded sequence numbers, or because the
+# operation is nowhere in its records.
 _BY_NUMBERS: Final = 0.95
 _BY_ABSENCE: Final = 0.8
-# Ranks that wait for one another may have met another trouble first; a stack is of one moment, and
-# says what a rank does but not what it waits for.
-_IN_A_CYCLE: Final = 0.6
-# Ranks that are named in a sentence.
-_NAMED: Final = 4
+_IN_A_CYCLE: Final = 0.6  # ranks that wait for one another may have failed otherwise before
 
 
 def judge_hang(job: JobState) -> Hang:
-    """Return who is waited for in a job that stands still.
+    """Return the verdict on a stopped job.
 
-    Culprits are the sinks of the wait-for graph that others wait for: ranks that wait for none
-    themselves. Where ranks disagree on an operation, these are, since no other rank can help them.
+    Culprits are the sinks of the wait-for graph: ranks that others wait for and that wait for none.
+    Where ranks disagree on an operation, they are the culprits, as no other rank can resolve it.
     """
     waits = Waits.of(job)
-    found = list(_mismatches(job, waits.operations)) or [
+    culprits = list(_mismatches(job, waits.operations)) or [
         *_sinks(job, waits),
         *_cycles(job, waits),
     ]
-    distance = waits.distances(one.rank for one in found)
+    blamed = [culprit.rank for culprit in culprits]
+    distance = waits.distances(blamed)
     waiting = tuple(sorted(rank for rank, away in distance.items() if away))
-    blamed = {one.rank for one in found}
     chain = _chain(job, waits, distance)
-    unknown = tuple(_unknown(job, waits, set(waiting) | blamed))
-    if not found:
+    explained = {*waiting, *blamed}
+    notes = []
+    missing = [rank for rank in job.world if rank not in job.ranks]
+    if missing:
+        notes.append(f"Nothing is known of {rank_words(missing)}.")
+    others = sorted(waits.of_rank.keys() - explained)
+    if others and len(others) < len(waits.of_rank):
+        notes.append(f"What {rank_words(others)} wait for does not lead to those named here.")
+    unknown = tuple(notes)
+    if not culprits:
         return _without_culprit(job, waits, unknown)
-    kind = found[0].kind
-    held = len(set(waits.of_rank) & (set(waiting) | blamed)) / max(len(waits.of_rank), 1)
+    kind = culprits[0].kind
+    explained_share = len(set(waits.of_rank) & explained) / max(len(waits.of_rank), 1)
     return Hang(
         kind=kind,
-        sentence=sentence_words(found, len(waiting)),
-        culprits=tuple(found),
+        sentence=sentence_words(culprits, len(waiting)),
+        culprits=tuple(culprits),
         waiting=waiting,
         chain=chain,
-        confidence=round(min(one.confidence for one in found) * held, 3),
+        confidence=round(min(c.confidence for c in culprits) * explained_share, 3),
         remedy=REMEDIES[kind],
         unknown=unknown,
     )
 
 
 def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culprit]:
-    """Yield ranks that call an operation of a number otherwise than most of its ranks do."""
+    """Yield ranks that call another operation, or another size, than most ranks of the group."""
     for operation in operations:
         if operation.first.peer is not None or len(operation.waiting) == 1:
             continue
         called: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for rank in operation.waiting:
             front = job.ranks[rank].pending[0]
-            # parts of unlike sizes are what these exchange
+            # these operations exchange parts of different sizes
             size = () if "all_to_all" in front.name or "gather" in front.name else front.size
             called.setdefault((front.name, size), []).append(rank)
         if len(called) == 1:
             continue
-        usual = max(called, key=lambda one: len(called[one]))
-        fewer = [rank for one, ranks in called.items() if one != usual for rank in ranks]
+        usual = max(called, key=lambda call: len(called[call]))
+        fewer = [rank for call, ranks in called.items() if call != usual for rank in ranks]
         even = len(fewer) * 2 >= len(operation.waiting)
         for rank in sorted(operation.waiting if even else fewer):
             front = job.ranks[rank].pending[0]
-            told = (
-                "the ranks do not agree"
-                if even
-                else f"{len(called[usual])} ranks call {_call(*usual)}"
-            )
-            call = _call(front.name, front.size)
+            others = "the ranks do not agree"
+            if not even:
+                others = f"{len(called[usual])} ranks call {_call_words(*usual)}"
+            call_words = _call_words(front.name, front.size)
             where = _called_in(job.ranks[rank])
-            evidence = f"calls {call} as number {front.number} of the group{where}; {told}"
-            found = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _BY_NUMBERS)
-            yield replace(found, since_ns=front.since_ns, stack=job.ranks[rank].stack)
+            evidence = f"calls {call_words} as number {front.number} of the group{where}; {others}"
+            culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _BY_NUMBERS)
+            yield replace(culprit, since_ns=front.since_ns, stack=job.ranks[rank].stack)
 
 
 def _called_in(state: RankState) -> str:
-    """Return by which line a rank calls what it waits in; nothing where there is no stack."""
+    """Return the clause about the line that calls a rank's operation; empty without a stack."""
     return f", called in {code_words(calling(state.stack))}" if state.stack else ""
 
 
-def _call(name: str, size: tuple[int, ...]) -> str:
+def _call_words(name: str, size: tuple[int, ...]) -> str:
     return f"{name} of {'×'.join(map(str, size))}" if size else name
 
 
 def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
+    """Yield the ranks that others wait for and that wait for none."""
     for rank in waits.sinks():
         state = job.ranks.get(rank)
         number = waits.of_rank.get(rank)
         if number is not None:
             operation = waits.operations[number]
             if operation.beyond:
+                have = "has" if len(operation.beyond) == 1 else "have"
                 evidence = (
                     f"does not complete {label(job, operation)}, which "
-                    f"{rank_words(operation.beyond)} {_have(operation.beyond)} completed"
+                    f"{rank_words(operation.beyond)} {have} completed"
                 )
                 yield _culprit(job, rank, operation, HangKind.DEVICE_STUCK, evidence, _BY_NUMBERS)
             continue
-        awaiting = [one for one in waits.operations if rank in one.awaited]
-        operation = min(awaiting, key=_since)
-        yield _absent(job, rank, state, operation)
+        awaiting = [operation for operation in waits.operations if rank in operation.awaited]
+        yield _absent(job, rank, state, min(awaiting, key=_since))
 
 
 def _since(operation: Operation) -> tuple[bool, float, int]:
-    """Order operations by when ranks began to wait in them, where that is known, and how many.
+    """Return a sort key: collectives first, then by the begin of the wait, then by waiting ranks.
 
-    Transfers last: sends that a rank enqueues ahead wait from the beginning.
+    Transfers come last, as sends that a rank enqueues ahead wait from the beginning.
     """
     since_ns = operation.first.since_ns
     is_transfer = operation.first.peer is not None
@@ -323,6 +309,7 @@ def _since(operation: Operation) -> tuple[bool, float, int]:
 
 
 def _absent(job: JobState, rank: int, state: RankState | None, operation: Operation) -> Culprit:
+    """Return the culprit that never entered an operation, or reports nothing."""
     what = label(job, operation)
     if state is None:
         waiting = operation.waiting
@@ -332,11 +319,11 @@ def _absent(job: JobState, rank: int, state: RankState | None, operation: Operat
     inside = f"; it is in {code_words(state.stack[0])}" if state.stack else ""
     evidence = f"has nothing pending and never entered {what}{inside}"
     sure = _BY_NUMBERS if operation.certain else _BY_ABSENCE
-    found = _culprit(job, rank, operation, HangKind.NEVER_ENTERED, evidence, sure)
-    return replace(found, stack=state.stack)
+    culprit = _culprit(job, rank, operation, HangKind.NEVER_ENTERED, evidence, sure)
+    return replace(culprit, stack=state.stack)
 
 
-def _culprit(  # noqa: PLR0913, PLR0917 - what a culprit is
+def _culprit(  # noqa: PLR0913, PLR0917 - the fields of a culprit
     job: JobState,
     rank: int,
     operation: Operation,
@@ -360,12 +347,12 @@ def _culprit(  # noqa: PLR0913, PLR0917 - what a culprit is
 def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
     """Yield ranks that wait for one another, each in an operation that the other has not entered.
 
-    Where all have entered what each waits for, none is to blame.
+    Where all have entered the operations of the others, none is to blame.
     """
     for cycle in waits.cycles():
         operations = [waits.operations[waits.of_rank[rank]] for rank in cycle]
         members = set(cycle)
-        if not any(members & set(one.absent) for one in operations):
+        if not any(members & set(operation.absent) for operation in operations):
             continue
         for rank, operation in zip(cycle, operations, strict=True):
             state = job.ranks[rank]
@@ -375,11 +362,12 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
                 f"{rank_words(operation.awaited)}, which in the end {wait} for this rank: "
                 "collectives are called in different orders"
             )
-            found = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
-            yield replace(found, stack=state.stack)
+            culprit = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
+            yield replace(culprit, stack=state.stack)
 
 
 def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link, ...]:
+    """Return the operations between waiting ranks and culprits, by distance from these."""
     links = []
     for operation in waits.operations:
         away = [distance[rank] for rank in operation.awaited if rank in distance]
@@ -389,22 +377,14 @@ def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link,
     return tuple(sorted(links, key=lambda link: (link.distance, -len(link.waiting), link.waiting)))
 
 
-def _unknown(job: JobState, waits: Waits, explained: set[int]) -> Iterator[str]:
-    missing = [rank for rank in job.world if rank not in job.ranks]
-    if missing:
-        yield f"Nothing is known of {rank_words(missing)}."
-    others = sorted(waits.of_rank.keys() - explained)
-    if others and len(others) < len(waits.of_rank):
-        yield f"What {rank_words(others)} wait for does not lead to those named here."
-
-
 def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
+    """Return the verdict where the wait-for graph leads to no rank."""
     if job.silent:
         return by_silence(job, waits, unknown)
     if not waits.operations:
-        stands = standing(job.ranks)
-        if stands is not None:
-            return by_stacks(job, stands, unknown)
+        split = split_by_stacks(job.ranks)
+        if split is not None:
+            return by_stacks(job, split, unknown)
         return Hang(
             kind=HangKind.NOTHING_PENDING,
             sentence="No rank has an operation pending: nothing says that they wait.",
@@ -415,7 +395,7 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
             remedy=REMEDIES[HangKind.NOTHING_PENDING],
             unknown=unknown,
         )
-    operation = max(waits.operations, key=lambda one: len(one.waiting))
+    operation = max(waits.operations, key=lambda operation: len(operation.waiting))
     what = label(job, operation)
     return Hang(
         kind=HangKind.ALL_ENTERED,
@@ -427,7 +407,3 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         remedy=REMEDIES[HangKind.ALL_ENTERED],
         unknown=unknown,
     )
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"

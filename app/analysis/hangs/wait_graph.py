@@ -1,8 +1,8 @@
-"""Wait-for graph between ranks and their pending collective operations.
+"""The wait-for graph of ranks and their pending operations.
 
 A rank waits for its first pending operation. An operation waits for the ranks that have not entered
-it, and for those whose own first pending operation is another one. Operations are nodes between
-ranks, so that a group of 16,384 ranks has as many edges and not their square.
+it, and for those whose first pending operation is another one. Operations are nodes, so that a
+group of n = 16,384 ranks has n edges and not n².
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from app.analysis.hangs.state import JobState, Pending, RankState
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that ranks wait for first.
+    """An operation that is the first pending one of some ranks.
 
     Parameters
     ----------
     waiting : tuple of int
-        The ranks of which it is the first pending one.
+        The ranks whose first pending operation it is.
     absent : tuple of int
         Ranks that have not entered it.
     behind : tuple of int
@@ -29,10 +29,10 @@ class Operation:
     beyond : tuple of int
         Ranks that have completed it.
     certain : bool
-        Whether recorded numbers say that the absent ones have not entered it; otherwise it is only
-        nowhere in what they recorded.
+        Whether recorded sequence numbers show that the absent ranks have not entered it; otherwise
+        it is only missing in their records.
     names : tuple of str
-        What the waiting ranks call it; more than one where they do not agree.
+        Its names on the waiting ranks; several where they do not agree.
     """
 
     first: Pending
@@ -50,8 +50,8 @@ class Operation:
 
 
 def operations_of(job: JobState) -> tuple[Operation, ...]:
-    """Return the operations that ranks wait for first, in the order of their first rank."""
-    # A collective is one operation for all of its ranks, a transfer is one for each end.
+    """Return the first pending operations of all ranks, ordered by their waiting ranks."""
+    # A collective is one operation for all of its ranks; a transfer is one for each end.
     waiting: dict[tuple[int, int], list[int]] = {}
     operations = []
     for rank, state in sorted(job.ranks.items()):
@@ -62,23 +62,21 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
             waiting.setdefault((front.group, front.number), []).append(rank)
         else:
             operations.append(_transfer(job, state, front, front.peer))
-    numbered = _numbered(job)
-    operations += [_collective(job, ranks, numbered) for ranks in waiting.values()]
-    return tuple(sorted(operations, key=lambda one: one.waiting))
-
-
-def _numbered(job: JobState) -> frozenset[int]:
-    """Return the groups whose numbers count collectives only: transfers have numbers of their own.
-
-    Recorders write down one number a group, the larger of both.
-    """
+    # Groups whose sequence numbers count collectives alone: recorders keep one number a group, the
+    # larger of those of collectives and transfers.
     transferring = {
-        one.group for state in job.ranks.values() for one in state.pending if one.peer is not None
+        pending.group
+        for state in job.ranks.values()
+        for pending in state.pending
+        if pending.peer is not None
     }
-    return frozenset(range(len(job.groups))) - transferring
+    numbered = frozenset(range(len(job.groups))) - transferring
+    operations += [_collective(job, ranks, numbered) for ranks in waiting.values()]
+    return tuple(sorted(operations, key=lambda operation: operation.waiting))
 
 
 def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int]) -> Operation:
+    """Return a collective, given the ranks waiting in it."""
     fronts = {rank: job.ranks[rank].pending[0] for rank in waiting}
     first = fronts[waiting[0]]
     absent, behind, beyond = [], [], []
@@ -87,11 +85,13 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
         if rank in fronts:
             continue
         state = job.ranks.get(rank)
-        if state is not None and any(_same(one, first) for one in state.pending):
+        if state is not None and any(
+            pending.peer is None and (pending.group, pending.number) == (first.group, first.number)
+            for pending in state.pending
+        ):
             behind.append(rank)
             continue
-        passed = state is not None and _has_passed(state, first, numbered)
-        if passed:
+        if state is not None and _has_passed(state, first, numbered):
             beyond.append(rank)
         else:
             absent.append(rank)
@@ -107,27 +107,25 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
     )
 
 
-def _same(one: Pending, other: Pending) -> bool:
-    return one.peer is None and (one.group, one.number) == (other.group, other.number)
-
-
 def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) -> bool:
-    """Return whether a rank without a pending operation has entered it, and is beyond it."""
+    """Return whether a rank that does not have an operation pending has completed it."""
     reached = state.reached.get(operation.group)
     if reached is not None and operation.group in numbered:
         return reached.enqueued >= operation.number
     return any(
-        one.group == operation.group and one.peer is None and one.number > operation.number
-        for one in state.pending
+        pending.group == operation.group
+        and pending.peer is None
+        and pending.number > operation.number
+        for pending in state.pending
     )
 
 
 def _transfer(job: JobState, waiting: RankState, first: Pending, peer: int) -> Operation:
-    """Return the first pending send or receive of a rank: its peer has it pending, or not yet."""
+    """Return a rank's first pending send or receive; its peer is behind, or has not entered it."""
     rank, state = waiting.rank, job.ranks.get(peer)
     meets = state is not None and any(
-        one.peer == rank and one.group == first.group and one.is_send != first.is_send
-        for one in state.pending
+        pending.peer == rank and pending.group == first.group and pending.is_send != first.is_send
+        for pending in state.pending
     )
     return Operation(
         first=first,
@@ -142,40 +140,39 @@ def _transfer(job: JobState, waiting: RankState, first: Pending, peer: int) -> O
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Who waits for whom."""
+    """The wait-for graph of a job."""
 
     operations: tuple[Operation, ...]
-    # by rank: which operation it waits for first
-    of_rank: Mapping[int, int]
+    of_rank: Mapping[int, int]  # by rank: index of its first pending operation
 
     @classmethod
     def of(cls, job: JobState) -> Waits:
         """Return the wait-for graph of a job."""
         operations = operations_of(job)
-        of_rank = {rank: number for number, one in enumerate(operations) for rank in one.waiting}
+        of_rank = {rank: n for n, operation in enumerate(operations) for rank in operation.waiting}
         return cls(operations, of_rank)
 
     def awaited(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that a rank waits for, directly."""
+        """Return the ranks that a rank waits for directly."""
         number = self.of_rank.get(rank)
         return () if number is None else self.operations[number].awaited
 
     def sinks(self) -> tuple[int, ...]:
-        """Return the ranks that are waited for, or have something pending, and wait for no rank."""
-        known = set(self.of_rank).union(*(one.awaited for one in self.operations))
-        return tuple(sorted(rank for rank in known if not self.awaited(rank)))
+        """Return the ranks, awaited or with a pending operation, that wait for no rank."""
+        ranks = set(self.of_rank).union(*(operation.awaited for operation in self.operations))
+        return tuple(sorted(rank for rank in ranks if not self.awaited(rank)))
 
     def distances(self, targets: Iterable[int]) -> dict[int, int]:
-        """Return how many operations away each rank is that waits for some, through others too.
+        """Return the distance in operations of each rank that waits for a target, by rank.
 
-        The targets themselves are 0 away.
+        Directly or indirectly; 0 for the targets themselves.
         """
         awaiting: dict[int, list[int]] = {}
-        for number, one in enumerate(self.operations):
-            for rank in one.awaited:
+        for number, operation in enumerate(self.operations):
+            for rank in operation.awaited:
                 awaiting.setdefault(rank, []).append(number)
-        found = dict.fromkeys(targets, 0)
-        queue, seen = deque(found), set[int]()
+        distance = dict.fromkeys(targets, 0)
+        queue, seen = deque(distance), set[int]()
         while queue:
             rank = queue.popleft()
             for number in awaiting.get(rank, ()):
@@ -183,25 +180,25 @@ class Waits:
                     continue
                 seen.add(number)
                 for waiting in self.operations[number].waiting:
-                    if waiting not in found:
-                        found[waiting] = found[rank] + 1
+                    if waiting not in distance:
+                        distance[waiting] = distance[rank] + 1
                         queue.append(waiting)
-        return found
+        return distance
 
     def cycles(self) -> list[tuple[int, ...]]:
-        """Return ranks that wait for one another and for no sink, each cycle once."""
+        """Return the cycles of ranks that wait for one another and for no sink, each once."""
         explained = set(self.distances(self.sinks()))
-        found = []
+        cycles = []
         for first in self.of_rank:
             if first in explained:
                 continue
             rank, path = first, dict[int, None]()
             while rank not in path:
                 path[rank] = None
-                # none of them leads to a sink, or it would be explained
+                # a rank that is not explained waits for others that are not
                 rank = self.awaited(rank)[0]
             ranks = list(path)
             cycle = tuple(ranks[ranks.index(rank) :])
-            found.append(cycle)
+            cycles.append(cycle)
             explained |= self.distances(cycle).keys()
-        return found
+        return cycles

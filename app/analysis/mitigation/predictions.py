@@ -30,7 +30,7 @@ from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
 from app.analysis.trace.model import OPTIMIZER
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
 EVEN_STAGES: Final = "even_stages"
 REPLACE_WORKER: Final = "replace_worker"
@@ -193,7 +193,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
 
 
 def _worker_names(workers: Sequence[Worker]) -> str:
-    return named("worker", [f"({dp}, {pp})" for dp, pp in workers])
+    return name_list("worker", [f"({dp}, {pp})" for dp, pp in workers])
 
 
 def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:

@@ -19,7 +19,7 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
 # Computations of DP peers begin apart by at least this share of their duration…
 _APART: Final = 0.1
@@ -129,7 +129,7 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
     if attempts is None:
         return unseen_waiting(replayed.layout)
     ranks, by_s = attempts
-    who = named("rank", [str(rank) for rank in ranks])
+    who = name_list("rank", [str(rank) for rank in ranks])
     were = "was" if len(ranks) == 1 else "were"
     return Unseen(
         verdict=(

@@ -1,4 +1,4 @@
-"""The report of a session, schema ``paceline.report/1``: what pages, API and command line show."""
+"""Analysis of a trace into the report of a session, schema ``paceline.report/1``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.build import arrivals_of
-from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.budget.split import Budget, budget_of, split
 from app.analysis.diagnosis.diagnose import causes_without_replay, diagnose
 from app.analysis.diagnosis.earlier_sessions import EarlierSession, computing_of
-from app.analysis.diagnosis.finding import UNKNOWN, Cause
+from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.locations import JobFacts, Worker
 from app.analysis.diagnosis.named_causes import all_causes
@@ -30,7 +29,6 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import (
     Contribution,
-    ForwardBackward,
     Metrics,
     compute_ratios,
     forward_backward,
@@ -70,50 +68,50 @@ from app.analysis.report.trust import (
 from app.analysis.report.unreplayed import Prepared, replay_or_steps, without_slowdown
 from app.analysis.trace.model import Trace
 
-# Points of the forward-backward scatter that travel with the report.
-SAMPLE_POINTS: Final = 700
-# Workers whose slowdown gets an interval.
-WORST_WORKERS: Final = 10
+SAMPLE_POINTS: Final = 700  # points of the forward-backward scatter plot in a report
+WORST_WORKERS: Final = 10  # workers whose slowdown gets an interval
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Analysis:
-    """What the analysis of a session gives."""
+    """Report and heatmaps of a session."""
 
-    # Without NaN or infinities. `job` and `session` are None; whoever knows them fills them in.
+    # Without NaN or infinities; `job` and `session` are None until the caller sets them.
     report: Report
-    # (steps, dp, pp): slowdown of each step if only this worker kept its recorded durations
-    # (exact S_w), the steps in the order of ``report.steps.analyzed``
+    # (steps, dp, pp): slowdown of each step of ``report.steps.analyzed`` if only this worker kept
+    # its recorded durations (exact S_w)
     heatmaps: NDArray[np.float32]
 
 
 def analyze(
     trace: Trace, without: Collection[Name] = (), earlier: Sequence[EarlierSession] = ()
 ) -> Analysis:
-    """Replay a session with and without stragglers and report what that says.
+    """Replay a session with and without stragglers, and return its report and heatmaps.
 
-    Of a session that cannot be replayed the report has arrivals and breakdown alone; see
+    The report of a session that cannot be replayed has arrivals and breakdown alone; see
     `app.analysis.report.unreplayed`.
 
     Parameters
     ----------
     without : collection of Name
-        Adaptations of the dependency model that are switched off.
+        Adaptations of the dependency model to switch off.
     earlier : sequence of EarlierSession
-        What is known of the job's sessions before, which this one is held against.
+        Computing times of the job's earlier sessions, the baseline of this one.
 
     Raises
     ------
     UnanalyzableError
-        No report can come from the trace: ``trace.no_complete_step``;
-        ``trace.transfers_unmatched``, ``trace.dependency_cycle`` where no ranks meet in
-        collectives…
+        No report can be made: ``trace.no_complete_step``; or ``trace.transfers_unmatched`` or
+        ``trace.dependency_cycle`` of a trace without collectives…
     """
     prepared = replay_or_steps(trace, without)
     replayed = prepared.replayed
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
-    met = prepared.met or arrivals_of(trace, _believed(replayed))
+    # Steps with an impossible duration are excluded, if others remain.
+    odd = {duration.step for duration in replayed.impossible}
+    steps: list[int] = replayed.steps.tolist()
+    met = prepared.met or arrivals_of(trace, [step for step in steps if step not in odd] or steps)
     report = replace(
         _report(prepared, metrics, earlier, coverage_of(trace, replayed, metrics)),
         arrivals=met.arrivals,
@@ -123,13 +121,6 @@ def analyze(
         report=report if prepared.unseen is None else without_slowdown(report),
         heatmaps=(metrics.by_worker / ideal).astype(np.float32),
     )
-
-
-def _believed(replayed: Replayed) -> list[int]:
-    """Return the analyzed steps without those of which a duration cannot be, if others are left."""
-    odd = {one.step for one in replayed.impossible}
-    steps: list[int] = replayed.steps.tolist()
-    return [step for step in steps if step not in odd] or steps
 
 
 def _report(
@@ -162,9 +153,6 @@ def _report(
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
     ranks = by_cell(replayed.layout.ranks)
-    by_worker = _by_worker(
-        replayed, metrics, np.minimum(by_dp[:, None], by_pp[None, :]), worst, intervals
-    )
     job = JobFacts(
         meta.hosts,
         ranks,
@@ -174,14 +162,14 @@ def _report(
         by_optype=by_optype,
         absent=replayed.absent,
     )
-    # Recordings that are of no one session have no time in common.
+    # Recordings of different sessions have no common time.
     withheld, timed = (None, True) if unseen is None else (unseen.verdict, unseen.timed)
     between = diagnosis.between if timed else ()
     budget = _budget(observation, replayed, metrics) if timed else None
-    # Where steps cannot be replayed for it, that says it already.
+    # Where missing ranks prevent the replay, the reason has been given already.
     step_s = metrics.recorded_step_s
     missing = None if unreplayed else missing_in_words(missing_of(replayed), step_s)
-    said = verdict(
+    sentence = verdict(
         job,
         metrics,
         causes,
@@ -194,9 +182,9 @@ def _report(
         missing=missing,
     )
     fixes: Sequence[Fix] = ()
-    # Nothing is advised about a job that needs no action.
-    if said.level != "ok" or not trusted:
-        # loaded only here: a healthy job is reported without them
+    # A job without stragglers gets no advice.
+    if sentence.level != "ok" or not trusted:
+        # imported here, so that reports of healthy jobs do not load the planners
         from app.analysis.mitigation.predictions import predict_fixes  # noqa: PLC0415
 
         shed = None if tensor is None else fix_of(tensor)
@@ -217,7 +205,7 @@ def _report(
         now_s = metrics.simulated_step_s * diagnosis.late
         fixes = without_standstills(fixes, every, observation.hosts, now_s, diagnosis.turn_s)
     template = None
-    if said.level == "slow":
+    if sentence.level == "slow":
         from app.analysis.mitigation.pipeline_template import recommend_template  # noqa: PLC0415 - as above
 
         now_s = simulated_s * diagnosis.late
@@ -261,15 +249,36 @@ def _report(
         waste_by_optype={name: 1 - 1 / value for name, value in by_optype.items()},
         by_dp=_numbers(by_dp),
         by_pp=_numbers(by_pp),
-        per_step=_per_step(metrics),
-        by_worker=by_worker,
+        per_step=PerStep(
+            by_optype={
+                name: _numbers(times / metrics.ideal_s) for name, times in metrics.by_optype.items()
+            },
+            by_dp=by_cell((metrics.by_dp / metrics.ideal_s[:, None]).T),
+            by_pp=by_cell((metrics.by_pp / metrics.ideal_s[:, None]).T),
+            launch_slowdown=_numbers(metrics.recorded_s / metrics.simulated_s),
+        ),
+        by_worker=_by_worker(replayed, metrics, worst, intervals),
         m_w=WorkersRecovery(
             *_recovery(metrics, metrics.worst_workers, metrics.m_w, intervals.m_w),
             workers=metrics.worst,
         ),
         m_s=Recovery(*_recovery(metrics, metrics.last_stage, metrics.m_s, intervals.m_s)),
-        fb_correlation=_correlation(forward_backward(replayed)),
-        causes=tuple(_cause(cause) for cause in every),
+        fb_correlation=_correlation(replayed),
+        causes=tuple(
+            NamedCause(
+                cause=cause.cause,
+                contribution=cause.contribution,
+                cost_s=cause.cost_s,
+                confidence=cause.confidence,
+                evidence=tuple(line.text for line in cause.evidence),
+                views=tuple(line.view for line in cause.evidence),
+                where=cause.where,
+                figure=cause.figure,
+                runner_up=cause.runner_up,
+                between_s=cause.between_s,
+            )
+            for cause in every
+        ),
         diagnosis=DiagnosisSummary(
             ruled_out=diagnosis.ruled_out,
             cannot_judge=tuple(
@@ -296,47 +305,28 @@ def _report(
         ),
         template=template,
         tensor=tensor,
-        verdict=said,
+        verdict=sentence,
         budget=budget,
         computing=computing_of(observation, observation.memoize(slow_together).factor),
     )
 
 
 def _budget(observation: Observation, replayed: Replayed, metrics: Metrics) -> Budget:
-    return budget_of(split(replayed, metrics, _together(observation, replayed)))
-
-
-def _together(observation: Observation, replayed: Replayed) -> CommonFactor | None:
-    """Return how slow all workers are in each step; None where some have another shape."""
-    if len(observation.layout.steps) < len(replayed.steps):
-        return None
-    return observation.memoize(slow_together).factor
-
-
-def _per_step(metrics: Metrics) -> PerStep:
-    ideal_s = metrics.ideal_s[:, None]
-    return PerStep(
-        by_optype={
-            name: _numbers(times / metrics.ideal_s) for name, times in metrics.by_optype.items()
-        },
-        by_dp=by_cell((metrics.by_dp / ideal_s).T),
-        by_pp=by_cell((metrics.by_pp / ideal_s).T),
-        launch_slowdown=_numbers(metrics.recorded_s / metrics.simulated_s),
-    )
+    # Steps of several shapes have no common slowdown of all workers.
+    one_shape = len(observation.layout.steps) == len(replayed.steps)
+    together = observation.memoize(slow_together).factor if one_shape else None
+    return budget_of(split(replayed, metrics, together))
 
 
 def _by_worker(
-    replayed: Replayed,
-    metrics: Metrics,
-    approximate: FloatArray,
-    worst: Sequence[Worker],
-    intervals: Intervals,
+    replayed: Replayed, metrics: Metrics, worst: Sequence[Worker], intervals: Intervals
 ) -> ByWorker:
     exact = metrics.worker_slowdowns
+    by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     forward_ratio, backward_ratio = compute_ratios(replayed)
     return ByWorker(
         exact=by_cell(exact),
-        approximate=by_cell(approximate),
+        approximate=by_cell(np.minimum(by_dp[:, None], by_pp[None, :])),
         forward_ratio=_finite(forward_ratio),
         backward_ratio=_finite(backward_ratio),
         worst=tuple(
@@ -346,31 +336,17 @@ def _by_worker(
     )
 
 
-def _correlation(found: ForwardBackward) -> Correlation:
-    every = max(1, math.ceil(len(found.forward_s) / SAMPLE_POINTS))
+def _correlation(replayed: Replayed) -> Correlation:
+    passes = forward_backward(replayed)
+    stride = max(1, math.ceil(len(passes.forward_s) / SAMPLE_POINTS))
     return Correlation(
-        pearson=found.pearson,
-        stage=found.stage,
-        points=len(found.forward_s),
+        pearson=passes.pearson,
+        stage=passes.stage,
+        points=len(passes.forward_s),
         sample=CorrelationSample(
-            forward_s=_numbers(found.forward_s[::every]),
-            backward_s=_numbers(found.backward_s[::every]),
+            forward_s=_numbers(passes.forward_s[::stride]),
+            backward_s=_numbers(passes.backward_s[::stride]),
         ),
-    )
-
-
-def _cause(cause: Cause) -> NamedCause:
-    return NamedCause(
-        cause=cause.cause,
-        contribution=cause.contribution,
-        cost_s=cause.cost_s,
-        confidence=cause.confidence,
-        evidence=tuple(line.text for line in cause.evidence),
-        views=tuple(line.view for line in cause.evidence),
-        where=cause.where,
-        figure=cause.figure,
-        runner_up=cause.runner_up,
-        between_s=cause.between_s,
     )
 
 
@@ -380,7 +356,10 @@ def _recovery(
     removal: float | None,
     interval: Interval | None,
 ) -> tuple[float | None, float | None, Interval | None, float, float]:
-    """Return both attributions; with one stage there is no last one to blame (section 5.2)."""
+    """Return the fields of a `Recovery`: removal and addition attribution, interval and step times.
+
+    With one stage, the last stage has an addition of 0 (what-if paper, section 5.2).
+    """
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
     removed_s, kept_s = float(mean(contribution.removed_s)), float(mean(contribution.kept_s))
     return removal, addition, interval, removed_s, kept_s

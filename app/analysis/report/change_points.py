@@ -16,41 +16,34 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Sessions on each side of a change: fewer are a passing one, or none at all.
-FEWEST: Final = 3
-# How often a series without a change has one named, at most.
-FALSE_ALARMS: Final = 0.01
-# A change of a smaller share is not worth a sentence.
-SMALLEST: Final = 0.03
-# Sessions do not agree better than that, whatever a few of them say.
-LEAST_SPREAD: Final = 0.003
-# From that many sessions on their likeness is measured; a few cannot tell it from chance.
-_ALIKE_FROM: Final = 10
-# Of normal noise.
-_MEDIAN_TO_DEVIATION: Final = 1.4826
-# Each kind of window is shorter than the one before by that much.
-_SHORTER: Final = math.sqrt(2)
-# That many pairs of sessions, one of each side, are apart as the sides are: two slow ones of three
-# are no level yet.
+FEWEST: Final = 3  # sessions on each side of a lasting change
+FALSE_ALARMS: Final = 0.01  # probability of a change in a series without one
+SMALLEST: Final = 0.03  # smallest relative change
+LEAST_SPREAD: Final = 0.003  # lowest standard deviation of sessions, as a few may agree by chance
+_ALIKE_FROM: Final = 10  # sessions from which their autocorrelation is estimated
+_MEDIAN_TO_DEVIATION: Final = 1.4826  # for normal noise
+_SHORTER: Final = math.sqrt(2)  # ratio of the lengths of successive windows
+# Lowest share of pairs, one session of each side, that differ in the direction of the change: two
+# slow sessions of three are no level yet.
 _APART: Final = 0.85
-_MOST_ALIKE: Final = 0.9
+_MOST_ALIKE: Final = 0.9  # highest autocorrelation
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """A change that lasted."""
+    """A lasting change of a series."""
 
-    position: int  # of the first session after it
-    # before, after: medians of the sessions between it and the changes next to it
+    position: int  # index of the first session after it
+    # before, after: medians of the sessions up to the neighboring changes
     before: float
     after: float
-    p: float  # how likely so large a step is without any change, over all places for one
+    p: float  # probability of so large a step without a change, corrected for all places
 
     @property
     def change(self) -> float:
-        """Return the change as a share of what was before."""
+        """Return the relative change."""
         return self.after / self.before - 1
 
 
@@ -60,7 +53,7 @@ def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Last
     Parameters
     ----------
     values : sequence of float
-        One of each session, oldest first; all above 0.
+        A positive value of each session, oldest first.
 
     Examples
     --------
@@ -69,7 +62,17 @@ def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Last
     (3, 1.01, 1.38)
     """
     logs = np.log(np.asarray(values, np.float64))
-    cuts = dict(_cuts(logs, 0))
+    least = _least_variance(logs)
+    cuts: dict[int, float] = {}
+    # A stack, not recursion, as a series may have many cuts.
+    pending = [(logs, 0)]
+    while pending:
+        part, begin = pending.pop()
+        cut = _best_cut(part, least)
+        if cut is not None:
+            place, p = cut
+            cuts[begin + place] = p
+            pending += [(part[:place], begin), (part[place:], begin + place)]
     edges = [0, *sorted(cuts), len(values)]
     medians = [
         float(np.median(np.asarray(values[begin:end], np.float64)))
@@ -82,40 +85,23 @@ def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Last
     )
 
 
-def _cuts(logs: FloatArray, offset: int) -> list[tuple[int, float]]:
-    """Return where a series changes, and how likely that is by chance."""
-    found: list[tuple[int, float]] = []
-    least = _least_variance(logs)
-    # Not by recursion: a series may be cut often.
-    waiting = [(logs, offset)]
-    while waiting:
-        part, begin = waiting.pop()
-        cut = _best_cut(part, least)
-        if cut is None:
-            continue
-        place, p = cut
-        found.append((begin + place, p))
-        waiting += [(part[:place], begin), (part[place:], begin + place)]
-    return found
-
-
 def _best_cut(logs: FloatArray, least: float) -> tuple[int, float] | None:
-    """Return the least likely cut of all windows, and how likely it is in any of them."""
+    """Return the most significant cut of all windows and its corrected p; None without any."""
     windows = list(_windows(logs.size))
     cuts = sum(end - begin - 2 * FEWEST + 1 for begin, end in windows)
-    found = None
+    best = None
     for begin, end in windows:
         place, p = _cut(logs[begin:end], least)
         p = min(1.0, p * cuts)
-        if p < (FALSE_ALARMS if found is None else found[1]):
-            found = begin + place, p
-    return found
+        if p < (FALSE_ALARMS if best is None else best[1]):
+            best = begin + place, p
+    return best
 
 
 def _least_variance(logs: FloatArray) -> float:
-    """Return what the sessions of a window are apart at least: as neighbours mostly are.
+    """Return the lowest variance within a window: that of the differences of consecutive sessions.
 
-    Few of them may agree by chance.
+    The sessions of a short window may agree by chance.
     """
     if logs.size < 2 * FEWEST:
         return LEAST_SPREAD**2
@@ -124,9 +110,9 @@ def _least_variance(logs: FloatArray) -> float:
 
 
 def _windows(size: int) -> Iterator[tuple[int, int]]:
-    """Return all of a series, and ever shorter windows that overlap by half.
+    """Yield the whole series, then ever shorter windows that overlap by half.
 
-    A change that was taken back hides from a cut of the whole.
+    A change that was reverted does not show in a cut of the whole series.
     """
     length = float(size)
     while length >= 2 * FEWEST:
@@ -139,7 +125,7 @@ def _windows(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _cut(logs: FloatArray, least: float) -> tuple[int, float]:
-    """Return the best cut of a window, and how likely it is there by chance; 1 if it is none."""
+    """Return the best cut of a window with its p there; 1 if the sides do not differ enough."""
     size = logs.size
     places = np.arange(FEWEST, size - FEWEST + 1)
     total, sums = float(logs.sum()), np.cumsum(logs)[places - 1]
@@ -149,33 +135,29 @@ def _cut(logs: FloatArray, least: float) -> tuple[int, float]:
     best = int(np.argmax(between))
     place, shift = int(places[best]), float(shifts[best])
     before, after = logs[:place], logs[place:]
-    if abs(shift) < math.log1p(SMALLEST) or _apart(before, after, rises=shift > 0) < _APART:
+    low, high = (before, after) if shift > 0 else (after, before)
+    apart = float(np.mean(high[:, None] > low[None, :]))
+    if abs(shift) < math.log1p(SMALLEST) or apart < _APART:
         return place, 1.0
     rest = np.concatenate((before - before.mean(), after - after.mean()))
     freedom = size - 2
-    variance = max(float(rest @ rest) / freedom, least) * _likeness(rest)
+    variance = max(float(rest @ rest) / freedom, least) * _inflation(rest)
     t = abs(shift) / math.sqrt(variance * (1 / place + 1 / (size - place)))
     return place, _two_sided(t, freedom)
 
 
-def _apart(before: FloatArray, after: FloatArray, *, rises: bool) -> float:
-    """Return the share of pairs of sessions, one of each side, that are apart as the sides are."""
-    low, high = (before, after) if rises else (after, before)
-    return float(np.mean(high[:, None] > low[None, :]))
-
-
-def _likeness(rest: FloatArray) -> float:
-    """Return by how much the likeness of neighbours widens the spread of a mean."""
+def _inflation(rest: FloatArray) -> float:
+    """Return the factor by which autocorrelation of sessions widens the variance of a mean."""
     if rest.size < _ALIKE_FROM or not rest.any():
         return 1.0
     alike = float(rest[1:] @ rest[:-1]) / float(rest @ rest)
-    # Estimates from few sessions are too low by about that much.
+    # The estimate from few sessions is too low by about 4 / n.
     alike = min(max(alike + 4 / rest.size, 0.0), _MOST_ALIKE)
     return (1 + alike) / (1 - alike)
 
 
 def _two_sided(t: float, freedom: int) -> float:
-    """Return the chance of so large a t, either way (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return the two-sided p of Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(freedom))
     cosine = math.cos(angle) ** 2
     odd = freedom % 2

@@ -18,17 +18,13 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.errors import NotFoundError
 
-# ---- Heatmaps of workers: their mean over steps, and how they travel to a browser --------------
-
-
-# Heatmaps travel as 16-bit integers, a tenth of their JSON.
+# Heatmaps are sent as 16-bit integers, a tenth of the size of JSON.
 HEATMAP_SCALE: Final = 10_000
-# 65,535 said once that nothing is known.
-HEATMAP_TOP: Final = 65_534
+HEATMAP_TOP: Final = 65_534  # 65,535 once stood for an unknown value
 
 
 def mean_heatmap(heatmaps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean over the steps.
+    """Return the mean heatmap over the steps.
 
     Parameters
     ----------
@@ -54,15 +50,11 @@ def encode_heatmap(values: NDArray[np.float32]) -> bytes:
     return np.clip(scaled, 0, HEATMAP_TOP).astype("<u2").tobytes()
 
 
-# ---- The timeline of one step: as recorded, and as it would have been without stragglers -------
-
-
 NS: Final = 1e-9
 US_PER_NS: Final = 1e-3
-# Perfetto's number of the process that stands for all DP ranks of the ideal step.
-IDEAL_PROCESS: Final = 1_000_000
+IDEAL_PROCESS: Final = 1_000_000  # process id in Perfetto of the ideal step
 
-# Streams of a stage in the order in which they are drawn (paper, section 3.2).
+# Streams of a stage, in drawing order (what-if paper, section 3.2).
 STREAMS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("compute", COMPUTE | {ops.OPTIMIZER, ops.GC}),
     ("forward-send", frozenset({ops.FORWARD_SEND})),
@@ -75,11 +67,11 @@ STREAMS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """Operations as columns of equal length, by DP rank and stage, then start.
+    """Operations as columns of equal length, sorted by DP rank, stage and start.
 
-    `start_ns` is the launch; `begin_ns` is when computing begins or when data begins to move,
-    which is later than the launch where an operation waits for its group; `ratio` is the
-    duration without waiting over its ideal. Times count from the step's first start.
+    `start_ns` is the launch; `begin_ns` the begin of the computation or transfer, later than the
+    launch where an operation waits for its group; `ratio` the duration without waiting ÷ ideal.
+    Times count from the step's first start.
     """
 
     dp: NDArray[np.int32]
@@ -94,10 +86,10 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One step, recorded on the chosen DP ranks and ideal, where all DP ranks are alike.
+    """One step: recorded on the chosen DP ranks, and ideal, which is equal on all DP ranks.
 
-    `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks); `runs` says
-    which of the nodes each DP rank runs.
+    `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks), and so has
+    `runs`: whether a DP rank runs a node.
     """
 
     step: int
@@ -115,11 +107,11 @@ class Timeline:
 
     @property
     def recorded(self) -> Lanes:
-        """Return what was recorded on all of the chosen DP ranks."""
+        """Return the recorded operations of all chosen DP ranks."""
         return self.on(range(len(self.dp_ranks)))
 
     def on(self, places: Sequence[int]) -> Lanes:
-        """Return what was recorded on some of the chosen DP ranks, given by their places."""
+        """Return the recorded operations of some chosen DP ranks, given by index."""
         times = (self.launch_ns, self.begin_ns, self.end_ns, self.ratio)
         columns = tuple(values[:, list(places)] for values in times)
         ranks = [self.dp_ranks[place] for place in places]
@@ -134,7 +126,7 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     step : int
         An analyzed step.
     dp_ranks : sequence of int, optional
-        The DP ranks wanted; all where not given. `ideal` holds one lane that stands for all.
+        The DP ranks to include; all by default.
 
     Raises
     ------
@@ -147,7 +139,7 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
 def replayed_timeline(
     replayed: Replayed, step: int, dp_ranks: Sequence[int] | None = None
 ) -> Timeline:
-    """Return the timeline of a step of a session that is prepared; see `step_timeline`."""
+    """Return the timeline of a step of a replayed session; see `step_timeline`."""
     group = next((group for group in replayed.groups if step in group.layout.steps), None)
     if group is None:
         raise NotFoundError(f"Step {step} was not analyzed", code="step_not_analyzed")
@@ -157,7 +149,7 @@ def replayed_timeline(
         raise NotFoundError(f"There are DP ranks 0 to {layout.dp - 1}", code="dp_rank_unknown")
     index = int(np.flatnonzero(layout.steps == step)[0])
     last_ns = float((layout.start_ns[:, index] + layout.duration_ns[:, index]).max())
-    # Copies of what is asked for alone: the session they are of is let go.
+    # Indexing copies, so that the timeline does not keep the whole session in memory.
     start = layout.start_ns[:, index, chosen]
     end = start + layout.duration_ns[:, index, chosen]
     own = group.durations.recorded_ns[:, index, chosen]
@@ -215,7 +207,7 @@ def _lanes(
     times: tuple[FloatArray, ...],
     runs: NDArray[np.bool_],
 ) -> Lanes:
-    """Flatten (launch, begin, end, ratio), each of shape (nodes, DP ranks), of what is run."""
+    """Return the lanes of (launch, begin, end, ratio), each of shape (nodes, DP ranks)."""
     node, place = np.nonzero(runs)
     order = np.lexsort((times[0][node, place], nodes.pp[node], place))
     node, place = node[order], place[order]
@@ -233,11 +225,11 @@ def _lanes(
 
 
 def perfetto(timeline: Timeline, hosts: Mapping[tuple[int, int], str]) -> Iterator[str]:
-    """Yield a timeline in the Chrome trace format, which Perfetto opens, a DP rank at a time.
+    """Yield a timeline in the Chrome trace format, which Perfetto opens, one DP rank at a time.
 
-    Joined, the pieces are one JSON document; a whole step of a large job is hundreds of megabytes
-    of it. A process a DP rank, recorded and ideal; a thread a stream of each stage; times in
-    microseconds since the step's start. `hosts` names the host of a (DP rank, stage).
+    The pieces join to one JSON document, hundreds of megabytes for a step of a large job. Each DP
+    rank is a process, and so is the ideal step; each stream of a stage is a thread; times are
+    microseconds since the step's start. `hosts` maps (DP rank, stage) to a host.
     """
     names, before = timeline.op_names, '{"traceEvents":['
     for place, dp in enumerate(timeline.dp_ranks):
@@ -263,7 +255,14 @@ def _process(
 ) -> Iterator[str]:
     yield _metadata("process_name", pid, 0, {"name": title})
     yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
-    yield from _threads(pid, lanes, op_names, hosts)
+    if len(lanes.dp):
+        streams = np.array([_stream(name) for name in op_names])
+        for tid in np.unique(lanes.pp * len(STREAMS) + streams[lanes.op]).tolist():
+            stage, stream = divmod(tid, len(STREAMS))
+            host = hosts.get((int(lanes.dp[0]), stage))
+            name = f"stage {stage} {STREAMS[stream][0]}" + (f", {host}" if host else "")
+            yield _metadata("thread_name", pid, tid, {"name": name})
+            yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
     yield from _events(pid, lanes, op_names)
 
 
@@ -273,26 +272,12 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
 
 
 def _stream(name: str) -> int:
-    """Return the stream that an op type runs on; collectives are the last."""
+    """Return the index of an operation type's stream; the last one is that of collectives."""
     return next((i for i, (_, names) in enumerate(STREAMS) if name in names), len(STREAMS) - 1)
 
 
-def _threads(
-    pid: int, lanes: Lanes, op_names: Sequence[str], hosts: Mapping[tuple[int, int], str]
-) -> Iterator[str]:
-    if not len(lanes.dp):
-        return
-    streams = np.array([_stream(name) for name in op_names])
-    for tid in np.unique(lanes.pp * len(STREAMS) + streams[lanes.op]).tolist():
-        stage, stream = divmod(tid, len(STREAMS))
-        host = hosts.get((int(lanes.dp[0]), stage))
-        name = f"stage {stage} {STREAMS[stream][0]}" + (f", {host}" if host else "")
-        yield _metadata("thread_name", pid, tid, {"name": name})
-        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
-
-
 def _events(pid: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[str]:
-    """Yield operations as text: millions of them take seconds so, and minutes as dicts."""
+    """Yield operations as JSON text: seconds for millions of them, `json.dumps` takes minutes."""
     streams = [_stream(name) for name in op_names]
     heads = [f'{{"ph":"X","pid":{pid},"cat":"{STREAMS[at][0]}","name":' for at in streams]
     quoted = [json.dumps(name)[:-1] for name in op_names]
@@ -307,7 +292,7 @@ def _events(pid: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[str]:
     )
     for pp, op, mb, start, lasts, waits, ratio in zip(*columns, strict=True):
         tid = pp * len(STREAMS) + streams[op]
-        # NaN, which alone differs from itself, where the ideal duration is zero
+        # a ratio of NaN, which differs from itself, where the ideal duration is zero
         slow = f',"duration_over_ideal":{ratio:.4f}' if ratio == ratio else ""  # noqa: PLR0124
         if mb == ops.ABSENT:
             name, batch = f'{quoted[op]}"', ""

@@ -1,4 +1,4 @@
-"""Coverage, clocks and fidelity in a report: what arrived and how far it can be trusted."""
+"""Parts of a report: coverage of the recording, clocks, and fidelity of the replay."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.impossible_times import ImpossibleDuration
 from app.analysis.trace.metadata import Unmapped
 
-# ---- The types of fields that several parts of a report have -----------------------------------
-
-
 # The lower and the upper end of a 95 % bootstrap interval over the analyzed steps.
 Interval: TypeAlias = tuple[float, float]
 Numbers: TypeAlias = tuple[float, ...]
@@ -23,12 +20,9 @@ PartialByCell: TypeAlias = tuple[tuple[float | None, ...], ...]
 CountByCell: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-# ---- Parts of a report: what arrived of a session, and how far it may be believed --------------
-
-
 @dataclass(frozen=True, slots=True)
 class Recreated:
-    """Operations that the recorder lost and that were put back from their neighbors."""
+    """Operations that the recorder lost and that were re-created from their neighbors."""
 
     operations: int
     """How many."""
@@ -40,7 +34,7 @@ class Recreated:
 
 @dataclass(frozen=True, slots=True)
 class ChunkProducer:
-    """What one producer sent."""
+    """The chunks of one producer."""
 
     producer: str
     """Its name."""
@@ -52,7 +46,7 @@ class ChunkProducer:
 
 @dataclass(frozen=True, slots=True)
 class EndedEarly:
-    """A producer that did not send its last chunk, as of a process that was killed."""
+    """A producer without a last chunk, as of a process that was killed."""
 
     producer: str
     """Its name."""
@@ -61,7 +55,7 @@ class EndedEarly:
 
     @property
     def words(self) -> str:
-        """Return who it is and where it ended: ``rank-3 after step 17``."""
+        """Return the producer and its last step: ``rank-3 after step 17``."""
         if self.last_step is None:
             return f"{self.producer} before its first step"
         return f"{self.producer} after step {self.last_step}"
@@ -76,35 +70,35 @@ class RepeatedChunk:
     chunk: int
     """Its number."""
     operations: int
-    """Operations of it that had come before and were dropped."""
+    """Its operations that had been received before and were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedOperations:
-    """Operations that came twice."""
+    """Operations that were received twice."""
 
     operations: int
     """How many were dropped."""
     chunks: tuple[RepeatedChunk, ...]
-    """The chunks that they came in."""
+    """The chunks that contained them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How a session came in chunks."""
+    """The chunks of a session."""
 
     chunks: int
-    """How many were taken."""
+    """How many were accepted."""
     producers: tuple[ChunkProducer, ...]
     """By name."""
     sealed_by: Literal["request", "final", "silence"]
     """What ended the session: a request, the last producer's last chunk, or that no more came."""
     refused_chunks: int
-    """How many were not taken."""
+    """How many were refused."""
     refused_bytes: int
     """Their size."""
     dropped: DroppedOperations
-    """What came twice."""
+    """Operations that were received twice."""
     ended_early: tuple[EndedEarly, ...] = field(default=(), metadata=OMITTED)
     """Producers whose recording ended before the session did; no key where there are none."""
 
@@ -126,7 +120,7 @@ class MissingWorker:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What arrived, what was repaired and what was left out."""
+    """What was received, repaired and excluded."""
 
     ranks_expected: int
     """Workers of the job."""
@@ -137,12 +131,12 @@ class Coverage:
     operations_replayed: int
     """Operations that the replay runs, re-created ones included."""
     recreated: Recreated
-    """Operations that were put back."""
+    """Operations that were re-created."""
     unknown_op_types: dict[str, int]
-    """Operations of types that nothing is done with, by type. Collectives within a worker, and of
-    ranks that share experts, are not replayed, but the diagnosis reads them."""
+    """Operations of unknown types, by type. Collectives within a worker, and of ranks that share
+    experts, are not replayed, but the diagnosis uses them."""
     unanswered: dict[str, int]
-    """Sends without receives that were left out, by operation type."""
+    """Sends without receives that were excluded, by operation type."""
     absent_op_types: tuple[str, ...]
     """Types that the replay knows and of which the trace has none."""
     clamped_transfers: int
@@ -150,18 +144,17 @@ class Coverage:
     clamped_launch_delays: int
     """Launch delays of -10 ms or below, which count as 0."""
     chunks: Chunks | None = field(default=None, metadata=OMITTED)
-    """How it came in chunks; no key where it came in one body."""
+    """Its chunks; no key where it was sent in one body."""
     copies: int = field(default=0, metadata=OMITTED)
-    """Operations that stood in the recording twice and were dropped once; no key where there are
-    none. Those that came in two chunks are counted in `chunks`."""
+    """Operations that were in the recording twice and were dropped once; no key where there are
+    none. Those in two chunks are counted in `chunks`."""
     impossible_durations: tuple[ImpossibleDuration, ...] = field(default=(), metadata=OMITTED)
     """Operations that cannot have taken as long as was recorded: what waits for them on the same
     rank began long before. They count with what they usually take; no key where there are none."""
     missing: tuple[MissingWorker, ...] = field(default=(), metadata=OMITTED)
     """Workers that were not recorded; no key where all were."""
     unmapped: tuple[Unmapped, ...] = field(default=(), metadata=OMITTED)
-    """What the recording of another program holds that is no operation; no key where there is
-    nothing."""
+    """Parts of another program's recording that are no operation; no key where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +168,9 @@ class Clocks:
     offsets_ns: ByCell
     """How far each worker's clock is ahead of the common one, ns, [dp][pp]."""
     residual_ns: ByCell
-    """How far ends that belong together are still apart, ns, [dp][pp]."""
+    """How far simultaneous ends still differ after alignment, ns, [dp][pp]."""
     drift_ppm: ByCell | None
-    """How fast each clock runs away, parts in a million, [dp][pp]; None where starts count from
-    each step."""
+    """Drift of each clock, parts in a million, [dp][pp]; None where starts count from each step."""
     unconnected: tuple[Worker, ...]
     """One worker of each group of ranks that no recorded communication connects with the rest: (DP
     rank, stage)."""
@@ -242,10 +234,10 @@ class Fidelity:
     reason: str | None
     """Why there is none, in words."""
     adaptations: tuple[MadeAdaptation, ...]
-    """How the replay was adapted to what the recording shows, in the order of their trial."""
+    """Adaptations of the replay to the recording, in the order of their trial."""
     late_launches: tuple[LateOpType, ...]
-    """Where the time went that the replay does not account for; empty where there is a verdict."""
+    """Late launches that the replay does not account for; empty where there is a verdict."""
     replayed: bool = field(default=True, metadata=OMITTED)
-    """False where operations cannot be replayed: then each rank's steps are, as one computation,
-    and no slowdown tells anything of stragglers; `Report.arrivals` and `Report.breakdown` do. No
-    key where they are."""
+    """False where operations cannot be replayed: each rank's step is then one computation, and the
+    slowdowns say nothing of stragglers, but `Report.arrivals` and `Report.breakdown` do. No key
+    where operations are replayed."""

@@ -1,9 +1,9 @@
 """The report of a session, ``paceline.report/1``: one class for each object of its JSON.
 
-Fields are keys, in this order; further parts are in the modules that make them. `docs/report.md` is
-generated from the docstrings. Lists by worker are [dp][pp]; lists by step follow `Steps.analyzed`.
-S is the slowdown of the what-if paper (section 3): simulated time with recorded durations ÷ with
-all of them ideal.
+Fields are keys, in this order; parts of other modules are defined there. The reference
+`docs/report.md` is generated from the docstrings. Lists by worker are [dp][pp]; lists by step are
+in the order of `Steps.analyzed`. S is the slowdown of the what-if paper (section 3): simulated time
+with recorded durations ÷ simulated time with ideal durations.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.trace.rank_metadata import NOWHERE, Machine, MovedGpu, Whereabouts
 
-# ---- Parts of a report: why a job is slow, and what helps --------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class NamedCause:
@@ -52,12 +50,12 @@ class NamedCause:
     cause: str
     """Its name, such as ``slow_worker``; ``unknown`` for the remainder."""
     contribution: float | None
-    """Its fair share of the lost time, within steps and between them; None where the cause before
-    it may be it instead, and has the share of both."""
+    """Its fair share of the lost time, within steps and between them; None for an alternative of
+    the cause before it, which has the share of both."""
     cost_s: float | None
-    """That share, seconds of a mean step and what passes before it."""
+    """That share, seconds of a mean step with the gap before it."""
     confidence: float | None
-    """How sure it is that this cause holds, 0 to 1; None of ``unknown``."""
+    """Confidence that the cause is present, 0 to 1; None for ``unknown``."""
     evidence: tuple[str, ...]
     """Sentences."""
     views: tuple[View | None, ...]
@@ -69,7 +67,7 @@ class NamedCause:
     runner_up: str | None
     """The next best explanation: the name of a cause."""
     between_s: float = field(default=0.0, metadata=OMITTED)
-    """The part of `cost_s` that passes between steps; no key where there is none."""
+    """The part of `cost_s` between steps; no key where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,55 +82,51 @@ class UnjudgedCause:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisSummary:
-    """What the diagnosis holds in addition to its causes."""
+    """Results of the diagnosis other than the causes."""
 
     ruled_out: tuple[str, ...]
-    """Causes whose sign is not there, or that cost next to nothing."""
+    """Causes without a sign in the data, or with next to no cost."""
     cannot_judge: tuple[UnjudgedCause, ...]
     """Causes that the session cannot show."""
     lost_s: float
-    """Seconds that a mean step loses, late launches with a cause included; none between steps."""
+    """Lost time of a mean step, seconds, with late launches of causes, without gaps of steps."""
     slowdown: float
-    """Step time ÷ step time without what is lost: S where launches are not late, corrected where
-    the ideal contains the straggler."""
+    """Step time ÷ step time without the loss: S if no launches are late, corrected where the ideal
+    contains the straggler."""
     turn_s: float = field(default=0.0, metadata=OMITTED)
-    """Seconds that a mean step takes with what passes before it, over steps that follow a recorded
-    one; no key where there are none."""
+    """Mean step with the gap before it, seconds, of steps that follow a recorded one; no key where
+    there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A change, and what its replay brings."""
+    """A fix, and its replayed gain."""
 
     action: str
     """A code, such as ``replace_worker``."""
     title: str
     """The change in words."""
     predicted_step_time: float
-    """Mean step time with it, seconds."""
+    """Mean step time with the fix, seconds."""
     predicted_gain: float
     """The share of today's step time that it saves."""
     detail: str
-    """How that was replayed."""
+    """How the fix was replayed."""
     cause: str | None = field(default=None, metadata=OMITTED)
-    """The named cause that it removes; None where it is of none."""
+    """The cause that the fix removes; None where it removes none."""
     at_most: bool = field(default=False, metadata=OMITTED)
-    """Whether the gain is the most that such a change can bring: what is missing to say what it
-    will is in `detail`."""
+    """Whether the gain is an upper bound; `detail` then says what is unknown."""
     division: Division | None = field(default=None, metadata=OMITTED)
-    """How the layers are to be divided, where that is the change."""
+    """The division of the layers, where that is the fix."""
     collections: PlannedCollections | None = field(default=None, metadata=OMITTED)
-    """When garbage is to be collected on all workers, where that is the change."""
+    """The steps in which all workers collect garbage, where that is the fix."""
     balancing: Balancing | None = field(default=None, metadata=OMITTED)
-    """How sequences are to be divided over DP ranks and microbatches, where that is the change."""
-
-
-# ---- Parts of a report: times and slowdowns ----------------------------------------------------
+    """The division of sequences over DP ranks and microbatches, where that is the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What each analyzed step takes."""
+    """The time of each analyzed step."""
 
     recorded: Numbers
     """From the first start to the last end, seconds."""
@@ -175,7 +169,7 @@ class ByWorker:
     exact: ByCell
     """Slowdown if only this worker kept its recorded durations."""
     approximate: ByCell
-    """The smaller one of its DP rank's and its stage's slowdown, as the paper has it."""
+    """The smaller one of its DP rank's and its stage's slowdown, S_w of the what-if paper."""
     forward_ratio: PartialByCell
     """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
     one DP rank."""
@@ -191,10 +185,10 @@ class Recovery:
     """How much of the lost time a set of workers accounts for (paper, section 5)."""
 
     rem: float | None
-    """The share of the lost time that is back with the set ideal, the removal attribution; None
-    where under 1 % of a step is lost."""
+    """The share of the lost time that an ideal set of workers recovers, the removal attribution;
+    None where under 1 % of a step is lost."""
     add: float | None
-    """The share that is lost with the set alone as recorded, the addition attribution."""
+    """The share of the lost time with only the set as recorded, the addition attribution."""
     ci95: Interval | None
     """95 % interval of `rem`."""
     trem_s: float
@@ -236,9 +230,9 @@ class Correlation:
 
 
 SCHEMA: Final = "paceline.report/1"
-# Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.
+# Revision of the fields within the schema: reports with a lower one are upgraded on reading.
 REVISION: Final = 2
-# Reports of this and later ones are read: later ones only added fields that may be missing.
+# Lowest readable revision: later ones only added fields that may be missing.
 OLDEST_REVISION: Final = 2
 SECONDS_AN_HOUR: Final = 3600
 
@@ -278,9 +272,8 @@ class Steps:
     dropped: tuple[DroppedStep, ...]
     """Steps that were recorded, but are not complete."""
     odd: tuple[DroppedStep, ...] = field(default=(), metadata=OMITTED)
-    """Complete steps that are unlike the others on all ranks, as where they warm up, compile anew
-    or come to a profiler's first step one after another: no part of the slowdown and its causes.
-    No key where there are none."""
+    """Complete steps that differ from the others on all ranks, such as warm-up, recompilation or a
+    profiler's first step: not part of the slowdown and its causes. No key where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,9 +301,9 @@ class Report:
     steps: Steps
     """Analyzed and dropped steps."""
     coverage: Coverage
-    """What arrived and what was repaired."""
+    """What was received and repaired."""
     clocks: Clocks
-    """How far clocks are apart."""
+    """Offsets of the clocks."""
     fidelity: Fidelity
     """Whether the replay is near enough to the recording."""
     headline: Headline
@@ -328,15 +321,15 @@ class Report:
     gpu_hours_lost_per_hour: float
     """In each hour of running, by all GPUs together."""
     launch_slowdown: float
-    """Mean recorded ÷ mean simulated step time: what late launches cost."""
+    """Mean recorded ÷ mean simulated step time, the cost of late launches."""
     launch_by_optype: dict[str, float]
-    """What late launches of one operation type add, as a share of the recorded step time. Each is
-    replayed alone: delays that hide behind one another count in each."""
+    """Cost of one type's late launches, as a share of the recorded step time. Each type is replayed
+    alone, so overlapping delays count in each."""
     k50: int | None
-    """Fewest workers, by exact slowdown, whose idealization brings half of the lost time back; None
+    """Fewest workers, by exact slowdown, whose idealization recovers half of the lost time; None
     where under 1 % of a step is lost, or no number of workers does."""
     step_times: StepTimes
-    """What each step takes."""
+    """The time of each step."""
     step_slowdown: Numbers
     """Simulated ÷ ideal time of each step."""
     by_optype: dict[str, float]
@@ -352,44 +345,44 @@ class Report:
     by_worker: ByWorker
     """The slowdowns of each worker."""
     m_w: WorkersRecovery
-    """What the slowest 3 % of the workers account for, M_W."""
+    """Recovery by the slowest 3 % of the workers, M_W."""
     m_s: Recovery
-    """What the last stage accounts for, M_S; 0 where there is one stage."""
+    """Recovery by the last stage, M_S; 0 where there is one stage."""
     fb_correlation: Correlation
     """Forward against backward times."""
     causes: tuple[NamedCause, ...]
     """Why the job is slow, the most expensive cause first."""
     diagnosis: DiagnosisSummary
-    """What was ruled out, and what cannot be judged."""
+    """The causes that were ruled out or cannot be judged, and the loss."""
     recommendations: tuple[Recommendation, ...]
     """Changes that help, the best one first."""
     template: PlannedTemplate | WithheldTemplate | None
-    """A better division of the layers; None where no cause calls for one."""
+    """A better division of the layers; None where no cause needs one."""
     verdict: Verdict
     """How slow the job is and why, in a sentence."""
     whereabouts: Whereabouts = field(default=NOWHERE, metadata=OMITTED)
-    """More of where ranks run, where the metadata say it."""
+    """Further locations of the ranks in the metadata."""
     moved: tuple[MovedGpu, ...] = field(default=(), metadata=OMITTED)
-    """GPUs that were on other nodes before, those that causes name first."""
+    """GPUs that were on other nodes before; first, those that causes name."""
     tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
     """Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
     cause."""
     budget: Budget | None = field(default=None, metadata=OMITTED)
-    """Where the time goes; no key in a report that an older version stored."""
+    """Budget of the time; no key in reports of earlier versions."""
     computing: Computing | None = field(default=None, metadata=OMITTED)
-    """What workers compute, which the job's later sessions are held against; no key in a report
-    that an older version stored."""
+    """Computing times of the workers, the baseline of the job's later sessions; no key in reports
+    of earlier versions."""
     arrivals: Arrivals | None = field(default=None, metadata=OMITTED)
-    """Who comes last at collectives, and who waits; no key where no ranks meet in recorded ones,
-    and in reports of earlier versions."""
+    """Last arrivals and waits at collectives; no key where no ranks meet in recorded ones, and in
+    reports of earlier versions."""
     breakdown: Breakdown | None = field(default=None, metadata=OMITTED)
-    """What a step of each rank passes with; no key in reports of earlier versions."""
+    """Breakdown of each rank's step; no key in reports of earlier versions."""
 
     @property
     def lost_gpu_hours(self) -> float:
-        """Return what people are told is lost, counted against the headline's reference.
+        """Return the loss against the headline's reference, in GPU-hours.
 
-        GPU-hours of all GPUs together in the analyzed steps.
+        Of all GPUs together, in the analyzed steps.
         """
         late = self.headline.kind is HeadlineKind.LAUNCHES
         steps_s = sum(self.step_times.recorded if late else self.step_times.simulated)
@@ -397,15 +390,15 @@ class Report:
 
     @property
     def lost_gpu_hours_per_hour(self) -> float:
-        """Return the same of each hour of running."""
+        """Return the loss against the headline's reference, in GPU-hours per hour of running."""
         return self.sizes.world * self.headline.waste
 
     @property
     def known_waste(self) -> float | None:
-        """Return the share of a step that is known to be lost.
+        """Return the known loss as a share of a step.
 
-        That of the headline; where the replay supports no verdict, what the named causes take.
-        None where no cause is named either.
+        The headline's; without a verdict, the share of the named causes. None where no cause is
+        named either.
         """
         if self._headline_holds:
             return self.headline.waste
@@ -413,14 +406,14 @@ class Report:
 
     @property
     def has_verdict(self) -> bool:
-        """Return whether it is known how slow the job is: S, or the job without its causes.
+        """Return whether the slowdown is known, against the ideal or the job without its causes.
 
         The latter also where only a replay with late launches is near the recording.
         """
         return self.fidelity.verdict or self.headline.kind is HeadlineKind.LAUNCHES
 
     def waste_of(self, cause: NamedCause) -> float:
-        """Return the share of a step that a cause takes; 0 of the unknown without a verdict."""
+        """Return the loss to a cause as a share of a step; 0 for ``unknown`` without a verdict."""
         between = cause.between_s / self.diagnosis.turn_s if cause.between_s else 0.0
         within_s = (cause.cost_s or 0.0) - cause.between_s
         if self._headline_holds:
@@ -433,35 +426,35 @@ class Report:
 
     @property
     def _headline_holds(self) -> bool:
-        """Return whether it is known what the headline is counted against.
+        """Return whether the reference of the headline is known.
 
-        Late launches with a cause are part of the replay without the causes, and not of S.
+        The replay without the causes contains late launches, S does not.
         """
         return self.fidelity.verdict or self.headline.kind.without_causes
 
     def breakdown_of_worst(self) -> tuple[RankBreakdown, tuple[RankBreakdown, ...]] | None:
         """Return the breakdown of the rank that others wait for longest, and of its peers.
 
-        Of the rank that computes longest where no ranks meet; its peers are those of its stage.
-        None without a breakdown.
+        Without arrivals, of the rank that computes longest, and of the ranks of its stage. None
+        without a breakdown.
         """
         if self.breakdown is None or not self.breakdown.ranks:
             return None
-        by_rank = {one.rank: one for one in self.breakdown.ranks}
-        one = max(self.breakdown.ranks, key=lambda rank: rank.computing_s)
+        by_rank = {item.rank: item for item in self.breakdown.ranks}
+        worst = max(self.breakdown.ranks, key=lambda item: item.computing_s)
         if self.arrivals is None:
             met = {
                 rank
                 for stage in zip(*self.workers.rank, strict=True)
-                if one.rank in stage
+                if worst.rank in stage
                 for rank in stage
             }
         else:
             recorded = (by_rank[at.rank] for at in self.arrivals.ranks if at.rank in by_rank)
-            one = next(recorded, one)
-            met = self.arrivals.met_by(one.rank)
-        peers = sorted(met & by_rank.keys() - {one.rank})
-        return one, tuple(by_rank[rank] for rank in peers)
+            worst = next(recorded, worst)
+            met = self.arrivals.met_by(worst.rank)
+        peers = sorted(met & by_rank.keys() - {worst.rank})
+        return worst, tuple(by_rank[rank] for rank in peers)
 
     def rank_of(self, worker: Worker) -> int:
         """Return the traced rank of a worker."""
@@ -478,16 +471,16 @@ class Report:
 
     def ranked_workers(self) -> list[tuple[float, int, int]]:
         """Return (slowdown, dp, pp) of every worker, slowest first, then by place."""
-        # What is equal stays in order.
+        # A stable sort keeps equal ones in order of place.
         return sorted(self._workers(), key=itemgetter(0), reverse=True)
 
     def worst_worker(self) -> tuple[float, int, int]:
-        """Return the first of these."""
+        """Return (slowdown, dp, pp) of the slowest worker."""
         return max(self._workers(), key=itemgetter(0))
 
     def _workers(self) -> Iterator[tuple[float, int, int]]:
-        """Yield those that were recorded, and missing ones that others waited for."""
-        left_out = {one.worker for one in self.coverage.missing if not one.came_last}
+        """Yield the recorded workers, and missing ones that others waited for."""
+        left_out = {item.worker for item in self.coverage.missing if not item.came_last}
         return (
             (value, dp, pp)
             for dp, row in enumerate(self.by_worker.exact)

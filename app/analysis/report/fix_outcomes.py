@@ -1,7 +1,7 @@
-"""Applied fixes seen in later metadata, and their outcome against the prediction.
+"""Fixes that later metadata show as applied, and their outcome against the prediction.
 
-Recorded steps of the last session before and the first one after are compared. A gain is a share of
-a step.
+The recorded steps of the last session before a fix and the first one after it are compared. A gain
+is a share of a step, so the prediction holds for the session that made it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TypeAlias
 
-from app.analysis.diagnosis.locations import Worker
 from app.analysis.mitigation.predictions import EVEN_STAGES, REPLACE_WORKER
 from app.analysis.report.document import JobSizes, Recommendation, Report
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.parallelism import layers_per_chunk
-
-# ---- Which of a session's fixes the metadata of a later one show as applied --------------------
-
 
 _Sign: TypeAlias = Callable[[Recommendation, Report, SessionMeta, SessionMeta], bool]
 
@@ -26,7 +22,7 @@ _Sign: TypeAlias = Callable[[Recommendation, Report, SessionMeta, SessionMeta], 
 def noticed_fixes(
     report: Report, before: SessionMeta, after: SessionMeta
 ) -> tuple[Recommendation, ...]:
-    """Return the fixes of a report that a later session's metadata show.
+    """Return the fixes of a report that a later session's metadata show as applied.
 
     Parameters
     ----------
@@ -46,16 +42,14 @@ def _replaced(fix: Recommendation, report: Report, before: SessionMeta, after: S
     """Return whether every worker to replace runs on other machines or GPUs than before."""
     cause = next((cause for cause in report.causes if cause.cause == fix.cause), None)
     workers = () if cause is None else cause.where.workers
-    return bool(workers) and all(_moved(worker, report, before, after) for worker in workers)
-
-
-def _moved(worker: Worker, report: Report, before: SessionMeta, after: SessionMeta) -> bool:
-    dp, pp = worker
-    rank = report.workers.rank[dp][pp]
-    was = before.machine(rank)
-    # A machine that another rank has now was not replaced.
-    remains = was.uuid is not None and was.uuid in after.uuids.values()
-    return after.machine(rank).differs(was) and not remains
+    for worker in workers:
+        rank = report.rank_of(worker)
+        was = before.machine(rank)
+        # A GPU that another rank has now was not replaced.
+        remains = was.uuid is not None and was.uuid in after.uuids.values()
+        if remains or not after.machine(rank).differs(was):
+            return False
+    return bool(workers)
 
 
 def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: SessionMeta) -> bool:
@@ -74,48 +68,41 @@ def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: Se
 _SIGNS: Final[Mapping[str, _Sign]] = {REPLACE_WORKER: _replaced, EVEN_STAGES: _divided}
 
 
-# ---- What a fix brought, next to what was predicted: two sessions of a job, before it and after --
-# Steps are compared as they were recorded. The gain of a fix is a share of a step, so that the
-# prediction holds for the session that made it, and its outcome for the first one after.
-
-
-# Metadata that say how much work a step is; jobs name them so.
+# Metadata about the work of a step, by the names that training frameworks use.
 WORK_KEYS: Final = ("global_batch_size", "micro_batch_size", "microbatches", "seq_length")
-
-# A prediction that is off by less counts as met.
-MET_WITHIN: Final = 0.05
+MET_WITHIN: Final = 0.05  # relative error of the step time from which a prediction is not met
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A session's steps, and what has to be alike for another one's to be compared with them."""
+    """A session's step time, and what must be equal for a comparison with another session."""
 
     step_time_s: float  # mean over the recorded steps
     sizes: JobSizes
-    work: Mapping[str, Any]  # what its metadata say of the work of a step, of `WORK_KEYS`
+    work: Mapping[str, Any]  # its metadata of `WORK_KEYS`
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a fix brought."""
+    """The outcome of a fix."""
 
     step_time_s: float  # mean step time of the first session with it
-    gain: float  # the share of the step time before that it saved; negative where steps got slower
+    gain: float  # saved share of the step time before; negative where steps are slower
     unlike: str | None  # why the two sessions cannot be compared; None where they can
 
 
 def work_of(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what metadata say of the work of a step."""
+    """Return the metadata about the work of a step."""
     return {key: extra[key] for key in WORK_KEYS if key in extra}
 
 
 def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
-    """Return what a change between two sessions brought.
+    """Return the outcome of the fixes applied between two sessions.
 
     Parameters
     ----------
     applied : int
-        Fixes that were applied between them.
+        Number of fixes that were applied between them.
 
     Examples
     --------
@@ -128,6 +115,7 @@ def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
 
 
 def _unlike(before: Run, after: Run, applied: int) -> str | None:
+    """Return why two sessions cannot be compared; None where they can."""
     if before.sizes != after.sizes:
         return f"ran as {_words(after.sizes)}, not as {_words(before.sizes)}"
     for key in WORK_KEYS:
@@ -145,7 +133,7 @@ def _words(sizes: JobSizes) -> str:
 
 
 def prediction_error(predicted_gain: float, realized_gain: float) -> float:
-    """Return by how much the step was slower than predicted, as a share of the prediction.
+    """Return the relative error of the predicted step time; positive where the step was slower.
 
     Examples
     --------
@@ -157,15 +145,15 @@ def prediction_error(predicted_gain: float, realized_gain: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How predictions of a kind of fix turned out."""
+    """Accuracy of the predictions of a kind of fix."""
 
     measured: int  # outcomes that could be compared
-    met: int  # of these, within `MET_WITHIN` of the predicted step time
-    median_error: float  # of their absolute errors
+    met: int  # outcomes within `MET_WITHIN` of the predicted step time
+    median_error: float  # median absolute error
 
 
 def calibration(errors: Sequence[float]) -> Calibration | None:
-    """Return how predictions turned out, from their `prediction_error`; None where none did."""
+    """Return the accuracy of predictions, from their `prediction_error`; None without any."""
     if not errors:
         return None
     sizes = [abs(error) for error in errors]

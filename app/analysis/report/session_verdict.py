@@ -1,6 +1,6 @@
-"""Verdict kept of a stored report, for lists, rules, costs and messages.
+"""The verdict of a session: the part of its report that lists, rules, costs and messages need.
 
-Includes the measures of the figures of sections 4 and 5 of the what-if paper.
+Includes the measures for the fleet figures, after sections 4 and 5 of the what-if paper.
 """
 
 from __future__ import annotations
@@ -22,47 +22,36 @@ from app.analysis.report.coverage import Numbers
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, NamedCause, Report
 from app.analysis.trace.rank_metadata import node_label, short_uuid
 
-# ---- What the figures of a fleet take from a report (the paper, sections 4 and 5) --------------
-
-
-# Kinds of operations, as the paper's figure 5 has them, and the names that reports use.
+# Kinds of operations of the paper's figure 5, and the operation types of each.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "forward computing": ("forward-compute",),
     "backward computing": ("backward-compute",),
     "pipeline transfers": ("forward-pp-comm", "backward-pp-comm"),
     "data-parallel collectives": ("params-all-gather", "grads-reduce-scatter"),
 }
-# Of a session's steps: enough to draw their distribution, however many there are.
-QUANTILES: Final = 21
-# Metadata that say how long sequences may be, and how long the recorded ones were.
-_LONGEST: Final = "seq_length"
-_RECORDED: Final = "sequence_lengths"
+QUANTILES: Final = 21  # of a session's steps, enough to draw their distribution
+_LONGEST: Final = "seq_length"  # metadata: the longest sequence of the job
+_RECORDED: Final = "sequence_lengths"  # metadata: those of the recorded microbatches
 _FURTHEST: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class PaperMeasures:
-    """What the figures of a fleet are drawn from."""
+    """A session's values in the figures of a fleet."""
 
-    # m_w, m_s: by removal; None where under 1 % of a step is lost
+    # M_W and M_S, by removal; None where under 1 % of a step is lost
     m_w: float | None
     m_s: float | None
     fb_correlation: float | None  # Pearson's r of forward and backward times
-    context: int | None  # the longest sequence, tokens; None where metadata do not say
-    # share of the step time that each of `KINDS` wastes alone; empty without a verdict
+    context: int | None  # the longest sequence, tokens; None if unknown
+    # waste of each of `KINDS` alone, as a share of the step time; empty without a verdict
     waste: Mapping[str, float]
     # evenly spaced quantiles of a step's slowdown ÷ S; empty without a verdict
     steps: tuple[float, ...]
 
 
 def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
-    """Return what the figures of a fleet take from a report.
-
-    Parameters
-    ----------
-    metadata : mapping
-        Of the session, as it was sent.
-    """
+    """Return a report's values in the figures of a fleet; `metadata` as the session sent them."""
     waste: dict[str, float] = {}
     steps: tuple[float, ...] = ()
     if report.fidelity.verdict:
@@ -84,7 +73,7 @@ def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
 
 
 def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
-    """Return how long sequences may be, or else how long the longest recorded one was, tokens.
+    """Return the stated length of the longest sequence, or else the longest recorded one, tokens.
 
     Examples
     --------
@@ -98,53 +87,45 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
     stated = _length(metadata.get(_LONGEST))
     if stated is not None:
         return stated
-    return max(_lengths(metadata.get(_RECORDED)), default=None)
-
-
-def _lengths(value: object) -> list[int]:
-    """Return all lengths in what was recorded, however deep: metadata may hold anything."""
-    found: list[int] = []
-    pending = [value]
+    # Metadata may be nested in any way: all numbers in them count.
+    lengths: list[int] = []
+    pending: list[object] = [metadata.get(_RECORDED)]
     while pending:
-        one = pending.pop()
-        if isinstance(one, Mapping):
-            pending.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            pending.extend(one)
-        elif (length := _length(one)) is not None:
-            found.append(length)
-    return found
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+        elif (length := _length(value)) is not None:
+            lengths.append(length)
+    return max(lengths, default=None)
 
 
 def _length(value: object) -> int | None:
-    """Return a length, where a value is one."""
+    """Return a value as a length in tokens; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if 0 < value < _FURTHEST else None
 
 
-# ---- What stays of a report once it is stored: all that lists, rules, costs and messages say of it
-
-
-# Of each as many are kept as a message has room for.
+# Numbers of items that are kept; the report has the rest.
 WORST_WORKERS: Final = 3
 CAUSES: Final = 5
 STEPS: Final = 64
-# A place that many workers share is named by the first ones; the rest is in the report.
-PLACES: Final = 16
+PLACES: Final = 16  # workers or hosts of a cause
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How slow a session is, and what that costs."""
+    """The slowdown of a session and its cost."""
 
     slowdown: float
     ci95: tuple[float, float] | None
-    """None where it is not known."""
+    """None if unknown."""
     gpu_hours_lost: float
     """In the analyzed steps, by all ranks together."""
     kind: HeadlineKind
-    """Against the job without its causes (where S is withheld by late launches), or S."""
+    """The reference: the job without its causes, also where late launches withhold S; or S's."""
 
     @property
     def waste(self) -> float:
@@ -154,7 +135,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class KnownLoss:
-    """What the named causes cost where the replay supports no verdict: at least that is lost."""
+    """The cost of the named causes, a lower bound of the loss where there is no verdict."""
 
     waste: float
     """The share of a recorded step."""
@@ -169,7 +150,7 @@ class KnownLoss:
 
 @dataclass(frozen=True, slots=True)
 class BlamedGpu:
-    """A GPU at fault; or a worker of several, of which one is traced.
+    """A GPU at fault; or a worker of several GPUs, one of which is traced.
 
     Examples
     --------
@@ -204,17 +185,17 @@ class BlamedGpu:
 
     @property
     def host_words(self) -> str:
-        """Return what is known of the host; empty where that is nothing."""
+        """Return the words for the host; empty if unknown."""
         return node_label(self.host, guessed=self.guessed) if self.host else ""
 
     @property
     def gpu_words(self) -> str:
-        """Return what is known of the GPU."""
+        """Return the words for the GPU; empty if unknown."""
         return _gpu_words(self.gpu, self.one_of)
 
     @property
     def rank_words(self) -> str:
-        """Return the rank, and that it is one of several where it is; and which GPU it has."""
+        """Return the words for the rank, its GPU's UUID, its pod and its earlier node."""
         pod = "" if self.pod is None else f"pod {self.pod}"
         if self.one_of > 1:
             return ", ".join(filter(None, (f"only rank {self.rank} is traced", pod)))
@@ -224,7 +205,7 @@ class BlamedGpu:
 
     @property
     def words(self) -> str:
-        """Return host, GPU and rank, as far as they are known."""
+        """Return the words for host, GPU and rank, as far as known."""
         joint = ": " if self.one_of > 1 else " "
         where = joint.join(filter(None, (self.host_words, self.gpu_words)))
         return f"{where} ({self.rank_words})" if where else self.rank_words
@@ -232,11 +213,11 @@ class BlamedGpu:
 
 @dataclass(frozen=True, slots=True)
 class SuspectedCause:
-    """A cause, as a rule compares it and a message names it."""
+    """A cause, as rules compare it and messages name it."""
 
     cause: str  # as in the report: ``slow_worker``, ``stage_imbalance``…
-    # Hosts, workers or stages that are blamed, the worst first; empty where there is no place, or
-    # where the cause is the job's own and shows at workers.
+    # Hosts, workers or stages at fault, the worst first; empty for a cause without a place, or a
+    # cause of the job itself that shows at workers.
     where: tuple[str, ...] = ()
     # confidence, contribution: shares, 0 to 1; None where the report does not say
     confidence: float | None = None
@@ -272,9 +253,9 @@ class VerdictWorker:
 
 @dataclass(frozen=True, slots=True)
 class VerdictFix:
-    """The best recommendation; `gain` is the share of the step time that it is to save.
+    """The best recommendation; `gain` is the predicted saved share of the step time.
 
-    With `at_most` it is the most that such a change can.
+    An upper bound with `at_most`.
     """
 
     title: str
@@ -285,25 +266,25 @@ class VerdictFix:
 
 @dataclass(frozen=True, slots=True)
 class SessionVerdict:
-    """A report, as far as more than its own page needs it."""
+    """The part of a report that is used beyond the session's own page."""
 
     sentence: str
     level: Level
     sizes: JobSizes
     discrepancy: float
-    """Of the replay from the recording."""
+    """|recorded ÷ replayed step time - 1|."""
     headline: Slowdown | None
-    """What people are told; None where the replay supports no verdict."""
+    """The slowdown that people see; None without a verdict."""
     published: Slowdown | None
-    """S; None where it is withheld, which it also is where late launches alone tell the rest."""
+    """S; None where it is withheld, also where only a replay with late launches is valid."""
     step_time_s: float | None
     """The median recorded step, seconds; None without a verdict."""
     measured_s: float | None
-    """How long the analyzed steps took, seconds; None where no loss is known."""
+    """Duration of the analyzed steps, seconds; None where no loss is known."""
     causes: tuple[VerdictCause, ...]
-    """The leading one first."""
+    """The most expensive first."""
     lost_by_cause: Mapping[str, float]
-    """GPU-hours that each cause costs in each hour of running; they may overlap."""
+    """GPU-hours of each cause per hour of running; they may overlap."""
     worst: tuple[VerdictWorker, ...]
     """The slowest first."""
     worst_rank: int
@@ -315,20 +296,20 @@ class SessionVerdict:
     fix: VerdictFix | None
     measures: PaperMeasures
     withheld: KnownLoss | None = None
-    """None with a verdict, and where no cause is named without one."""
+    """The known loss without a verdict; None with a verdict, or without a named cause."""
     steps_s: tuple[float, ...] = ()
     """Recorded steps, seconds, evenly picked; empty without a verdict, and in older documents."""
     computing: Computing | None = None
-    """What later sessions are held against; None in older documents."""
+    """Baseline of later sessions; None in older documents."""
     shares: Shares | None = None
-    """Where the time goes; None in older documents."""
+    """The budget of the time; None in older documents."""
     lost_between: float | None = None
-    """The share of the time that is lost between steps, as the sentence says it; None where the
-    shares are not known, and in older documents: what is above the usual there."""
+    """Share of the time lost between steps, as in the sentence; None in older documents, and where
+    the budget is unknown."""
 
     @property
     def losses(self) -> Losses | None:
-        """Return what of the time is lost to what; None where that is not known."""
+        """Return the losses by kind, shares of the time; None where the budget is unknown."""
         if self.shares is None:
             return None
         between = self.lost_between
@@ -340,40 +321,39 @@ class SessionVerdict:
 
     @property
     def lost(self) -> float | None:
-        """Return the largest share that is known to be lost, to whatever: what is said first.
+        """Return the largest known loss, which the sentence mentions first.
 
-        That of a step where stragglers lose it; of the time where all workers do, from as much on
-        as is worth saying. None where nothing is known.
+        A share of a step for stragglers; a share of the time for losses of all workers, if worth
+        mentioning. None if unknown.
         """
-        known = [] if self.known is None else [self.known.waste]
+        shares = [] if self.known is None else [self.known.waste]
         losses = self.losses
         if losses is not None:
             of_all = (losses.between, losses.together)
-            known += [share for share in of_all if share >= WORTH_SAYING]
-        return max(known, default=None)
+            shares += [share for share in of_all if share >= WORTH_SAYING]
+        return max(shares, default=None)
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return what is known to be lost, with or without a verdict."""
+        """Return the headline, or without a verdict the loss to named causes."""
         return self.headline or self.withheld
 
     @property
     def layout(self) -> str:
-        """Return the sizes of the job; sessions of different sizes are not compared."""
+        """Return the sizes of the job as a key; only sessions with equal sizes are compared."""
         sizes = self.sizes
         return f"dp={sizes.dp} pp={sizes.pp} tp={sizes.tp} cp={sizes.cp} vpp={sizes.vpp}"
 
 
 def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
-    """Return what stays of a report.
-
-    Parameters
-    ----------
-    metadata : mapping
-        Of the session, as it was sent.
-    """
+    """Return the verdict of a report; `metadata` as the session sent them."""
     known, waste = report.has_verdict, report.known_waste
     trusted = report.fidelity.verdict
+    best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
+    lost_by_cause: dict[str, float] = {}
+    for cause in report.causes if waste is not None else ():
+        cost = report.sizes.world * report.waste_of(cause)
+        lost_by_cause[cause.cause] = lost_by_cause.get(cause.cause, 0.0) + cost
     measured_s = sum(report.step_times.recorded)
     _, dp, pp = report.worst_worker()
     shown = report.headline
@@ -395,15 +375,18 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         step_time_s=statistics.median(report.step_times.recorded) if known else None,
         measured_s=None if waste is None else measured_s,
         causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
-        lost_by_cause={} if waste is None else _lost_by_cause(report),
+        lost_by_cause=lost_by_cause,
         worst=tuple(
-            _worker(report, dp, pp, value)
-            for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
+            VerdictWorker(dp, pp, machine.node, slowdown, machine.guessed)
+            for slowdown, dp, pp in report.ranked_workers()[:WORST_WORKERS]
+            for machine in [report.machine(report.rank_of((dp, pp)))]
         ),
         worst_rank=report.workers.rank[dp][pp],
         worst_step=report.steps.analyzed[slowdowns.index(max(slowdowns))] if trusted else None,
         top_optype=max(report.by_optype, key=report.by_optype.__getitem__),
-        fix=_fix(report),
+        fix=None
+        if best is None
+        else VerdictFix(best.title, best.predicted_gain, best.predicted_step_time, best.at_most),
         measures=measures_of(report, metadata),
         withheld=None
         if known or waste is None
@@ -419,13 +402,8 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     )
 
 
-def _worker(report: Report, dp: int, pp: int, slowdown: float) -> VerdictWorker:
-    machine = report.machine(report.rank_of((dp, pp)))
-    return VerdictWorker(dp, pp, machine.node, slowdown, machine.guessed)
-
-
 def _picked(steps_s: Numbers) -> tuple[float, ...]:
-    """Return at most `STEPS` of the steps, evenly picked, to the microsecond."""
+    """Return at most `STEPS` step times, evenly sampled, to the microsecond."""
     most = min(STEPS, len(steps_s))
     return tuple(round(steps_s[i * len(steps_s) // most], 6) for i in range(most))
 
@@ -448,9 +426,9 @@ def _cause(report: Report, cause: NamedCause) -> VerdictCause:
 
 
 def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
-    """Name hosts rather than workers: the same host is slow in whatever cell it works next.
+    """Return the names of a cause's places: hosts rather than workers, as workers move.
 
-    What is the job's own shows at other workers in each session, and is one thing all the same.
+    A cause of the job itself shows at other workers in each session, and has no place.
     """
     where = cause.where
     if where.workers:
@@ -465,23 +443,8 @@ def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
     return () if where.stage is None else (f"stage {where.stage}",)
 
 
-def _lost_by_cause(report: Report) -> dict[str, float]:
-    lost: dict[str, float] = {}
-    for cause in report.causes:
-        cost = report.sizes.world * report.waste_of(cause)
-        lost[cause.cause] = lost.get(cause.cause, 0.0) + cost
-    return lost
-
-
-def _fix(report: Report) -> VerdictFix | None:
-    best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
-    if best is None:
-        return None
-    return VerdictFix(best.title, best.predicted_gain, best.predicted_step_time, best.at_most)
-
-
 def blamed_gpus(report: Report, where: Where) -> tuple[BlamedGpu, ...]:
-    """Return the GPUs of a cause's workers, the worst first; nothing where it blames none."""
+    """Return the GPUs of a cause's ranks or workers, the worst first."""
     if where.ranks:
         return tuple(_gpu(report, rank, 1) for rank in where.ranks)
     one_of = gpus_of_worker(report)
@@ -489,12 +452,12 @@ def blamed_gpus(report: Report, where: Where) -> tuple[BlamedGpu, ...]:
 
 
 def gpus_of_worker(report: Report) -> int:
-    """Return how many GPUs a worker has: its tensor- and context-parallel ranks."""
+    """Return the number of GPUs of a worker: its tensor- and context-parallel ranks."""
     return report.sizes.tp * report.sizes.cp
 
 
 class GpuOfWorker:
-    """Names the GPU of each worker: that at fault, or which of its GPUs is traced."""
+    """The GPU of each worker: the one at fault, or the traced one of several."""
 
     def __init__(self, report: Report) -> None:
         self._report, self._one_of = report, gpus_of_worker(report)
@@ -509,12 +472,12 @@ class GpuOfWorker:
         return _gpu(self._report, *self._rank(worker))
 
     def words(self, worker: Worker) -> str:
-        """Return what is known of it in words: of thousands at once."""
+        """Return the words for a worker's GPU, without a `BlamedGpu`: lists have thousands."""
         rank, one_of = self._rank(worker)
         return _gpu_words(self._report.gpus.get(rank), one_of)
 
     def _rank(self, worker: Worker) -> tuple[int, int]:
-        """Return the rank of a worker's GPU, and of how many it is one."""
+        """Return the rank of a worker's GPU, and the number of GPUs it is one of."""
         rank = self._at_fault.get(worker)
         return (self._report.rank_of(worker), self._one_of) if rank is None else (rank, 1)
 

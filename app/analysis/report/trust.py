@@ -1,4 +1,4 @@
-"""What of a report says how far the recording and its replay are to be trusted."""
+"""Coverage of the recording, clocks, and fidelity of the replay, as a report has them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,21 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.trace.metadata import unmapped_of
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
-from app.analysis.wording import NBSP, named, percent
+from app.analysis.wording import NBSP, name_list, percent
 
 PIECE_ROWS: Final = 1 << 17
-
-
 NS_A_SECOND: Final = 1e9
-# The others' time in collectives with missing workers is said from this share of a step on.
+# Share of a step from which the others' time in collectives with missing workers is mentioned.
 WORTH_SAYING: Final = 0.05
-
-
-# Clocks that are further apart than this share of a step are warned of.
-CLOCK_WARNING: Final = 0.01
+CLOCK_WARNING: Final = 0.01  # share of a step from which clock offsets are warned of
 
 
 def fidelity_of(
     replayed: Replayed, metrics: Metrics, unseen: Unseen | None, diagnosis: Diagnosis
 ) -> Fidelity:
-    """Return how far the replay is from the recording, and why where that is too far."""
+    """Return the difference of replay and recording, with the reason where it is too large."""
     near = metrics.discrepancy <= DISCREPANCY_LIMIT
-    # replayed one at a time, and only where the verdict is withheld
+    # one replay for each type, so only where the verdict is withheld
     late = [] if near else late_launches(replayed, metrics)
     reason = None
     if unseen is not None:
@@ -87,9 +82,9 @@ def fidelity_of(
 
 
 def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool) -> Clocks:
-    """Return how far the clocks of the ranks are apart, and what that may do.
+    """Return the offsets of the ranks' clocks, with warnings.
 
-    Of recordings that are not of one session (`timed` is False) nothing is warned of.
+    Without warnings for recordings of different sessions (`timed` is False).
     """
     clocks = replayed.clocks
     step_s = metrics.recorded_step_s
@@ -128,13 +123,15 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
 
 
 def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
-    """Say whose clock was set, by how much and when."""
+    """Return the warning that a clock was set: whose, by how much and when."""
     ranks = [int(replayed.layout.ranks[worker]) for worker in setting.workers]
     hosts = sorted({trace.meta.hosts[rank] for rank in ranks if rank in trace.meta.hosts})
     if len(ranks) == replayed.layout.ranks.size:
         whose = "all ranks"
     else:
-        whose = named("host", hosts) if hosts else named("rank", [str(rank) for rank in ranks])
+        whose = (
+            name_list("host", hosts) if hosts else name_list("rank", [str(rank) for rank in ranks])
+        )
     way = "forward" if setting.by_s > 0 else "back"
     return (
         f"The clock of {whose} was set {way} by {abs(setting.by_s):,.3f} s at step {setting.step}; "
@@ -143,14 +140,14 @@ def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
 
 
 def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> bool:
-    """Return whether clocks do, and not only ends of some type are taken at another moment."""
+    """Return whether clocks differ, not only the moment at which a type's ends are recorded."""
     layout = replayed.layout
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
     return clocks_apart_ns(layout, replayed.graph, offsets_ns) > CLOCK_WARNING * step_ns
 
 
 def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
-    """Return what of the job was recorded, and what of the recording is replayed."""
+    """Return the recorded part of the job, and the replayed part of the recording."""
     recreated = replayed.recreated
     counts = _count_by_type(trace)
     known = len(KNOWN_OP_TYPES)
@@ -166,7 +163,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         ),
         unknown_op_types={
             name: count
-            # by name: their codes follow the order in which they came
+            # by name, as codes depend on the order of first occurrence
             for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
             if count
         },
@@ -184,7 +181,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
 
 
 def _count_by_type(trace: Trace) -> list[int]:
-    """Count operations of each type, in pieces: `bincount` widens all that it is given."""
+    """Count operations of each type, in pieces, as `bincount` converts its input to int64."""
     counts = np.zeros(len(trace.op_names), dtype=np.int64)
     for first in range(0, len(trace), PIECE_ROWS):
         counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
@@ -192,17 +189,17 @@ def _count_by_type(trace: Trace) -> list[int]:
 
 
 def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return an array as rows of plain numbers."""
+    """Return a two-dimensional array as tuples of numbers."""
     return tuple(map(tuple, values.tolist()))
 
 
 def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
-    """Return the workers that are missing, DP rank by DP rank."""
-    found = []
+    """Return the missing workers, sorted by DP rank."""
+    missing = []
     for dp, pp in replayed.absent:
         layout, others = replayed.layout, collectives_with_absent(replayed.layout, pp)
         known = len(others.nodes) > 0
-        found.append(
+        missing.append(
             MissingWorker(
                 worker=(dp, pp),
                 rank=int(layout.ranks[dp, pp]),
@@ -212,24 +209,24 @@ def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
                 came_last=tuple(layout.steps[others.longer.any(axis=0)].tolist()),
             )
         )
-    return tuple(found)
+    return tuple(missing)
 
 
 def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | None:
-    """Return who is missing, and what is not known for it; None where all are there."""
+    """Return the clause about missing ranks and what they leave unknown; None without any."""
     if not missing:
         return None
-    who = named("rank", [str(one.rank) for one in missing])
-    said = f"{who} {'is' if len(missing) == 1 else 'are'} missing"
+    who = name_list("rank", [str(worker.rank) for worker in missing])
+    clause = f"{who} {'is' if len(missing) == 1 else 'are'} missing"
     it = "it" if len(missing) == 1 else "them"
-    last = sorted({step for one in missing for step in one.came_last})
+    last = sorted({step for worker in missing for step in worker.came_last})
     if last:
-        return f"{said}, and came last in {named('step', [str(step) for step in last])}"
-    most_s = max((one.awaited_s or 0.0 for one in missing), default=0.0)
+        return f"{clause}, and came last in {name_list('step', [str(step) for step in last])}"
+    most_s = max((worker.awaited_s or 0.0 for worker in missing), default=0.0)
     if most_s >= WORTH_SAYING * step_s:
         share = percent(most_s / step_s, 0).replace(NBSP, " ")
         return (
-            f"{said}, and the others are in collectives with {it} for {share} of a step: how much "
-            f"of that they wait for {it} is not known"
+            f"{clause}, and the others are in collectives with {it} for {share} of a step: how "
+            f"much of that they wait for {it} is not known"
         )
-    return f"{said}, so how slow {'it is' if len(missing) == 1 else 'they are'} is not known"
+    return f"{clause}, so how slow {'it is' if len(missing) == 1 else 'they are'} is not known"

@@ -1,9 +1,15 @@
 """Reports of sessions without a replay: arrivals and breakdown, no slowdown.
 
-For traces whose decoder or replay refuses a replay, or with a missing stage or a single rank:
-``fidelity.replayed`` is false, without verdict, causes or fixes. Required replay fields come
-from whole steps (first start to last end of each rank). Impossible durations of a rank take their
-usual value.
+Arrivals and breakdown are known for any trace with operations (`app.analysis.arrivals.build`). The
+report has only these, ``fidelity.replayed`` false, and no verdict, causes or fixes where
+
+- the decoder states that steps cannot be replayed (`app.analysis.trace.metadata.not_replayed`);
+- the replay refuses the trace (`FALLS_BACK`) because transfers match no computations or wait for
+  one another in a circle, and ranks meet in collectives;
+- a pipeline stage is missing, or all ranks but one.
+
+The required fields of a replay come from whole steps: each rank computes from its first start to
+its last end, which says nothing of stragglers, and no page shows it.
 """
 
 from __future__ import annotations
@@ -36,32 +42,29 @@ from app.analysis.replay.session import Replayed, prepare_replay
 from app.analysis.report.document import Correlation, CorrelationSample, DiagnosisSummary, Report
 from app.analysis.trace.metadata import not_replayed_reason
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 from app.errors import UnanalyzableError
-
-# ---- Durations that cannot be, of a trace of which no operation can be replayed ----------------
-# What `app.analysis.replay.impossible_times` tells by the peers of an operation and by what waits
-# for it, this tells by the rank alone: the duration is far above that of the same type on the rank,
-# and the rank computes again in the first half of it, the same type or in a later step. It then
-# takes what it usually takes, and no longer than until the rank goes on.
-
 
 IntArray = NDArray[np.int64]
 
-_COMPUTING = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
-_NEVER = np.iinfo(np.int64).max
+_COMPUTING: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
+_NEVER: Final = np.iinfo(np.int64).max
 
 
 def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDuration, ...]]:
-    """Return the trace with what impossible durations count with, and which these are.
+    """Return the trace with impossible durations replaced, and a list of these.
 
-    The same object where all can be.
+    Unlike `app.analysis.replay.impossible_times`, which compares with peers, this uses the rank
+    alone: a duration is impossible if it is far above the median of its type on the rank, and the
+    rank computes again in the first half of it (the same type, or a later step). It is replaced by
+    the median, or the time until the rank computes again if shorter. The same object if all
+    durations are possible.
     """
     usual_ns = _usual_ns(trace)
     far = trace.duration_ns > FAR_ABOVE * usual_ns
     if not far.any():
         return trace, ()
-    goes_on_ns = _goes_on(trace) - trace.start_ns
+    goes_on_ns = _next_computation_ns(trace) - trace.start_ns
     followed = far & (goes_on_ns < GOES_ON * trace.duration_ns)
     ends_ns = trace.start_ns + np.where(far, 0, trace.duration_ns)
     session_ns = int(ends_ns.max() - trace.start_ns.min())
@@ -72,7 +75,7 @@ def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDurati
     duration_ns = trace.duration_ns.copy()
     taken = np.minimum(usual_ns[rows], np.maximum(goes_on_ns[rows], 1))
     duration_ns[rows] = taken.astype(np.int64)
-    found = [
+    impossible = [
         ImpossibleDuration(
             int(trace.step[row]),
             int(trace.rank[row]),
@@ -82,8 +85,8 @@ def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDurati
         )
         for row in rows.tolist()
     ]
-    found.sort(key=lambda one: (one.step, one.rank))
-    return replace(trace, duration_ns=duration_ns), tuple(found)
+    impossible.sort(key=lambda item: (item.step, item.rank))
+    return replace(trace, duration_ns=duration_ns), tuple(impossible)
 
 
 def _usual_ns(trace: Trace) -> NDArray[np.float64]:
@@ -101,18 +104,18 @@ def _usual_ns(trace: Trace) -> NDArray[np.float64]:
     return usual
 
 
-def _goes_on(trace: Trace) -> IntArray:
-    """Return when the rank of each operation computes again, after it, ns; the largest if never."""
+def _next_computation_ns(trace: Trace) -> IntArray:
+    """Return the next computation's start on each operation's rank, ns; int64's maximum if none."""
     names = [trace.op_names.index(name) for name in _COMPUTING if name in trace.op_names]
     computing = np.flatnonzero(np.isin(trace.op, names))
     next_ns = np.full(len(trace), _NEVER, dtype=np.int64)
-    # The next one of its type.
+    # The next computation of the same type.
     order = computing[
         np.lexsort((trace.start_ns[computing], trace.op[computing], trace.rank[computing]))
     ]
     alike = (np.diff(trace.rank[order]) == 0) & (np.diff(trace.op[order]) == 0)
     next_ns[order[:-1][alike]] = trace.start_ns[order[1:][alike]]
-    # The first of a later step of its rank.
+    # The first computation of a later step of the rank.
     rank, step = trace.rank.astype(np.int64), trace.step.astype(np.int64)
     turns, of = np.unique(np.stack([rank, step]), axis=1, return_inverse=True)
     of = of.ravel()
@@ -125,17 +128,11 @@ def _goes_on(trace: Trace) -> IntArray:
     return np.minimum(next_ns, later_ns[of])
 
 
-# ---- What stands for a trace of which no operation can be replayed -----------------------------
-
-
-_TYPES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
-
-
 def whole_steps(trace: Trace) -> Trace:
     """Return a trace in which each rank computes from its first start in a step to its last end.
 
-    That is an optimizer's, for which no other stage waits, after a nanosecond each of forward and
-    backward; on one clock, as far as collectives tell.
+    A nanosecond each of forward and backward, then an optimizer, for which no other stage waits; on
+    a common clock, as far as collectives align it.
     """
     lanes = lanes_of(trace, most=len(trace))
     lane = np.unique(lanes.lane)
@@ -149,7 +146,7 @@ def whole_steps(trace: Trace) -> Trace:
     step = np.searchsorted(lanes.steps, trace.step[stretch])
     own = step * len(lanes.ranks) + np.searchsorted(lanes.ranks, trace.rank[stretch])
     head[np.searchsorted(lane, own)] = stretch
-    types = [trace.op_names.index(name) for name in _TYPES]
+    types = [trace.op_names.index(name) for name in _COMPUTING]
     thrice = np.tile(head, len(types))
     return replace(
         trace.of_rows(thrice),
@@ -180,31 +177,29 @@ def whole_steps(trace: Trace) -> Trace:
 # end. That tells nothing of stragglers, and nothing shows it.
 
 
-# Refusals of the replay that leave arrivals to be told.
+# Refusals of the replay that a report of arrivals replaces.
 FALLS_BACK: Final = frozenset({TRANSFERS_UNMATCHED, DEPENDENCY_CYCLE, RANK_MISSING})
 
-# A smaller share of a step is not worth a word.
-_WORTH_SAYING: Final = 0.005
+_WORTH_SAYING: Final = 0.005  # smallest share of a step in the sentence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A trace and what is replayed of it."""
+    """A trace and its replay."""
 
     trace: Trace
     replayed: Replayed
-    # Why these are whole steps and not operations; None where they are operations.
-    unseen: Unseen | None
-    met: Met | None  # where it is known already
+    unseen: Unseen | None  # why whole steps are replayed; None where operations are
+    met: Met | None  # arrivals and breakdown; None where not computed yet
 
 
 def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
-    """Prepare a replay of operations; where none can be, one of whole steps.
+    """Return a replay of operations, or of whole steps where operations cannot be replayed.
 
     Raises
     ------
     UnanalyzableError
-        Where not even that can be; see `prepare_replay`.
+        Neither is possible; see `prepare_replay`.
     """
     reason, refusal = not_replayed_reason(trace.meta), None
     if reason is None:
@@ -222,7 +217,7 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
         raise refusal
     steps = whole_steps(usable)
     last = "" if met.arrivals is None else "who comes last at collectives, and "
-    # Its times are those of one clock.
+    # One host for all ranks, as the whole steps are on one clock.
     alike = replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), "one"))
     unseen = Unseen(
         verdict=f"steps cannot be replayed, {reason}",
@@ -236,7 +231,14 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
 
 
 def without_slowdown(report: Report) -> Report:
-    """Return a report of whole steps without what only a replay of operations tells."""
+    """Return a report of whole steps without the results of a replay of operations."""
+    breakdown = report.breakdown
+    known = ""
+    if report.arrivals is not None:
+        known = f"{report.arrivals.words}. "
+    elif breakdown is not None and breakdown.step_s > 0:
+        # Steps of a damaged recording may take no time.
+        known = f"{_breakdown_in_words(breakdown)}. "
     return replace(
         report,
         fidelity=replace(report.fidelity, adaptations=(), late_launches=(), replayed=False),
@@ -245,37 +247,24 @@ def without_slowdown(report: Report) -> Report:
         recommendations=(),
         budget=None,
         computing=None,
-        verdict=_verdict(report),
+        verdict=Verdict(f"{known}{report.verdict.sentence}", report.verdict.level),
     )
 
 
-def _verdict(report: Report) -> Verdict:
-    """Return what is known, in a sentence, after why there is no verdict."""
-    met = report.arrivals
-    if met is None:
-        breakdown = report.breakdown
-        # Steps of a damaged recording may take no time.
-        told = ""
-        if breakdown is not None and breakdown.step_s > 0:
-            told = f"{_of_steps(breakdown)}. "
-        return Verdict(f"{told}{report.verdict.sentence}", report.verdict.level)
-    return Verdict(f"{met.words}. {report.verdict.sentence}", report.verdict.level)
-
-
-def _of_steps(breakdown: Breakdown) -> str:
-    """Return what the steps of the ranks that are there pass with."""
+def _breakdown_in_words(breakdown: Breakdown) -> str:
+    """Return the sentence about the mean step of the recorded ranks."""
     ranks, step_s = breakdown.ranks, breakdown.step_s
     parts = [
         f"{words} {percent(share, 0)}"
         for words, times_s in (
-            ("computing", [one.computing_s for one in ranks]),
-            ("communicating and waiting", [one.communication_s for one in ranks]),
-            ("loading data", [one.data_s for one in ranks]),
-            ("idle", [one.idle_s for one in ranks]),
+            ("computing", [rank.computing_s for rank in ranks]),
+            ("communicating and waiting", [rank.communication_s for rank in ranks]),
+            ("loading data", [rank.data_s for rank in ranks]),
+            ("idle", [rank.idle_s for rank in ranks]),
         )
         for share in [sum(times_s) / len(ranks) / step_s]
         if share >= _WORTH_SAYING
     ]
-    who = named("rank", [str(one.rank) for one in ranks])
+    who = name_list("rank", [str(rank.rank) for rank in ranks])
     does = "spends" if len(ranks) == 1 else "spend"
     return f"{who[:1].upper()}{who[1:]} {does} steps of {step_s:.3g} s {', '.join(parts)}"

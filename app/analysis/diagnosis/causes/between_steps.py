@@ -1,7 +1,7 @@
-"""Unrecorded idle time between steps above its usual length.
+"""Between steps: unrecorded idle time longer than usual.
 
-Ranks that stop together may resume one after another; the delay of later ranks within the step
-has the same cause.
+Ranks that stop together may resume one after another; the delay of the later ranks within the next
+step has the same cause.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always, needs_turns
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always, needs_step_gaps
 from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.standstills import empty_standstill, unnamed_first_delays
-from app.analysis.diagnosis.step_gaps import Passing
+from app.analysis.diagnosis.standstills import empty_gap_loss, unnamed_first_delays
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the late begins of ranks in steps before which all stood still; else None."""
-    passing = signs.passing
-    if passing is None or not passing.is_worth_naming(passing.stalled_ns):
+    """Return the late first launches of steps that follow a long gap; None where there are none."""
+    gaps = signs.step_gaps
+    if gaps is None or not gaps.is_worth_naming(gaps.stalled_ns):
         return None
-    struck = _struck(signs, passing)
+    after_gap = np.isin(signs.observation.layout.steps, gaps.turns.steps[gaps.stalled_ns > 0])
     late_ns = {}
     for node, delay in unnamed_first_delays(signs).items():
-        typical = np.median(delay[~struck]) if not struck.all() else 0.0
-        late = np.where(struck[:, None], np.maximum(delay - typical, 0.0), 0.0)
+        typical = np.median(delay[~after_gap]) if not after_gap.all() else 0.0
+        late = np.where(after_gap[:, None], np.maximum(delay - typical, 0.0), 0.0)
         if late.any():
             late_ns[node] = late
     if not late_ns:
@@ -38,22 +37,16 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _struck(signs: Signs, passing: Passing) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which steps of the most frequent shape follow a standstill."""
-    steps = passing.turns.steps[passing.stalled_ns > 0]
-    return np.isin(signs.observation.layout.steps, steps)
-
-
 BETWEEN_STEPS: Final = CauseKind(
     name="between_steps",
     title="Between steps",
     word="between",
     sign="Between some steps, or all, nothing is recorded for far longer than usual.",
     blames_machine=False,
-    cannot_judge=needs_turns,
+    cannot_judge=needs_step_gaps,
     because=always("the job stands still between steps, with nothing recorded"),
     find=_find,
-    between=empty_standstill,
+    between=empty_gap_loss,
     remedy=always(
         Remedy(
             "name_standstill",
@@ -63,6 +56,6 @@ BETWEEN_STEPS: Final = CauseKind(
             "evaluations.",
         )
     ),
-    turn=Turn.SPECIAL,
+    phase=Phase.SPECIAL,
     over_steps=True,
 )

@@ -1,7 +1,7 @@
-"""Steps that begin late on every stage at even intervals, as checkpoints make them.
+"""Checkpoint: every stage begins some steps late, at even intervals.
 
-A session is often shorter than two intervals. A single late step is a checkpoint too, with less
-confidence: late data would be late repeatedly.
+A session is often shorter than two intervals, so a single late step counts as a checkpoint too,
+with less confidence: data that are late would be late repeatedly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_begins
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, needs_step_begins
 from app.analysis.diagnosis.finding import (
     Alternative,
     Cause,
@@ -23,7 +23,7 @@ from app.analysis.diagnosis.finding import (
     LateLaunches,
     Launches,
 )
-from app.analysis.diagnosis.locations import Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.locations import Hosts, StepView, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.periodic_standstills import (
     at_intervals,
@@ -34,7 +34,7 @@ from app.analysis.diagnosis.periodic_standstills import (
 )
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.standstills import (
-    recorded_standstill,
+    recorded_gap_loss,
     unnamed_first_delays,
     with_recorded,
 )
@@ -46,18 +46,19 @@ from app.analysis.trace.model import CHECKPOINT as RECORDED
 class Thresholds:
     """What decides whether steps stand still as with checkpoints."""
 
-    # A rank is struck, and a stage, when it begins late by these shares of what the job does.
+    # A rank takes part when it begins late by this share of the job's mean standstill.
     alike: float = 0.5
+    # …and a stage by this share.
     others: float = 0.25
-    # All ranks write: of each stage this share of its DP ranks begins a struck step late.
+    # All ranks write: this share of each stage's DP ranks takes part.
     ranks: float = 0.75
-    # A stage waits for something else as well that begins another step late by this share of a
+    # A stage also waits for something else when it begins another step late by this share of a
     # standstill.
     waiting: float = 0.1
-    # Standstills of one stage that are not in doubt: any two steps are some number apart.
+    # With one stage, fewer standstills are in doubt: any two steps are at some interval.
     sure_from: int = 3
-    # The highest confidence of a single standstill, or of few of one stage only, which may as
-    # well wait for data.
+    # The highest confidence of a single standstill, or of few on the only stage, which may as well
+    # wait for data.
     in_doubt: float = 0.8
 
 
@@ -66,40 +67,40 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Standstill:
-    """Steps in which nothing is launched at first, on any stage."""
+    """Steps at whose begin no stage launches anything."""
 
-    # (steps,): how late each step begins: the earliest stage's median over the DP ranks.
+    # (steps,): how late each step begins: the earliest stage's median over the DP ranks
     late_ns: FloatArray
-    struck: NDArray[np.bool_]  # (steps,)
-    # What the numbers of the steps struck are apart, or several times that; 0 of a single one.
-    apart: int
-    stages: int  # whose first operations are recorded
-    dp: int | None = None  # the DP rank that stands still, where the others do not
+    struck: NDArray[np.bool_]  # (steps,): the steps that stand still
+    apart: int  # their interval in steps, or a divisor of it; 0 for a single step
+    stages: int  # stages whose first operations are recorded
+    dp: int | None = None  # the only DP rank that stands still; None where all do
 
 
 def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | None:
-    """Return the steps that stand still: a single one, or some at even intervals; else None.
+    """Return the steps that stand still: a single one, or several at even intervals; else None.
 
-    Where weights are not sharded a single DP rank may write them.
+    Where weights are not sharded, a single DP rank may write them. `first` is how late each first
+    operation launches, by node, shape (steps, dp), ns.
     """
     observation = signs.observation
     stages = by_stage(observation, first)
     if not stages:
-        # Of no stage is it known when a step begins.
+        # No stage recorded the operations that begin a step.
         return None
-    found = _at_intervals(signs, together_ns(stages), len(stages))
-    if found is not None:
-        least = THRESHOLDS.alike * found.late_ns[found.struck].mean()
-        ranks = [float((late[found.struck] >= least).mean()) for late in stages.values()]
+    common = _at_intervals(signs, together_ns(stages), len(stages))
+    if common is not None:
+        least = THRESHOLDS.alike * common.late_ns[common.struck].mean()
+        ranks = [float((late[common.struck] >= least).mean()) for late in stages.values()]
         if min(ranks) >= THRESHOLDS.ranks:
-            return found
+            return common
     of_rank = np.min(list(stages.values()), axis=0)
     slowest = int(np.argmax(of_rank.sum(axis=0)))
     alone = _at_intervals(signs, of_rank[:, slowest], len(stages))
-    # One rank that waits once, or a few times on one stage, may as well wait for its data.
+    # A single rank that waits once may as well wait for its data.
     if alone is None or not alone.apart:
         return None
-    # Of one stage the first rank writes; another one waits for its data.
+    # With one stage the first rank writes; another rank, or few standstills, may wait for data.
     if alone.stages == 1 and (slowest or alone.struck.sum() < THRESHOLDS.sure_from):
         return None
     return replace(alone, dp=slowest)
@@ -109,22 +110,8 @@ def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill
     """Return the steps that stand still, given how late each begins; None where none do."""
     if not stands_still(signs, late_ns):
         return None
-    found = at_intervals(signs.observation, late_ns)
-    return None if found is None else _Standstill(late_ns, *found, stages)
-
-
-def _goes_on_late(signs: Signs, struck: NDArray[np.bool_]) -> bool:
-    """Return whether steps begin late on some ranks since all stood still, for what has no name."""
-    passing = signs.passing
-    if passing is None or not passing.is_worth_naming(passing.stalled_ns):
-        return False
-    stalled = passing.turns.steps[passing.stalled_ns > 0]
-    return bool(np.isin(signs.observation.layout.steps[struck], stalled).mean() > 1 / 2)
-
-
-def _find(signs: Signs) -> Finding | None:
-    """Return what stands still at the start of steps, and what waits for a recorded checkpoint."""
-    return with_recorded(signs, RECORDED, _by_sign(signs))
+    struck = at_intervals(signs.observation, late_ns)
+    return None if struck is None else _Standstill(late_ns, *struck, stages)
 
 
 def _by_sign(signs: Signs) -> Finding | None:
@@ -132,43 +119,54 @@ def _by_sign(signs: Signs) -> Finding | None:
     observation = signs.observation
     first = unnamed_first_delays(signs)
     found = _standstill(signs, first)
-    if found is None or _goes_on_late(signs, found.struck):
+    if found is None:
         return None
-    late_ns = _written(found, first)
+    gaps = signs.step_gaps
+    if gaps is not None and gaps.is_worth_naming(gaps.stalled_ns):
+        stalled = gaps.turns.steps[gaps.stalled_ns > 0]
+        if np.isin(observation.layout.steps[found.struck], stalled).mean() > 1 / 2:
+            # late only after a long gap between steps, which is another cause
+            return None
+    late_ns = _late_ns(found, first)
+    count = int(found.struck.sum())
+    may_be_data = found.stages == 1 and count < THRESHOLDS.sure_from
+    doubt = None
+    if may_be_data or count == 1:
+        doubt = Doubt(THRESHOLDS.in_doubt, Alternative() if may_be_data else None)
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),
         where=Where(dp=found.dp),
         figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
         launches=Launches(late_ns),
-        doubt=_doubt(found),
+        doubt=doubt,
     )
 
 
-def _written(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
-    """Return how late checkpoints make the first operations of stages, by node, (steps, dp), ns.
+def _late_ns(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
+    """Return how late checkpoints make first operations launch, by node, shape (steps, dp), ns.
 
-    A stage that waits in other steps as well may do so before or after it writes, now and then, or
-    not in these: what it writes takes as long as the other stages take.
+    A stage that is late in other steps too waits for something else as well: of its delay, as much
+    counts as the other stages take to write.
     """
     least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
     ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
-    # A stage stands still before it gathers its parameters, or after.
-    standing = {
+    # Nodes that stand still: a stage does so before it gathers its parameters, or after.
+    delays = {
         node: delay[:, ranks]
         for node, delay in first.items()
         if delay[found.struck, ranks].mean() >= least_ns
     }
-    typical = {node: float(np.median(delay[~found.struck])) for node, delay in standing.items()}
+    typical = {node: float(np.median(delay[~found.struck])) for node, delay in delays.items()}
     waiting = {
         node
-        for node, delay in standing.items()
+        for node, delay in delays.items()
         if delay[~found.struck].max() >= THRESHOLDS.waiting * found.late_ns[found.struck].mean()
     }
-    only_write = [delay - typical[node] for node, delay in standing.items() if node not in waiting]
+    only_write = [delay - typical[node] for node, delay in delays.items() if node not in waiting]
     alike = np.median(only_write, axis=(0, 2))[:, None] if only_write else None
     late_ns = {}
-    for node, delay in standing.items():
+    for node, delay in delays.items():
         if alike is not None and node in waiting:
             late = np.minimum(delay, alike)
         else:
@@ -176,16 +174,6 @@ def _written(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, Floa
         late_ns[node] = np.zeros_like(first[node])
         late_ns[node][:, ranks] = np.where(found.struck[:, None], np.maximum(late, 0.0), 0.0)
     return late_ns
-
-
-def _doubt(found: _Standstill) -> Doubt | None:
-    """Return what else it may be: with one stage its data, and a single time anything once."""
-    count = int(found.struck.sum())
-    if found.stages == 1 and count < THRESHOLDS.sure_from:
-        return Doubt(THRESHOLDS.in_doubt, Alternative())
-    if count == 1:
-        return Doubt(THRESHOLDS.in_doubt)
-    return None
 
 
 def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
@@ -212,15 +200,7 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     ]
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del job
-    if cause.between_s:
-        return "steps wait for checkpoints"
-    return "all stages stand still at the start of some steps, as with checkpoints"
-
-
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del hosts
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is named
     how = (
         "The time from one step to the next without them"
         if cause.between_s
@@ -241,11 +221,15 @@ CHECKPOINT: Final = CauseKind(
     sign="At a fixed interval of steps, or once, and in no other step, the first operations of all "
     "stages are launched late, about equally; or ranks are recorded to write checkpoints.",
     blames_machine=False,
-    cannot_judge=needs_begins,
-    because=_because,
-    find=_find,
-    between=lambda signs: recorded_standstill(signs, RECORDED, "Checkpoints are written"),
+    cannot_judge=needs_step_begins,
+    because=lambda cause, _job: (
+        "steps wait for checkpoints"
+        if cause.between_s
+        else "all stages stand still at the start of some steps, as with checkpoints"
+    ),
+    find=lambda signs: with_recorded(signs, RECORDED, _by_sign(signs)),
+    between=lambda signs: recorded_gap_loss(signs, RECORDED, "Checkpoints are written"),
     remedy=_remedy,
-    turn=Turn.SPECIAL,
+    phase=Phase.SPECIAL,
     over_steps=True,
 )

@@ -1,4 +1,4 @@
-"""Context-parallel ranks that delay their group, by slowness or by an uneven division."""
+"""Context-parallel straggler: a slow rank, or an uneven division of the sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import hypot
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
 from app.analysis.diagnosis.causes.late_rank import (
     CONTEXT,
     because_of,
@@ -27,7 +27,7 @@ from app.analysis.diagnosis.group_waits import (
     waiting_groups,
     without_waits,
 )
-from app.analysis.diagnosis.locations import Hosts, JobFacts, Where
+from app.analysis.diagnosis.locations import Hosts, Where
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.sequence_division import (
     FEWEST,
@@ -44,9 +44,9 @@ from app.analysis.trace.model import CONTEXT_TYPES, RING
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides how sure a late rank is."""
+    """Limit of the confidence in a late rank."""
 
-    # The highest confidence where two ranks do not tell a slow one from one with more to do.
+    # A group of two ranks does not show whether the late one is slow or has more to do.
     in_doubt: float = 0.85
 
 
@@ -58,23 +58,18 @@ def _is_recorded(observation: Observation) -> bool:
     return trace.meta.sizes.cp > 1 and has_tensor_ranks(trace, (*CONTEXT_TYPES, RING))
 
 
-def _hides(signs: Signs) -> bool:
-    """Return whether groups wait for one rank: where all of them do the ideal waits, too."""
-    return bool(_waiting(signs.observation))
-
-
 def _waiting(observation: Observation) -> list[Waiting]:
     """Return the groups that wait for one rank, the longest wait first."""
     if not _is_recorded(observation):
         return []
-    # Where sequences are divided unevenly all groups wait alike: the median is no measure.
+    # With an uneven division of sequences all groups wait alike: their median is no reference.
     waits = ring_waits(observation) or measure_waits(observation, CONTEXT_TYPES)
     groups = waiting_groups(observation, waits, to_median=0.0)
     return [group for group in groups if group.of_one_rank]
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without it no rank waits."""
+    """Return the groups that wait for one rank; without the cause no rank waits."""
     observation = signs.observation
     groups = _waiting(observation)
     if not groups:
@@ -90,27 +85,23 @@ def _find(signs: Signs) -> Finding | None:
         where = Where(stages=tuple(sorted({group.cell[1] for group in groups})))
     else:
         where = where_of(groups)
-    known = without_waits(observation, groups)
-    untold = not divided and cells(observation) < FEWEST and len(groups[0].by_rank) < TELLING
+    uncertainty = without_waits(observation, groups)
+    ambiguous = not divided and cells(observation) < FEWEST and len(groups[0].by_rank) < TELLING
     return Finding(
         change=Change(less_ns=computations_without(observation, groups)),
         evidence=tuple(evidence),
         where=where,
         figure=figure_of(groups[0]),
         uncertainty=replace(
-            known,
-            # no worker waits for another where all of them are slowed down alike
-            hiding=0.0 if divided else known.hiding,
-            longer=hypot(known.longer, if_divided(groups[0])) if untold else known.longer,
+            uncertainty,
+            # no worker waits for another where all are slowed down alike
+            hiding=0.0 if divided else uncertainty.hiding,
+            longer=hypot(uncertainty.longer, if_divided(groups[0]))
+            if ambiguous
+            else uncertainty.longer,
         ),
-        doubt=Doubt(THRESHOLDS.in_doubt) if untold else None,
+        doubt=Doubt(THRESHOLDS.in_doubt) if ambiguous else None,
     )
-
-
-def _because(cause: Cause, job: JobFacts) -> str:
-    if not cause.where.ranks:
-        return "context-parallel groups divide their sequences unevenly"
-    return because_of(cause, job, CONTEXT)
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
@@ -138,9 +129,14 @@ CONTEXT_PARALLEL: Final = CauseKind(
     sign="One rank arrives last at nearly all collectives of its context-parallel group.",
     blames_machine=True,
     cannot_judge=_cannot_judge,
-    because=_because,
+    because=lambda cause, job: (
+        because_of(cause, job, CONTEXT)
+        if cause.where.ranks
+        else "context-parallel groups divide their sequences unevenly"
+    ),
     find=_find,
-    hides=_hides,
+    # where all groups wait, the ideal waits too
+    slows_ideal=lambda signs: bool(_waiting(signs.observation)),
     remedy=_remedy,
-    turn=Turn.WITHIN_WORKERS,
+    phase=Phase.WITHIN_WORKERS,
 )

@@ -1,4 +1,4 @@
-"""Steps that wait for their batch: late launches of their first operations."""
+"""Data loading: the first operations of steps launch late, as they wait for their batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_begins
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_step_begins
 from app.analysis.diagnosis.finding import (
     Cause,
     Change,
@@ -18,54 +18,55 @@ from app.analysis.diagnosis.finding import (
     LateLaunches,
     Launches,
 )
-from app.analysis.diagnosis.locations import FigureView, Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.locations import FigureView, Hosts, StepView, Where
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed, may_stand_still
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.diagnosis.standstills import (
-    recorded_standstill,
+    recorded_gap_loss,
     unnamed_first_delays,
     with_recorded,
 )
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import DATA_LOADING as RECORDED
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
-# A step is one of those that wait when it waits for this share of what the worst does.
+# The evidence lists steps that wait for this share of the longest wait.
 _STRUCK: Final = 0.5
-_ALL_WAIT: Final = "steps wait for their data"
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """What decides whether steps wait for their batch."""
 
-    least_share: float = 0.01  # steps wait when the latest stage does so for this share of a step
-    # A stage waits when it does so for this share of what the latest one does.
+    least_share: float = 0.01  # steps wait when the latest stage is late by this share of a step
+    # A stage waits when it is late by this share of what the latest stage is.
     waiting: float = 0.5
-    # The highest confidence where one or two steps wait for so much longer than the others that it
-    # may be for something else.
+    # The highest confidence where one or two steps wait so much longer than the others that they
+    # may wait for something else, such as a checkpoint.
     in_doubt: float = 0.8
 
 
 THRESHOLDS: Final = Thresholds()
 
 
-def _find(signs: Signs) -> Finding | None:
-    """Return what waits for batches, by its sign and while ranks are recorded to load them."""
-    return with_recorded(signs, RECORDED, _by_sign(signs))
-
-
 def _by_sign(signs: Signs) -> Finding | None:
-    """Return the wait for batches; without it first operations are launched when they may be."""
+    """Return the wait for batches; without it, first operations launch as soon as they can."""
     observation, nodes = signs.observation, signs.observation.layout.nodes
-    delays = _unless_paused(signs, unnamed_first_delays(signs))
+    delays, stalled = unnamed_first_delays(signs), signs.stalled_launches
+    if stalled is not None:
+        # Pauses of an interpreter strike any forward: they are no wait for a batch.
+        paused_ns = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))
+        delays = {
+            node: np.where(paused_ns[node] > 0, 0.0, delay) if node in paused_ns else delay
+            for node, delay in delays.items()
+        }
     by_stage: dict[int, FloatArray] = {}
     for node, delay in delays.items():
         stage = int(nodes.pp[node])
         by_stage[stage] = by_stage[stage] + delay if stage in by_stage else delay
     if not by_stage:
-        # Of no stage is it known when a step begins.
+        # No stage recorded the operations that begin a step.
         return None
     latest = np.max(list(by_stage.values()), axis=0)
     late_ns = float(np.mean(latest))
@@ -124,8 +125,8 @@ def _by_sign(signs: Signs) -> Finding | None:
 
 
 def _ranks(signs: Signs, late: Sequence[int]) -> str:
-    """Say which DP ranks wait, and on which host where they are all of its workers."""
-    text = named("DP rank", [str(rank) for rank in late])
+    """Name the DP ranks that wait, and their host where they are all of its workers."""
+    text = name_list("DP rank", [str(rank) for rank in late])
     if len(late) == 1:
         return f"{text} waits"
     workers = [(dp, pp) for dp in late for pp in range(signs.observation.layout.pp)]
@@ -133,26 +134,7 @@ def _ranks(signs: Signs, late: Sequence[int]) -> str:
     return f"{text} wait" if host is None else f"{text}, all on {host}, wait"
 
 
-def _unless_paused(signs: Signs, delays: dict[int, FloatArray]) -> dict[int, FloatArray]:
-    """Return delays without what pauses of an interpreter make, which strike any forward."""
-    stalled = signs.stalled_launches
-    if stalled is None:
-        return delays
-    paused = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))
-    return {
-        node: np.where(paused[node] > 0, 0.0, delay) if node in paused else delay
-        for node, delay in delays.items()
-    }
-
-
-def _because(cause: Cause, job: JobFacts) -> str:
-    del job
-    stages = cause.where.stages
-    return f"steps wait for data on stage {stages[0]}" if len(stages) == 1 else _ALL_WAIT
-
-
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del hosts
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is named
     dp = cause.where.dp
     how = (
         "The time from one step to the next without loading"
@@ -174,10 +156,14 @@ DATA_LOADING: Final = CauseKind(
     "forward of stage 0, and the first receive of a forward elsewhere; or ranks are recorded to "
     "load batches.",
     blames_machine=False,
-    cannot_judge=needs_begins,
-    because=_because,
-    find=_find,
-    between=lambda signs: recorded_standstill(signs, RECORDED, "Batches are loaded"),
+    cannot_judge=needs_step_begins,
+    because=lambda cause, _job: (
+        f"steps wait for data on stage {cause.where.stages[0]}"
+        if len(cause.where.stages) == 1
+        else "steps wait for their data"
+    ),
+    find=lambda signs: with_recorded(signs, RECORDED, _by_sign(signs)),
+    between=lambda signs: recorded_gap_loss(signs, RECORDED, "Batches are loaded"),
     remedy=_remedy,
     recurs=True,
 )

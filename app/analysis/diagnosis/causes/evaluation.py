@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
-from app.analysis.diagnosis.standstills import recorded_standstill, with_recorded
+from app.analysis.diagnosis.standstills import recorded_gap_loss, with_recorded
 from app.analysis.trace.model import EVALUATION as RECORDED
 
 EVALUATION: Final = CauseKind(
@@ -17,7 +17,7 @@ EVALUATION: Final = CauseKind(
     cannot_judge=lambda _signs: None,
     because=always("steps wait for evaluations"),
     find=lambda signs: with_recorded(signs, RECORDED, None),
-    between=lambda signs: recorded_standstill(signs, RECORDED, "The job evaluates"),
+    between=lambda signs: recorded_gap_loss(signs, RECORDED, "The job evaluates"),
     remedy=always(
         Remedy(
             "evaluate_elsewhere",

@@ -1,8 +1,8 @@
-"""Experts that receive more tokens than others and delay their group.
+"""Expert-parallel imbalance: experts that receive more tokens than others delay their group.
 
 A layer with experts has two all-to-alls, to the experts and back, and all ranks of the group end
-each together. The rank with the busiest experts arrives last at the second one; at the first all
-arrive together, unless a rank itself is slow.
+each together. The rank with the busiest experts arrives last at the second one; at the first, all
+arrive together unless a rank itself is slow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Uncertainty
 from app.analysis.diagnosis.group_waits import (
     LISTED,
@@ -41,10 +41,10 @@ TOKENS_KEY: Final = "expert_tokens"
 class Thresholds:
     """What decides whether groups wait for experts."""
 
-    # Ranks wait after the experts this many times as long as before them; else they are late
-    # anyway.
+    # The wait after the experts is at least this many times the wait before them: otherwise a rank
+    # is late for another reason.
     to_before: float = 1.5
-    # It is the same rank's experts when the group waits for them this share of its waiting.
+    # One rank's experts are named when they cause this share of the waiting.
     same_rank: float = 0.6
 
 
@@ -55,18 +55,18 @@ THRESHOLDS: Final = Thresholds()
 class _Group:
     """Ranks that share experts, and how long they wait for one another."""
 
-    # At the all-to-alls after the experts, as each of the ranks recorded them.
+    # at the all-to-alls after the experts, one entry for each worker of the group
     waiting: list[Waiting]
-    share_before: float  # what they wait at those before the experts, of their computing time
+    share_before: float  # the wait before the experts, as a share of computing time
 
     @property
     def share(self) -> float:
-        """Return what they wait after the experts, of their computing time."""
+        """Return the wait after the experts, as a share of computing time."""
         return self.waiting[0].share
 
     @property
     def by_rank(self) -> FloatArray:
-        """Return the share of the waiting that is for each rank."""
+        """Return the share of the waiting that each rank causes, shape (ranks,)."""
         return self.waiting[0].by_rank
 
     @property
@@ -76,7 +76,7 @@ class _Group:
 
     @property
     def is_uneven(self) -> bool:
-        """Return whether it waits for experts so long that it is no chance."""
+        """Return whether the wait for experts is too long to be chance."""
         return costs_enough(self.share) and self.share >= THRESHOLDS.to_before * self.share_before
 
 
@@ -90,11 +90,6 @@ def _group_size(trace: Trace) -> int | None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         return None
     return None if trace.meta.sizes.dp % size else size
-
-
-def _hides(signs: Signs) -> bool:
-    """Return whether groups wait for experts: with all of them waiting the ideal waits, too."""
-    return any(group.is_uneven for group in _groups(signs.observation))
 
 
 def _groups(observation: Observation) -> list[_Group]:
@@ -111,7 +106,14 @@ def _groups(observation: Observation) -> list[_Group]:
     keys = (trace.dp[rows], trace.order[rows], trace.step[rows], group)
     in_order = np.lexsort(keys)
     rows, group = rows[in_order], group[in_order]
-    total_ns, computations_ns = computing_ns(observation), _computations_ns(trace)
+    computing = np.flatnonzero(
+        np.isin(trace.op, [trace.op_names.index(name) for name in COMPUTATIONS])
+    )
+    computing = computing[np.lexsort((trace.start_ns[computing], trace.rank[computing]))]
+    ranks, first = np.unique(trace.rank[computing], return_index=True)
+    begins_ns = np.split(trace.start_ns[computing], first[1:])
+    computations_ns = dict(zip(ranks.tolist(), begins_ns, strict=True))
+    total_ns = computing_ns(observation)
     found = [
         _group(trace, mine, size, total_ns, computations_ns)
         for mine in np.split(rows, np.flatnonzero(np.diff(group)) + 1)
@@ -127,18 +129,30 @@ def _group(
     total_ns: FloatArray,
     computations_ns: Mapping[int, IntArray],
 ) -> _Group | None:
-    """Return a group and its waits; its rows are sorted by step, order and DP rank."""
+    """Return a group with its waits; None where too little of it is recorded.
+
+    Parameters
+    ----------
+    rows : IntArray
+        Its all-to-alls, sorted by step, order and DP rank.
+    size : int
+        Ranks of the group.
+    total_ns : FloatArray
+        Computing time of each worker, shape (pp, dp).
+    computations_ns : mapping of int to IntArray
+        Start times of each rank's computations, ascending.
+    """
     if not len(rows):
         return None
     step, order = trace.step[rows], trace.order[rows]
     first = np.flatnonzero(np.concatenate([[True], (np.diff(step) != 0) | (np.diff(order) != 0)]))
-    # A collective of which a record is missing is not counted.
+    # Collectives with a missing record are not counted.
     first = first[np.diff(np.append(first, len(rows))) == size]
     if not len(first):
         return None
     table = rows[first[:, None] + np.arange(size)]
     duration_ns = trace.duration_ns[table].astype(np.float64)
-    # Were tokens spread evenly, the experts of all would take the mean.
+    # With evenly spread tokens the experts of all ranks would take the mean.
     beyond_ns = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
     after = trace.order[table[:, 0]] % 2 == 1
     cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
@@ -165,7 +179,7 @@ def _group(
                 share,
                 by_rank / by_rank.sum(),
                 typical=typical / (1 - share),
-                told=True,
+                typical_known=True,
             )
             for place, cell in enumerate(cells)
         ],
@@ -176,12 +190,13 @@ def _group(
 def _even_wait_ns(
     trace: Trace, table: IntArray, computations_ns: Sequence[IntArray]
 ) -> float | None:
-    """Return how long ranks wait in all behind experts that are sent as much, each its mean.
+    """Return the total wait after experts that all receive equally many tokens, estimated.
 
-    What they differ by while they compute before the experts, times what the experts take of that:
-    who begins late, or has computed weights since the last all-to-all, comes no later out of them.
-    None where too little is recorded. `table` has the rows of the group's all-to-alls, sorted by
-    step and order, shape (collectives, ranks); `computations_ns` when those of each rank began.
+    The ranks' differences in computing before the experts, scaled by the experts' share of the
+    time: a late start, or a weight gradient since the last all-to-all, does not lengthen the
+    experts. None where too little is recorded. `table` holds the rows of the group's all-to-alls,
+    sorted by step and order, shape (collectives, ranks); `computations_ns` the start times of each
+    rank's computations.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
     follows = (np.diff(step) == 0) & (np.diff(order) == 1)
@@ -189,7 +204,7 @@ def _even_wait_ns(
     start_ns = trace.start_ns[table]
     end_ns = start_ns + trace.duration_ns[table]
     experts_ns = np.maximum(start_ns[after] - end_ns[after - 1], 0)
-    # by each rank's own clock
+    # Begin of the computation that contains each all-to-all, by each rank's own clock.
     begin_ns = np.stack(
         [
             began_ns[np.maximum(np.searchsorted(began_ns, own_ns, side="right") - 1, 0)]
@@ -197,7 +212,7 @@ def _even_wait_ns(
         ],
         axis=1,
     )
-    # of a layer that is not the first one of its computation
+    # Layers after the first of a computation begin at the end of the one before.
     later = (after > 1) & follows[after - 2]
     begin_ns[later] = np.maximum(begin_ns[later], end_ns[after - 2][later])
     computed_ns = np.maximum(start_ns[after - 1] - begin_ns, 0)
@@ -207,29 +222,23 @@ def _even_wait_ns(
     return float(differ_ns.sum() * experts_ns.sum() / computed_ns.sum())
 
 
-def _computations_ns(trace: Trace) -> dict[int, IntArray]:
-    """Return when the computations of each rank began, by rank, in order."""
-    rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(name) for name in COMPUTATIONS]))
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.rank[rows]))]
-    ranks, first = np.unique(trace.rank[rows], return_index=True)
-    begin_ns = np.split(trace.start_ns[rows], first[1:])
-    return dict(zip(ranks.tolist(), begin_ns, strict=True))
-
-
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for experts; without it all experts take as long."""
+    """Return the groups that wait for experts; without the cause all experts take equally long."""
     observation = signs.observation
     every = _groups(observation)
     groups = [group for group in every if group.is_uneven]
     if not groups:
         return None
-    # A router that spreads tokens evenly does so in all groups, those that wait little among them.
+    # A router that spreads tokens evenly does so in all groups, also in those that wait little.
     everybody = [waiting for group in every for waiting in group.waiting]
     same = [group for group in groups if float(group.by_rank.max()) >= THRESHOLDS.same_rank]
     workers = tuple(group.slowest for group in same)
     ranks = observation.hosts.ranks
     evidence = [
-        Evidence(_sign(group), FigureView() if number == 0 else _view(group))
+        Evidence(
+            _sign(group),
+            WorkerView(dp=group.slowest[0], pp=group.slowest[1]) if number else FigureView(),
+        )
         for number, group in enumerate(groups[:LISTED])
     ]
     return Finding(
@@ -243,16 +252,11 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure_of(groups[0].waiting[0]),
         uncertainty=Uncertainty(
             unsure_of_typical(everybody[0].typical, len(every)),
-            # All of a group but the one whose experts are last, and them only after the experts:
-            # before these the group waits for late launches with the cause and without it.
+            # All of a group but the rank with the slowest experts, and only after the experts:
+            # before them the group waits for late launches with and without the cause.
             hiding=(1 - len(every) / len(everybody)) / 2,
         ),
     )
-
-
-def _view(group: _Group) -> WorkerView:
-    dp, pp = group.slowest
-    return WorkerView(dp=dp, pp=pp)
 
 
 def _sign(group: _Group) -> str:
@@ -267,14 +271,14 @@ def _sign(group: _Group) -> str:
 
 
 def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence]:
-    """Return how many tokens the experts of the slowest are sent, where the metadata say."""
+    """Return the evidence about the tokens of the slowest group, where the metadata have them."""
     given = observation.trace.meta.extra.get(TOKENS_KEY)
     if not isinstance(given, Mapping):
         return []
     cells = [waiting.cell for waiting in groups[0].waiting]
     steps = [given.get(str(step), given.get(step)) for step in observation.layout.steps.tolist()]
     ranks = observation.hosts.ranks
-    sent = np.array([[_number(step, cell, ranks) for cell in cells] for step in steps])
+    sent = np.array([[_sent_tokens(step, cell, ranks) for cell in cells] for step in steps])
     sent = sent[np.isfinite(sent).all(axis=1)]
     if not len(sent) or sent.mean() <= 0:
         return []
@@ -292,10 +296,10 @@ def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence
     ]
 
 
-def _number(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> float:
-    """Return the tokens of a cell in a step; NaN where that is not what is given.
+def _sent_tokens(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> float:
+    """Return the tokens of a worker in a step; NaN where the metadata do not give a number.
 
-    As [dp][pp], which one knows of all; or by rank, as each one knows its own.
+    The metadata hold them as [dp][pp] if one rank reports all, or by rank if each reports its own.
     """
     dp, pp = cell
     try:
@@ -321,7 +325,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
     if not workers:
         return "ranks wait for one another's experts, as tokens are spread unevenly"
     more = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
-    return f"the experts of {job.named(workers[0])}{more} are sent more tokens than others"
+    return f"the experts of {job.name_workers(workers[0])}{more} are sent more tokens than others"
 
 
 EXPERT_PARALLEL: Final = CauseKind(
@@ -334,7 +338,8 @@ EXPERT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
-    hides=_hides,
+    # where all groups wait, the ideal waits too
+    slows_ideal=lambda signs: any(group.is_uneven for group in _groups(signs.observation)),
     remedy=always(
         Remedy(
             "balance_experts",
@@ -344,5 +349,5 @@ EXPERT_PARALLEL: Final = CauseKind(
             "places for those that are sent most.",
         )
     ),
-    turn=Turn.WITHIN_WORKERS,
+    phase=Phase.WITHIN_WORKERS,
 )

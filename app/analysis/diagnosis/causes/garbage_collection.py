@@ -1,6 +1,7 @@
-"""Single forwards that stall on ranks and in steps at random, while backwards do not.
+"""Garbage collection: single forwards stall on random ranks and in random steps, backwards do not.
 
-A pause amid a forward's kernels lengthens it; one before them delays its launch.
+A pause of the interpreter amid a forward's kernels lengthens it; a pause before them delays its
+launch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_comparable_stages
 from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches, Stalls
 from app.analysis.diagnosis.late_launches import on_many_workers
 from app.analysis.diagnosis.locations import FigureView, StepView
@@ -22,48 +23,44 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether forwards stall one by one."""
+    """What decides whether single forwards stall."""
 
     stall: float = 0.12  # A forward stalls when it takes this much longer than its typical time.
     to_scatter: float = 7.0  # …and by this many standard deviations of the residuals
     backward: float = 0.4  # …while its backward takes less than this share of the excess longer
-    most: float = 0.35  # where a larger share of the forwards is slow they do not stall one by one
-    trend_steps: int = 8  # steps with stalls that tell a trend, which is evidence only
-    growth: float = 1.25  # from this growth over the session on the trend is evidence
+    most: float = 0.35  # a larger share of slow forwards is no series of single stalls
+    trend_steps: int = 8  # steps with stalls that a trend needs; a trend is evidence only
+    growth: float = 1.25  # growth over the session from which a trend is mentioned
 
 
 THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the stalls, where they are on many workers; without it they take no time."""
+    """Return the stalls if they are on many workers; without the cause they take no time."""
     if signs.observation.layout.paused_ns:
         return _recorded(signs.observation)
-    found = [finding for finding in (_stalled(signs), _not_launched(signs)) if finding is not None]
-    if len(found) < 2:  # noqa: PLR2004 - pauses amid forwards, and between them
-        return found[0] if found else None
-    amid, between = found
+    amid, before = _lengthened(signs), _launched_late(signs)
+    if amid is None or before is None:
+        return amid or before
+    a, b = cast("Stalls", amid.figure), cast("Stalls", before.figure)
     return Finding(
-        change=replace(amid.change, on_time=between.change.on_time),
-        evidence=(*amid.evidence, *between.evidence),
-        figure=_together(cast("Stalls", amid.figure), cast("Stalls", between.figure)),
-        launches=between.launches,
-    )
-
-
-def _together(one: Stalls, other: Stalls) -> Stalls:
-    return Stalls(
-        by_step_s=tuple(a + b for a, b in zip(one.by_step_s, other.by_step_s, strict=True)),
-        by_worker=tuple(
-            tuple(a + b for a, b in zip(*rows, strict=True))
-            for rows in zip(one.by_worker, other.by_worker, strict=True)
+        change=replace(amid.change, on_time=before.change.on_time),
+        evidence=(*amid.evidence, *before.evidence),
+        figure=Stalls(
+            by_step_s=tuple(x + y for x, y in zip(a.by_step_s, b.by_step_s, strict=True)),
+            by_worker=tuple(
+                tuple(x + y for x, y in zip(*rows, strict=True))
+                for rows in zip(a.by_worker, b.by_worker, strict=True)
+            ),
+            longest_s=max(a.longest_s, b.longest_s),
         ),
-        longest_s=max(one.longest_s, other.longest_s),
+        launches=before.launches,
     )
 
 
-def _not_launched(signs: Signs) -> Finding | None:
-    """Return the forwards that are launched late by pauses, if any are."""
+def _launched_late(signs: Signs) -> Finding | None:
+    """Return the forwards that pauses launch late; None where there are none."""
     stalled, layout = signs.stalled_launches, signs.observation.layout
     if stalled is None:
         return None
@@ -88,15 +85,15 @@ def _not_launched(signs: Signs) -> Finding | None:
     )
 
 
-def _stalled(signs: Signs) -> Finding | None:
-    """Return the forwards that take longer by pauses, if any do."""
-    observation, typical = signs.observation, signs.typical
-    if typical is None:
+def _lengthened(signs: Signs) -> Finding | None:
+    """Return the forwards that pauses lengthen; None where there are none."""
+    observation, effects = signs.observation, signs.effects
+    if effects is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
-    forward, backward = typical.residual[FORWARD_COMPUTE], typical.residual[BACKWARD_COMPUTE]
-    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * typical.noise)
-    # Stage by stage: copies of everything would be what a large session's analysis needs most.
+    forward, backward = effects.residual[FORWARD_COMPUTE], effects.residual[BACKWARD_COMPUTE]
+    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * effects.noise)
+    # Stage by stage: whole copies would be the peak memory of a large session's analysis.
     stalled = np.empty(forward.shape, dtype=bool)
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):
         beyond = this - 1
@@ -120,7 +117,7 @@ def _stalled(signs: Signs) -> Finding | None:
 
 
 def _recorded(observation: Observation) -> Finding | None:
-    """Return the collections that are recorded inside of computations; they need no sign."""
+    """Return the collections that are recorded inside computations, which need no further sign."""
     layout = observation.layout
     paused = {
         node: np.minimum(pause, observation.recorded_ns[node])
@@ -149,7 +146,7 @@ def _recorded(observation: Observation) -> Finding | None:
 
 
 def _figure(by_step_ns: FloatArray | SingleArray, by_worker: IntArray, longest_ns: float) -> Stalls:
-    """Return the data of the picture; `by_worker` has shape (dp, pp)."""
+    """Return the figure of stalls; `by_worker` has shape (dp, pp)."""
     return Stalls(
         by_step_s=tuple((by_step_ns / 1e9).tolist()),
         by_worker=tuple(map(tuple, by_worker.tolist())),
@@ -178,23 +175,14 @@ def _evidence(
         ),
         _on_workers(by_worker),
     ]
-    growth = _growth(stall_ns)
-    if growth is not None and growth >= THRESHOLDS.growth:
-        lines.append(
-            Evidence(f"They grow: {growth:.1f}× as long at the end as at the start", FigureView())
-        )
-    return lines
-
-
-def _growth(stall_ns: SingleArray) -> float | None:
-    """Return how many times as long stalls are in the last step as in the first, by a line."""
     step = np.broadcast_to(np.arange(stall_ns.shape[2])[:, None], stall_ns.shape)[stall_ns > 0]
-    stalls = stall_ns[stall_ns > 0]
-    if len(np.unique(step)) < THRESHOLDS.trend_steps:
-        return None
-    slope, begin = np.polyfit(step, stalls, 1)
-    last = begin + slope * (stall_ns.shape[2] - 1)
-    return float(last / begin) if begin > 0 else None
+    if len(np.unique(step)) >= THRESHOLDS.trend_steps:
+        slope, begin = np.polyfit(step, stalls, 1)
+        last = begin + slope * (stall_ns.shape[2] - 1)
+        if begin > 0 and last / begin >= THRESHOLDS.growth:
+            text = f"They grow: {last / begin:.1f}× as long at the end as at the start"
+            lines.append(Evidence(text, FigureView()))
+    return lines
 
 
 GARBAGE_COLLECTION: Final = CauseKind(
@@ -204,7 +192,7 @@ GARBAGE_COLLECTION: Final = CauseKind(
     sign="Single forwards stall, or are launched late, on many workers and in steps at random, and "
     "their backwards are not.",
     blames_machine=False,
-    cannot_judge=needs_like_stages,
+    cannot_judge=needs_comparable_stages,
     because=always("forwards stall on random workers, as with garbage collection"),
     find=_find,
     plan=Plan.COLLECT_TOGETHER,

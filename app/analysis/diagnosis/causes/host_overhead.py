@@ -1,4 +1,4 @@
-"""Hosts that launch computations more slowly than devices run them."""
+"""Host overhead: hosts launch computations more slowly than devices run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
 from app.analysis.diagnosis.finding import (
     Cause,
     Change,
@@ -36,8 +36,8 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
-# Steps that tell whether a closer look pays, and from which share of the limit on.
-_GLANCE: Final = 3
+# Steps of the cheap check, about; the full one takes seconds for large sessions.
+_CHECKED_STEPS: Final = 3
 _NAMED: Final = 3
 _NOTHING: Final = -1
 
@@ -46,29 +46,28 @@ _NOTHING: Final = -1
 class Thresholds:
     """What decides whether hosts launch more slowly than devices run."""
 
-    # A device is held up when it idles this share of its time for launches: a job that loses as
-    # much counts as straggling (paper, section 4).
+    # A host is slow when its device idles this share of its time for launches: a job that loses as
+    # much counts as straggling (what-if paper, section 4).
     least_share: float = 0.09
-    # Other hosts are slow when their devices idle this share of what the slowest one does.
+    # Other hosts are slow when their devices idle this share of the slowest one's idle time …
     to_slowest: float = 0.25
-    # …or this share of what the slowest DP rank of their stage does, where that is slow.
+    # …or this share of the slowest DP rank's of their stage, where that rank is slow.
     on_stage: float = 0.5
-    # The first launch of a step waits for the batch too; this many launches of it are the
-    # host's.
+    # The first launch of a step waits for the batch too; of its delay, at most this many launch
+    # times count.
     first_launches: float = 1.5
-    # A few steps tell that a closer look pays when devices idle this share of `least_share`
-    # there.
+    # The cheap check of a few steps passes at this share of `least_share`.
     at_a_glance: float = 0.7
-    # Half of a 95 % interval where all hosts are slow: what a healthy host takes to launch is
-    # nowhere in the trace, and replays without it are short by 1.3 % in the median (paper,
-    # section 6).
+    # Half of a 95 % interval where all hosts are slow: the launch time of a healthy host is nowhere
+    # in the trace, and replays without it are short by 1.3 % in the median (what-if paper, section
+    # 6).
     unsure: float = 0.015
-    unsure_of_one: float = 0.0075  # the same of a single slow host, of which others tell a part
-    # A transfer has kept a device waiting when it ends this share of a launch after what was
-    # computed before.
+    unsure_of_one: float = 0.0075  # the same for a single slow host, as healthy ones are recorded
+    # A transfer has kept a device waiting when it ends at least this share of a launch time after
+    # the previous computation.
     kept: float = 0.3
-    # Hosts wait for their input when they then take this share of a launch; those that launch
-    # ahead launch at once.
+    # Hosts wait for their input when they launch this share of a launch time after it; hosts that
+    # launch ahead do so at once.
     waits_for_input: float = 0.25
 
 
@@ -77,49 +76,49 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Idling:
-    """How devices wait for their hosts, shapes (pp, dp)."""
+    """How long devices wait for their hosts, arrays of shape (pp, dp)."""
 
-    # Of a worker's time between computations and in them, what regularly passes before the former
-    # although all that they need is there.
+    # regular wait before computations whose inputs are ready, as a share of the time in and before
+    # computations
     share: FloatArray
-    late_ns: FloatArray  # how long that is before the median computation
-    launch_ns: FloatArray  # the median time from one launch to the next where devices wait
+    late_ns: FloatArray  # mean of that wait before a computation
+    launch_ns: FloatArray  # median time from one launch to the next where devices wait
 
 
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
-    """Return how late nodes are launched, what regularly passes included.
+    """Return how late nodes launch, the regular delay included, shape (nodes, steps, dp), ns.
 
-    Shape (nodes, steps, dp). It is not the host's where the input comes right from another stage:
-    then a transfer that was not recorded is among it.
+    0 where the last input comes directly from another stage: that delay contains a transfer that
+    was not recorded.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
     start, duration = layout.start_ns, layout.duration_ns
     late = start[nodes, steps]
-    here, there = np.zeros_like(late), np.zeros_like(late)
+    own_end, other_end = np.zeros_like(late), np.zeros_like(late)
     after = (observation.after[node] for node in nodes.tolist())
-    # All nodes at once: first what each of them follows first, then what it follows second…
+    # All nodes at once: first each node's first input, then each node's second…
     for others in zip_longest(*after, fillvalue=_NOTHING):
         before = np.array(others)
         own = stage[before] == stage[nodes]
-        for ends, chosen in ((here, own), (there, ~own)):
+        for ends, chosen in ((own_end, own), (other_end, ~own)):
             which = (chosen & (before != _NOTHING)).nonzero()[0]
             end = start[before[which], steps] + duration[before[which], steps]
             ends[which] = np.maximum(ends[which], end)
-    late -= here
-    late[here < there] = 0.0
+    late -= own_end
+    late[own_end < other_end] = 0.0
     np.maximum(late, 0.0, out=late)
     return np.asarray(late)
 
 
-def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> _Idling:
-    """Return how devices wait for their hosts in some steps.
+def _idling(observation: Observation, steps: slice, *, quick: bool = False) -> _Idling:
+    """Return how long devices wait for their hosts in some steps.
 
-    At a glance, which is at few of them, all stages are looked at at once, and `launch_ns` is 0.
+    `quick` is for few steps: all stages at once, and without `launch_ns`, which is 0.
     """
     layout = observation.layout
     share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
     every = list(range(layout.pp))
-    for stages in [every] if glance else [[stage] for stage in every]:
+    for stages in [every] if quick else [[stage] for stage in every]:
         before = [item for s in stages for item in _computed_before(observation, s).items()]
         if not before:
             continue
@@ -132,35 +131,23 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
             mine = (layout.nodes.pp[nodes] == stage).nonzero()[0]
             if not len(mine):
                 continue
-            waits = _typical_waits(late[mine], kind[mine])
+            own, own_kind = late[mine], kind[mine]
+            alike = [own[own_kind == number] for number in dict.fromkeys(own_kind.tolist())]
+            # each computation as late as the median of its kind
+            medians = [len(some) * median(some.reshape(-1, layout.dp)) for some in alike]
+            waits = np.asarray(np.sum(medians, axis=0))
             share[stage] = waits / np.maximum(waits + computes[mine].sum(axis=0), 1.0)
             late_ns[stage] = waits / len(mine)
-            if not glance:
+            if not quick:
                 pace = layout.start_ns[nodes, steps] - layout.start_ns[previous, steps]
-                pace[late <= 0] = np.nan
-                launch_ns[stage] = _median_of_known(pace)
+                by_rank = np.where(late > 0, pace, np.nan).reshape(-1, layout.dp).T
+                waited = [row[~np.isnan(row)] for row in by_rank]
+                launch_ns[stage] = [np.median(row) if len(row) else 0.0 for row in waited]
     return _Idling(share, late_ns, launch_ns)
 
 
-def _typical_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
-    """Return how long computations wait together, each as long as the median of its kind."""
-    dp = late_ns.shape[-1]
-    waits = []
-    for number in dict.fromkeys(kind.tolist()):
-        alike = late_ns[kind == number]
-        waits.append(len(alike) * median(alike.reshape(-1, dp)))
-    return np.asarray(np.sum(waits, axis=0))
-
-
-def _median_of_known(values: FloatArray) -> FloatArray:
-    """Return the median of the last axis's values that are numbers; 0 where there is none."""
-    flat = values.reshape(-1, values.shape[-1])
-    numbers = [own[~np.isnan(own)] for own in flat.T]
-    return np.array([np.median(own) if len(own) else 0.0 for own in numbers])
-
-
 def _computed_before(observation: Observation, stage: int) -> dict[int, int]:
-    """Return (computation → the one before it) of a stage."""
+    """Return the previous computation of each computation of a stage, by launch order."""
     layout = observation.layout
     computes = np.flatnonzero(layout.of_types(*COMPUTATIONS) & (layout.nodes.pp == stage))
     ordered = computes[np.argsort(layout.launch[computes], kind="stable")].tolist()
@@ -168,61 +155,55 @@ def _computed_before(observation: Observation, stage: int) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slow:
-    """Workers whose hosts launch slowly, the slowest first, and whether that is all of the job."""
+class _SlowHosts:
+    """Workers whose hosts launch slowly."""
 
-    workers: tuple[Worker, ...]
-    everywhere: bool
+    workers: tuple[Worker, ...]  # the slowest first
+    everywhere: bool  # whether all hosts of the job do
 
     def uncertainty(self, dp: int) -> Uncertainty:
-        """Return how far a step may be off: what one rank would launch weighs as its share."""
+        """Return the uncertainty of a step without the cause, given the number of DP ranks."""
         if self.everywhere:
             return Uncertainty(THRESHOLDS.unsure)
         return Uncertainty(THRESHOLDS.unsure_of_one * len({rank for rank, _ in self.workers}) / dp)
 
 
-def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
-    """Return which workers wait for their hosts; None where none does."""
+def _slow_hosts(observation: Observation, share: FloatArray) -> _SlowHosts | None:
+    """Return the workers that wait for their hosts, by `_Idling.share`; None where none does."""
     slow = share >= max(THRESHOLDS.least_share, THRESHOLDS.to_slowest * float(share.max()))
     if not slow.any():
         return None
     of_stage = share.max(axis=1, keepdims=True)
     slow |= slow.any(axis=1, keepdims=True) & (share >= THRESHOLDS.on_stage * of_stage)
-    found = sorted(
+    workers = sorted(
         ((int(dp), int(pp)) for pp, dp in np.argwhere(slow)),
         key=lambda w: -float(share[w[1], w[0]]),
     )
-    # On other stages waiting for data may hide what waiting for the host is.
+    # On other stages, waiting for data may hide the wait for the host.
     alike = bool(slow[slow.any(axis=1)].all())
-    everywhere = alike and observation.hosts.whole_host(found) is None
-    return _Slow(tuple(found), everywhere or bool(slow.all()))
-
-
-def _hides(signs: Signs) -> bool:
-    """Return whether hosts are slow though replays, the ideal one too, have what that takes."""
-    observation = signs.observation
-    return bool(observation.group.graph.lags_ns) and _may_be_slow(observation)
+    everywhere = alike and observation.hosts.whole_host(workers) is None
+    return _SlowHosts(tuple(workers), everywhere or bool(slow.all()))
 
 
 def _may_be_slow(observation: Observation) -> bool:
-    """Return whether a few steps look as if hosts were slow."""
-    few = slice(None, None, -(-len(observation.layout.steps) // _GLANCE))
-    return _can_be_told(observation) and bool(
-        _idling(observation, few, glance=True).share.max()
+    """Return whether a few steps look as if hosts were slow, a cheap check."""
+    few = slice(None, None, -(-len(observation.layout.steps) // _CHECKED_STEPS))
+    return _records_inputs(observation) and bool(
+        _idling(observation, few, quick=True).share.max()
         >= THRESHOLDS.at_a_glance * THRESHOLDS.least_share
     )
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the hosts that launch slowly; without it what they launch is launched when it may."""
+    """Return the slow hosts; without the cause their operations launch as soon as they can."""
     observation = signs.observation
     if not _may_be_slow(observation):
         return None
     idling = _idling(observation, slice(None))
-    slow = _slow(observation, idling.share)
+    slow = _slow_hosts(observation, idling.share)
     if slow is None:
         return None
-    step_gap_ns = _step_gap_ns(signs, idling) if slow.everywhere else 0.0
+    step_gap_ns = _launch_gap_ns(signs, idling) if slow.everywhere else 0.0
     late_ns, on_time = _late_launches(observation, idling, slow, step_gap_ns)
     # A single slow host leaves healthy ones to compare with.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
@@ -249,12 +230,12 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _lags_of_others(
-    observation: Observation, slow: _Slow, regular: frozenset[int]
+    observation: Observation, slow: _SlowHosts, regular: frozenset[int]
 ) -> dict[tuple[int, int], float]:
-    """Return what regularly passes before launches after transfers where hosts are not slow.
+    """Return the regular launch lags after transfers of healthy hosts, by (node, transfer), ns.
 
-    What passes before launches of some nodes, `regular`, is taken for all hosts together, the slow
-    ones among them.
+    Without the recorded lags of the nodes `regular`, which include the slow hosts'. Empty where all
+    hosts are slow.
     """
     if slow.everywhere:
         return {}
@@ -264,8 +245,8 @@ def _lags_of_others(
     return dict(lags_after_transfers(group.layout, graph, takes_ns, also=slow.workers))
 
 
-def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> bool:
-    """Return whether slow hosts wait for transfers before they launch what needs these."""
+def _await_inputs(observation: Observation, idling: _Idling, slow: _SlowHosts) -> bool:
+    """Return whether slow hosts wait for a transfer before they launch its receiver."""
     layout = observation.layout
     start, duration = layout.start_ns, layout.duration_ns
     transfers = observation.layout.of_types(*P2P)
@@ -287,17 +268,17 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> boo
 
 
 def _late_launches(
-    observation: Observation, idling: _Idling, slow: _Slow, step_gap_ns: float
+    observation: Observation, idling: _Idling, slow: _SlowHosts, step_gap_ns: float
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
-    """Return launch delays by node, and whose they are.
+    """Return launch delays by node, shape (steps, dp), ns, and the DP ranks whose host is slow.
 
-    Those of computations, of transfers to be posted, and of collectives of DP ranks. A node whose
-    delays are regular is there with those of all DP ranks.
+    Of computations, transfers and collectives of DP ranks. A node with regular delays has those of
+    all DP ranks.
 
     Parameters
     ----------
     step_gap_ns : float
-        How much of what regularly passes between steps counts.
+        The part of the regular gap between steps that counts as late launch.
     """
     layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
     launched = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS, *P2P, *DP_COLLECTIVES))
@@ -320,29 +301,29 @@ def _late_launches(
     return late_ns, on_time
 
 
-def _step_gap_ns(signs: Signs, idling: _Idling) -> float:
-    """Return what of the time between steps passes for want of launches where all hosts are slow.
+def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
+    """Return the part of the gap between steps in which devices wait for a launch, ns.
 
-    A host that is never ahead of its device has launched nothing of the next step when that ends
-    one. What ranks are recorded to do meanwhile, loading a batch for example, stays.
+    A host that is never ahead of its device has launched nothing of the next step when a step ends.
+    Recorded operations between steps, such as loading a batch, are not part of it.
     """
-    step_gap_ns, passing = signs.observation.group.graph.step_gap_ns, signs.passing
-    if not step_gap_ns > 0 or passing is None or not len(passing.steps):
+    step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
+    if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):
         return 0.0
-    known = passing.turns.known
-    named_ns = np.sum([np.zeros(len(known)), *passing.named_ns.values()], axis=0)
-    empty_ns = step_gap_ns - float(np.median(named_ns[known]))
+    known = gaps.turns.known
+    recorded_ns = np.sum([np.zeros(len(known)), *gaps.recorded_ns.values()], axis=0)
+    empty_ns = step_gap_ns - float(np.median(recorded_ns[known]))
     longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
     return min(max(empty_ns, 0.0), longest_ns)
 
 
-def _evidence(observation: Observation, idling: _Idling, slow: _Slow) -> list[Evidence]:
+def _evidence(observation: Observation, idling: _Idling, slow: _SlowHosts) -> list[Evidence]:
     lines = []
     for dp, pp in slow.workers[:_NAMED]:
         view: View = WorkerView(dp=dp, pp=pp)
         lines.append(
             Evidence(
-                f"W{observation.hosts.named((dp, pp))[1:]}: its device waits for its host for "
+                f"{observation.hosts.subject((dp, pp))}: its device waits for its host for "
                 f"{percent(float(idling.share[pp, dp]), 0)} of its time, "
                 f"{idling.late_ns[pp, dp] / 1e6:.1f} ms before each computation, with all that it "
                 "needs there",
@@ -355,24 +336,9 @@ def _evidence(observation: Observation, idling: _Idling, slow: _Slow) -> list[Ev
     return lines
 
 
-def _can_be_told(observation: Observation) -> bool:
-    """Return whether what computations wait for is recorded."""
+def _records_inputs(observation: Observation) -> bool:
+    """Return whether the transfers that computations wait for are recorded."""
     return observation.layout.pp == 1 or bool(P2P & observation.op_types)
-
-
-def _cannot_judge(signs: Signs) -> str | None:
-    if _can_be_told(signs.observation):
-        return None
-    return "no transfers recorded, so waiting for them cannot be told from waiting for the host"
-
-
-def _who(cause: Cause, hosts: Hosts) -> str:
-    """Return whose hosts are slow; empty where all are."""
-    workers = cause.where.workers
-    host = hosts.whole_host(workers) if workers else None
-    if host is not None:
-        return host
-    return f"the hosts of {hosts.named(*workers)}" if workers else ""
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
@@ -384,14 +350,17 @@ def _because(cause: Cause, job: JobFacts) -> str:
         return f"{host} launches computations more slowly than its devices run them"
     if len(workers) > 1:
         return f"the hosts of {len(workers)} workers launch more slowly than their devices run"
-    return f"the host of {job.named(workers[0])} launches more slowly than its device runs"
+    return f"the host of {job.name_workers(workers[0])} launches more slowly than its device runs"
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    who = _who(cause, hosts)
+    workers = cause.where.workers
+    who = "all hosts"
+    if workers:
+        who = hosts.whole_host(workers) or f"the hosts of {hosts.name_workers(*workers)}"
     return Remedy(
         "launch_faster",
-        f"Launch faster on {who}" if who else "Launch faster on all hosts",
+        f"Launch faster on {who}",
         "Replayed with computations and transfers launched when they may be. CUDA graphs, fused "
         "kernels and fewer synchronizations leave less to launch; too few processors, power "
         "saving, other programs and profilers make a host slow.",
@@ -405,11 +374,18 @@ HOST_OVERHEAD: Final = CauseKind(
     sign="Devices wait for their hosts before most computations, with all that these need there: "
     "on one host, or on all.",
     blames_machine=True,
-    cannot_judge=_cannot_judge,
+    cannot_judge=lambda signs: (
+        None
+        if _records_inputs(signs.observation)
+        else "no transfers recorded, so waiting for them cannot be told from waiting for the host"
+    ),
     because=_because,
     find=_find,
-    hides=_hides,
+    # all replays, the ideal one too, contain the regular launch lags
+    slows_ideal=lambda signs: (
+        bool(signs.observation.group.graph.lags_ns) and _may_be_slow(signs.observation)
+    ),
     remedy=_remedy,
-    turn=Turn.SPECIAL,
+    phase=Phase.SPECIAL,
     recurs=True,
 )

@@ -1,4 +1,4 @@
-"""Computations that are launched exactly when an unrelated reduce-scatter ends."""
+"""False kernel dependency: computations launch exactly when an unrelated reduce-scatter ends."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _NAMED_STAGES: Final = 8
 class Thresholds:
     """What decides whether reduce-scatters hold computations up."""
 
-    # A computation is held up when it is launched this soon after the end of a reduce-scatter:
-    # hosts take their time to launch.
+    # A computation is held up when it is launched this soon after a reduce-scatter ends (a host
+    # needs some time to launch) …
     within_ns: float = 1.5e6
     within_share: float = 0.1  # …or within this share of a computation
     # …and not earlier than this before that end, which clock noise allows.
     before_ns: float = 0.3e6
     late_ns: float = 2e6  # …and this much later than all that it depends on
     late_share: float = 0.05  # …and later by this share of a computation
-    min_share: float = 0.3  # it is held up in this share of the steps; chance makes fewer
-    # How far steps without it are off on synthetic jobs, beyond late launches: half of a 95 %
-    # interval. No trace tells, perhaps as what is held up would else share its device with
-    # transfers. Without it 9 of 10 intervals hold the truth.
+    min_share: float = 0.3  # it is held up in this share of the steps; by chance, in fewer
+    # Half of a 95 % interval of the step time without the cause, measured on synthetic jobs,
+    # beyond late launches: the held-up computation might otherwise share its device with
+    # transfers, which no trace shows. Without this term 9 of 10 intervals hold the truth.
     unsure: float = 0.007
 
 
@@ -53,13 +53,13 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
     layout = observation.layout
     if GRADS_REDUCE_SCATTER not in layout.op_names:
         return {}
-    found = {}
+    held_ns = {}
     for stage in range(layout.pp):
         scatters = layout.of(GRADS_REDUCE_SCATTER, stage)
         computes = np.concatenate(
             [layout.of(name, stage) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
         )
-        # Mostly gradients are reduced after all computing; one step tells.
+        # Gradients are mostly reduced after all computing, which one step shows.
         first_start = layout.start_ns[scatters, 0, 0].min(initial=np.inf)
         computes = computes[layout.start_ns[computes, 0, 0] > first_start]
         if not len(computes):
@@ -76,12 +76,12 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
                 delay > least
             )
             if near.mean() >= THRESHOLDS.min_share:
-                found[node] = np.where(near, delay, 0.0)
-    return found
+                held_ns[node] = np.where(near, delay, 0.0)
+    return held_ns
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the dependency; without it computations are launched when they may be."""
+    """Return the held-up computations; without the cause they launch as soon as they can."""
     observation = signs.observation
     held = held_up(observation)
     if not held:
@@ -111,19 +111,17 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _cannot_judge(signs: Signs) -> str | None:
-    if GRADS_REDUCE_SCATTER not in signs.observation.op_types:
-        return "no reduce-scatters recorded"
-    return None
-
-
 KERNEL_DEPENDENCY: Final = CauseKind(
     name="false_kernel_dependency",
     title="False kernel dependency",
     word="kernel",
     sign="Computations are launched the moment a reduce-scatter ends that they do not need.",
     blames_machine=False,
-    cannot_judge=_cannot_judge,
+    cannot_judge=lambda signs: (
+        None
+        if GRADS_REDUCE_SCATTER in signs.observation.op_types
+        else "no reduce-scatters recorded"
+    ),
     because=always("computations wait for reduce-scatters that they do not need"),
     find=_find,
     needs_own_devices=True,

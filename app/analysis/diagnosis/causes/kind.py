@@ -1,4 +1,4 @@
-"""What a kind of cause is."""
+"""A kind of cause: its names, its sign, and how it is found, explained, fixed and ruled out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Final, TypeVar
 
-from app.analysis.diagnosis.finding import Cause, Finding, Standstill
+from app.analysis.diagnosis.finding import Cause, Finding, GapLoss
 from app.analysis.diagnosis.locations import Hosts, JobFacts
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.trace.model import PARAMS_ALL_GATHER
@@ -19,20 +19,19 @@ T = TypeVar("T")
 class Remedy:
     """The change that removes a cause, in words."""
 
-    action: str  # a code
-    # title, detail: what to do, and what was replayed to tell its gain
-    title: str
-    detail: str
+    action: str  # a stable code, as in reports
+    title: str  # what to do
+    detail: str  # what was replayed to predict the gain, and how to go about it
 
 
-class Turn(IntEnum):
-    """When a cause is looked for; the time that earlier ones explain is taken off before."""
+class Phase(IntEnum):
+    """Phase of the search: the time that causes of earlier phases explain is subtracted first."""
 
-    # it is on all workers alike, and would pass for spells of each
+    # slowness of all workers at once, which would otherwise look like slow spells of each
     ALL_WORKERS = auto()
-    # it lies between the ranks of a worker, whose computations it lengthens
+    # waiting among the ranks of a worker, which lengthens the worker's computations
     WITHIN_WORKERS = auto()
-    # its sign is a special form of another cause's
+    # a sign that is a special form of a general cause's sign
     SPECIAL = auto()
     GENERAL = auto()
 
@@ -52,56 +51,53 @@ class CauseKind:
     """A kind of cause that the diagnosis finds."""
 
     name: str  # as in reports and rules
-    title: str  # as people call it: on pages, in messages and in the documentation
-    word: str  # one word for it, where columns are narrow
-    sign: str  # what it leaves in the data, in a sentence
-    # Whether the hosts of the workers that it names are at fault, so that other ones would do
-    # better. Else it is the job's own wherever it runs: its data, its code, its settings.
+    title: str  # name for people: on pages, in messages and in the documentation
+    word: str  # a single word for narrow columns
+    sign: str  # how the cause shows in the data, a sentence
+    # Whether the hosts of the named workers are at fault, so that other hosts would be faster.
+    # Otherwise the job itself is slow wherever it runs: its data, its code, its settings.
     blames_machine: bool
-    # Takes the signs of a session and returns what it needs that the session lacks, or None where
-    # the session can show the cause, or the job cannot have it.
+    # Why a session cannot show the cause; None where it can, or where the job cannot have it.
     cannot_judge: Callable[[Signs], str | None]
-    # Takes a cause and facts of its job, and returns a clause that goes on after "because".
+    # The clause that follows "because" in the verdict.
     because: Callable[[Cause, JobFacts], str]
-    # Takes the signs of a session and returns the finding, with its evidence and the session
-    # without the cause, or None where the sign is not there.
+    # The finding, with evidence and the session without the cause; None where the sign is absent.
     find: Callable[[Signs], Finding | None]
-    # Takes the signs of a session and returns what the cause takes between steps, if anything.
-    between: Callable[[Signs], Standstill | None] | None = None
-    # Takes the signs of a session and returns whether the cause may be in the ideal steps too, so
-    # that little seems lost.
-    hides: Callable[[Signs], bool] | None = None
-    remedy: Callable[[Cause, Hosts], Remedy] | None = None  # takes a cause and the hosts of its job
-    plan: Plan | None = None  # how its fix is planned; with a remedy, or in its place
-    turn: Turn = Turn.GENERAL
-    planned_around: bool = False  # whether another division of the layers makes up for it
-    of_transfers: bool = False  # whether transfers take longer, which other causes do not explain
-    everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
-    # Whether a single step shows it too, but not whether it recurs: of one it may be an accident,
-    # or another cause that comes and goes.
+    # The time that the cause takes between steps; None where it takes none.
+    between: Callable[[Signs], GapLoss | None] | None = None
+    # Whether the cause may slow the ideal steps too, so that little time seems lost.
+    slows_ideal: Callable[[Signs], bool] | None = None
+    remedy: Callable[[Cause, Hosts], Remedy] | None = None
+    plan: Plan | None = None  # how its fix is planned, with a remedy or instead of one
+    phase: Phase = Phase.GENERAL
+    planned_around: bool = False  # whether another division of the layers compensates for it
+    of_transfers: bool = False  # whether it lengthens transfers, which no other cause does
+    everywhere: bool = False  # whether it affects all DP ranks alike, and names no place
+    # Whether it must recur to be certain: in a single step the same sign may be an accident, or
+    # another cause that comes and goes.
     recurs: bool = False
-    # Whether its sign is what changes from step to step, so that a single one cannot show it.
+    # Whether its sign is a change from step to step, which a single step cannot show.
     over_steps: bool = False
-    # Whether its sign is what ranks compute by themselves, so that it holds however far the replay
-    # is from the recording.
-    holds_anyway: bool = False
-    # Whether it needs a network, or devices of the ranks' own: ranks that share the processors of
-    # one host have neither.
+    # Whether its sign is the ranks' own computing time, which is valid however much the replay
+    # differs from the recording.
+    needs_no_replay: bool = False
+    # Whether it needs a network or a device for each rank, which ranks that share the processors of
+    # one host do not have.
     needs_own_devices: bool = False
-    # Whether the rules of a new installation have one for this cause alone.
+    # Whether a new installation has an alert rule for this cause alone.
     alerts_alone: bool = False
 
 
 SHARED_PROCESSORS: Final = "the ranks share the processors of one host"
 
 
-def always(said: T) -> Callable[[Cause, Hosts], T]:
-    """Return a clause, or a remedy, that is the same of every cause of its kind."""
-    return lambda _cause, _hosts: said
+def always(value: T) -> Callable[[Cause, Hosts], T]:
+    """Return a function that gives every cause of a kind the same clause or remedy."""
+    return lambda _cause, _hosts: value
 
 
-def needs_like_stages(signs: Signs) -> str | None:
-    """Return why stages cannot be held against one another; None where they can."""
+def needs_comparable_stages(signs: Signs) -> str | None:
+    """Return why stages cannot be compared with one another; None where they can."""
     if signs.observation.comparable:
         return None
     return (
@@ -111,7 +107,7 @@ def needs_like_stages(signs: Signs) -> str | None:
 
 
 def needs_peers(signs: Signs) -> str | None:
-    """Return why workers cannot be held against one another; None where they can."""
+    """Return why workers cannot be compared with their peers; None where they can."""
     if not signs.observation.comparable_within_stages:
         return (
             "stages do not compute as often forward as backward, so their workers cannot be "
@@ -123,9 +119,9 @@ def needs_peers(signs: Signs) -> str | None:
     return None
 
 
-def needs_begins(signs: Signs) -> str | None:
-    """Return why the begin of steps is not known; None where it is."""
-    if PARAMS_ALL_GATHER in signs.observation.op_types or needs_turns(signs) is None:
+def needs_step_begins(signs: Signs) -> str | None:
+    """Return why the begin of steps is unknown; None where it is known."""
+    if PARAMS_ALL_GATHER in signs.observation.op_types or needs_step_gaps(signs) is None:
         return None
     return (
         "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
@@ -133,16 +129,16 @@ def needs_begins(signs: Signs) -> str | None:
     )
 
 
-def needs_turns(signs: Signs) -> str | None:
-    """Return why it is not known what passes between steps; None where it is."""
-    passing = signs.passing
-    if passing is not None and (passing.tells or len(passing.host_operations)):
+def needs_step_gaps(signs: Signs) -> str | None:
+    """Return why the usual gap between steps is unknown; None where it is known."""
+    gaps = signs.step_gaps
+    if gaps is not None and (gaps.has_usual or len(gaps.host_operations)):
         return None
     return "too few recorded steps follow one another by clocks to tell what passes between them"
 
 
 def needs_tensor_ranks(signs: Signs) -> str | None:
-    """Return why the ranks of tensor-parallel groups cannot be told apart; None where they can."""
+    """Return why tensor-parallel ranks cannot be distinguished; None where they can."""
     if signs.observation.trace.meta.sizes.tp == 1 or signs.has_tensor_ranks:
         return None
     return "no tensor-parallel operations recorded"

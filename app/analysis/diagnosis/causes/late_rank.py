@@ -10,14 +10,14 @@ from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.group_waits import Waiting
 from app.analysis.diagnosis.locations import Hosts, JobFacts, Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
 TENSOR: Final = "tensor-parallel"
 CONTEXT: Final = "context-parallel"
 
 
 def where_of(groups: Sequence[Waiting]) -> Where:
-    """Return the workers and ranks that groups wait for."""
+    """Return the place of each group's slowest rank: its worker and its global rank."""
     return Where(
         workers=tuple(group.cell for group in groups),
         ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),
@@ -25,7 +25,7 @@ def where_of(groups: Sequence[Waiting]) -> Where:
 
 
 def sign_of(observation: Observation, group: Waiting, kind: str) -> str:
-    """Say which rank of a group is last, and what the group waits."""
+    """Return the sentence that names the slowest rank of a group and the time its group waits."""
     rank, (dp, pp) = int(group.waits.ranks[group.slowest]), group.cell
     where = observation.hosts.on(rank)
     return (
@@ -37,17 +37,17 @@ def sign_of(observation: Observation, group: Waiting, kind: str) -> str:
 
 
 def because_of(cause: Cause, job: JobFacts, kind: str) -> str:
-    """Return the clause of the verdict about the first rank."""
+    """Return the verdict's clause about the slowest rank of the first group."""
     rank, (dp, pp) = cause.where.ranks[0], cause.where.workers[0]
     return f"rank {rank}{job.on(rank)} keeps its {kind} group at ({dp}, {pp}) waiting"
 
 
 def replacing(cause: Cause, hosts: Hosts, kind: str) -> Remedy:
-    """Return the replacement of the ranks."""
+    """Return the remedy that replaces the slowest ranks."""
     ranks = cause.where.ranks
     where = hosts.on(ranks[0]) if len(ranks) == 1 else ""
     return Remedy(
         "replace_rank",
-        f"Replace {named('rank', [str(rank) for rank in ranks])}{where}",
+        f"Replace {name_list('rank', [str(rank) for rank in ranks])}{where}",
         f"Replayed with no rank waiting for another of its {kind} group.",
     )

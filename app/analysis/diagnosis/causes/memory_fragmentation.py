@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks that keep their group waiting by turns, as allocators of full memory do."""
+"""Memory fragmentation: tensor-parallel ranks delay their group in turn, as full allocators do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_tensor_ranks
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, needs_tensor_ranks
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.group_waits import (
     LISTED,
@@ -17,23 +17,23 @@ from app.analysis.diagnosis.group_waits import (
     view_of,
     without_waits,
 )
-from app.analysis.diagnosis.locations import Hosts, JobFacts, Where
+from app.analysis.diagnosis.locations import Hosts, Where
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.wording import percent
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides in which collectives a group waits, which is evidence only."""
+    """Limit of a wait that the evidence counts; the finding does not depend on it."""
 
-    waiting: float = 0.25  # A collective waits when it does so for this share of the longest wait.
+    waiting: float = 0.25  # A collective counts from this share of the longest wait on.
 
 
 THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank or another; without it no rank waits."""
+    """Return the groups that wait for changing ranks; without the cause no rank waits."""
     groups = [group for group in signs.waiting if not group.of_one_rank]
     if not groups:
         return None
@@ -50,7 +50,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _sign(signs: Signs, group: Waiting) -> str:
-    who, waits = signs.observation.hosts.named(group.cell), group.waits
+    who, waits = signs.observation.hosts.name_workers(group.cell), group.waits
     waiting = waits.wait_ns > THRESHOLDS.waiting * waits.wait_ns.max()
     steps = len(np.unique(waits.step[waiting]))
     return (
@@ -61,13 +61,8 @@ def _sign(signs: Signs, group: Waiting) -> str:
     )
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    who = job.named(cause.where.workers[0])
-    return f"ranks of {who} launch late by turns, as with fragmented memory"
-
-
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    workers = hosts.named(*cause.where.workers)
+    workers = hosts.name_workers(*cause.where.workers)
     return Remedy(
         "defragment_memory",
         f"Stop the memory fragmentation of {workers}",
@@ -84,9 +79,12 @@ MEMORY_FRAGMENTATION: Final = CauseKind(
     "together, another one late each time.",
     blames_machine=False,
     cannot_judge=needs_tensor_ranks,
-    because=_because,
+    because=lambda cause, job: (
+        f"ranks of {job.name_workers(cause.where.workers[0])} launch late by turns, as with "
+        "fragmented memory"
+    ),
     find=_find,
     remedy=_remedy,
-    turn=Turn.WITHIN_WORKERS,
+    phase=Phase.WITHIN_WORKERS,
     recurs=True,
 )

@@ -1,4 +1,4 @@
-"""Links whose transfers take far longer than those of the same type elsewhere."""
+"""Network: transfers of some links take far longer than those of the same type elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from app.analysis.replay.robust_statistics import mean, median
 
 Link = tuple[int, int]
 
-# Of fewer links none has another to be held against.
+# A single link has no other to compare with.
 _COMPARABLE: Final = 2
 
 
@@ -53,11 +53,11 @@ class Thresholds:
     """What decides whether links or the collectives of stages are slow."""
 
     slow: float = 1.8  # A link is slow from this ratio to the reference on.
-    # The only stage has a flapping network when it is slow in this share of the steps; chance
-    # strikes in fewer.
+    # The network of a single stage is unstable when it is slow in this share of the steps; by
+    # chance, in fewer.
     spells: float = 0.15
-    # Half of a 95 % interval of what a step differs by because a slow transfer is replayed as
-    # long as the median of its type, and healthy ones vary.
+    # Half of a 95 % interval of the step time without the cause: a slow transfer is replayed with
+    # the median of its type, but healthy ones vary.
     unsure: float = 0.0006
 
 
@@ -66,17 +66,17 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Links:
-    """Pipeline links: stages at both ends, their nodes, and how slow each DP rank's is."""
+    """Pipeline links: one for each pair of stages that exchange data."""
 
-    ends: list[Link]
-    nodes: list[list[int]]
-    ratio: FloatArray
+    ends: list[Link]  # the stages at both ends
+    nodes: list[list[int]]  # their sends and receives
+    ratio: FloatArray  # (links, dp): transfer time ÷ the median of its type
 
 
 def _hides(signs: Signs) -> bool:
-    """Return whether links differ: with half of them slow the ideal, a median, may be slow too.
+    """Return whether links, or the collectives of stages, differ in speed.
 
-    So it is with the collectives of stages.
+    With half of them slow the ideal, a median, may be slow too.
     """
     observation = signs.observation
     links = _pipeline_links(observation)
@@ -90,7 +90,7 @@ def _hides(signs: Signs) -> bool:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return slow links; without it transfers take the median of their type elsewhere."""
+    """Return the slow links; without it transfers take the median of their type elsewhere."""
     observation = signs.observation
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
@@ -98,12 +98,16 @@ def _find(signs: Signs) -> Finding | None:
     slow_stages = (
         _slow_stages(gathered)
         if len(gathered.stages) > 1
-        else _by_spells(gathered.by_step) & ~gathered.incomplete
+        # a single stage has no other to compare with, only its own steps
+        else np.array(
+            [_beyond(steps).mean() >= THRESHOLDS.spells for steps in gathered.by_step], dtype=bool
+        )
+        & ~gathered.incomplete
     )
     if not slow_links.any() and not slow_stages.any() and not gathered.apart.any():
         return None if signs.past is None else slower_than_before(observation, signs.past)
     transfers = {
-        **_off_slow_links(observation, links, slow_links),
+        **_typical_transfers(observation, links, slow_links),
         **gathered.without(slow_stages),
     }
     slow_at = {gathered.stages[index] for index in np.flatnonzero(slow_stages).tolist()}
@@ -134,12 +138,13 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _off_slow_links(
+def _typical_transfers(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, FloatArray]:
-    """Return the typical transfers of slow links, by node, shape (1, dp), ns; else infinite ones.
+    """Return the upper limit of the transfers of slow links, by node, shape (1, dp), ns.
 
-    Nodes of a type share theirs, so that they are replaced together.
+    That is the median elsewhere; infinite on DP ranks whose link is not slow. Nodes of one type
+    share an array, so that they are replaced together.
     """
     if not slow.any():
         return {}
@@ -152,16 +157,16 @@ def _off_slow_links(
                 code: np.where(ranks, typical[code], np.inf)[None]
                 for code in dict.fromkeys(op[node] for node in nodes)
             }
-            # neighbors of one type are replaced at once
+            # consecutive nodes of one type are replaced in one operation
             in_order = sorted(nodes, key=op.__getitem__)
             transfers |= {node: of_type[op[node]] for node in in_order}
     return transfers
 
 
 def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
-    """Return what the reducing of gradients takes longer on stages with slow collectives.
+    """Return the excess of the unrecorded gradient reduction on slow stages, by node, ns.
 
-    Where it is not recorded, it is the time between computing and what ends the step.
+    It is the time between the last computation and the end of the step.
     """
     waits = unrecorded_reducing(observation)
     others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
@@ -176,7 +181,7 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
 
 
 def _pipeline_links(observation: Observation) -> _Links:
-    """Return how much longer than typical the transfers of each link take, shape (links, dp)."""
+    """Return the pipeline links with the slowness of each; empty if too few can be compared."""
     layout, nodes = observation.layout, observation.layout.nodes
     codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
     op, stage = nodes.op.tolist(), nodes.pp.tolist()
@@ -194,7 +199,7 @@ def _pipeline_links(observation: Observation) -> _Links:
         taken = np.mean(observation.recorded_ns[transfers], axis=1)
         ratio[index] = mean(taken / np.maximum(typical, LEAST_NS)[:, None])
     if layout.absent is not None:
-        # How long links wait for a worker that recorded nothing is not known.
+        # The wait for a worker that recorded nothing is not part of its transfers, and unknown.
         unknown = np.array([layout.absent[:, link].any(axis=1) for link in ends], dtype=bool)
         if (~unknown).sum() < _COMPARABLE:
             return _Links([], [], ratio[:0])
@@ -205,10 +210,10 @@ def _pipeline_links(observation: Observation) -> _Links:
 def _typical_elsewhere(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, float]:
-    """Return the median of each type's transfers on the links that are not slow, by op code.
+    """Return the median transfer of each type on the links that are not slow, by op code, ns.
 
-    The median of all is between slow and fast where half of the links are slow. Where a type has
-    no fast link, it is that of all.
+    With half of the links slow, the median of all would lie between slow and fast. A type without a
+    fast link gets the median of all.
     """
     op, recorded = observation.layout.nodes.op, observation.recorded_ns
     fast: dict[int, list[tuple[IntArray, IntArray]]] = {}
@@ -225,29 +230,20 @@ def _typical_elsewhere(
 
 
 def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
-    """Return which are far above most of the faster half: half of a few links may be slow."""
-    return np.asarray(ratio > _limit(ratio))
-
-
-def _limit(ratio: FloatArray) -> float:
-    return THRESHOLDS.slow * reference_of(ratio)
+    """Return which links or steps are slow, compared with most of the faster half."""
+    return np.asarray(ratio > THRESHOLDS.slow * reference_of(ratio))
 
 
 def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
-    """Return on which of several stages collectives are slow on all ranks, more than one of them.
+    """Return which of several stages have slow collectives on all ranks, shape (stages,).
 
-    A single one is chance, which the mean of few steps shows.
+    More than one of a stage's collectives must be slow: in few steps a single one may be chance.
     """
     ratio = np.mean(gathered.by_step, axis=1)
     slow = _beyond(ratio) & ~gathered.apart.any(axis=1) & ~gathered.incomplete
     for index in np.flatnonzero(slow).tolist():
-        slow[index] = (gathered.each(index) > _limit(ratio)).sum() > 1
+        slow[index] = (gathered.each(index) > THRESHOLDS.slow * reference_of(ratio)).sum() > 1
     return slow
-
-
-def _by_spells(by_step: FloatArray) -> NDArray[np.bool_]:
-    """Return whether the only stage is slow in some of its steps: it has no other to compare."""
-    return np.asarray([_beyond(steps).mean() >= THRESHOLDS.spells for steps in by_step], dtype=bool)
 
 
 def _at_fault(
@@ -256,9 +252,9 @@ def _at_fault(
     """Return the workers whose own links are the slow ones.
 
     A worker's slow link slows all of its transfers: those with both neighbors, and the collectives
-    of its stage. The fewest workers that cover all slow links are at fault.
+    of its stage. At fault are the fewest workers that cover all slow links (greedy set cover).
     """
-    found: list[Worker] = []
+    at_fault: list[Worker] = []
     for dp in range(dp_ranks):
         uncovered = {
             index for index in range(len(links.ends)) if slow.shape[1] > dp and slow[index, dp]
@@ -272,12 +268,12 @@ def _at_fault(
                 if own & uncovered:
                     scored.append((score, -stage, own))
             _, negative, own = max(scored, key=lambda item: item[:2])
-            found.append((dp, -negative))
+            at_fault.append((dp, -negative))
             uncovered -= own
-    return tuple(found)
+    return tuple(at_fault)
 
 
-def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
+def _evidence(  # noqa: PLR0913, PLR0917 - the parts of the finding
     observation: Observation,
     links: _Links,
     slow: NDArray[np.bool_],
@@ -307,15 +303,10 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
         for stage in sorted(slow_at)
     )
     if workers:
-        listed = ", ".join(observation.hosts.named(worker) for worker in workers[:3])
+        listed = ", ".join(observation.hosts.name_workers(worker) for worker in workers[:3])
         dp, pp = workers[0]
         lines.append(Evidence(f"What the slow links share: {listed}", WorkerView(dp=dp, pp=pp)))
     return lines
-
-
-def _cannot_judge(signs: Signs) -> str | None:
-    one = signs.observation.trace.meta.sizes.workers == 1
-    return "one worker has no transfers to compare" if one else None
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
@@ -326,7 +317,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
         return f"the network of stage {cause.where.stage} is slow"
     if len(workers) > 1:
         return f"the network links of {len(workers)} workers are slow"
-    return f"the network link of {job.named(workers[0])} is slow"
+    return f"the network link of {job.name_workers(workers[0])} is slow"
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
@@ -336,7 +327,7 @@ def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
     if not workers:
         what = f"network of stage {cause.where.stage}"
     else:
-        what = f"link{'s' if len(workers) > 1 else ''} of {hosts.named(*workers)}"
+        what = f"link{'s' if len(workers) > 1 else ''} of {hosts.name_workers(*workers)}"
     return Remedy(
         "repair_link",
         f"Repair the {what}",
@@ -351,11 +342,15 @@ NETWORK: Final = CauseKind(
     sign="Transfers of some links, or the collectives of some stages or of some ranks of a stage, "
     "take far longer than those of the same type elsewhere.",
     blames_machine=True,
-    cannot_judge=_cannot_judge,
+    cannot_judge=lambda signs: (
+        "one worker has no transfers to compare"
+        if signs.observation.trace.meta.sizes.workers == 1
+        else None
+    ),
     because=_because,
     find=_find,
     needs_own_devices=True,
-    hides=_hides,
+    slows_ideal=_hides,
     remedy=_remedy,
     of_transfers=True,
     recurs=True,

@@ -1,4 +1,4 @@
-"""Steps in which all links are slow at once: others use the network, too."""
+"""Network congestion: all links are slow in the same steps, as other jobs use the network."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
-# Transfers of a link and type that tell what it does in a step.
+# Transfers of one link and type that are enough to measure it, about.
 _SAMPLE: Final = 12
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
 _NAMED: Final = 3
 
-# What carries transfers: the stages at both ends of a link, or the stage of a collective; and
-# their type, of a send and its receive that of one of them.
+# Carrier of transfers: the stages at both ends of a link (twice the same for a collective), and the
+# type of the transfers (for a send and its receive, the smaller op code).
 _Carrier = tuple[int, int, int]
 
 
@@ -46,14 +46,14 @@ _Carrier = tuple[int, int, int]
 class Thresholds:
     """What decides whether all links are slow at once in some steps."""
 
-    slow: float = 1.8  # transfers are slow in a step from this ratio to the quietest steps on
+    slow: float = 1.8  # A step is slow from this ratio of transfer times to the quietest steps on.
     quiet: float = 1.2  # A step is quiet below this ratio.
-    fewest: int = 2  # steps that must be slow, and that must be quiet
-    enough_steps: int = 8  # in fewer steps spells cannot be told
-    quietest: float = 0.1  # the quietest steps are this quantile of all
-    nearly_all: float = 0.9  # nearly all links are slow at once when this share of them is
+    fewest: int = 2  # fewest slow steps, and fewest quiet ones
+    enough_steps: int = 8  # fewer steps do not show spells
+    quietest: float = 0.1  # quantile of the quietest steps
+    nearly_all: float = 0.9  # share of the links that are slow in the same steps
     together: float = 1.4  # A link is slow with the others from this ratio to its quiet steps on.
-    # The highest confidence where a single link shows it, which may be slow itself.
+    # The highest confidence where the job has a single link, which may be slow itself.
     in_doubt: float = 0.8
 
 
@@ -62,14 +62,14 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Traffic:
-    """Transfers of one family: those between stages, or collectives."""
+    """The transfers between stages, or the collectives, of a job."""
 
-    # Groups of nodes that move data together, by carrier.
+    # groups of nodes that move the same data, by carrier
     units: Mapping[_Carrier, list[tuple[int, ...]]]
-    # (lines, steps): for each link of each DP rank, or the collectives of each stage: how much
-    # longer its transfers take than in the median step
+    # (lines, steps): transfer time ÷ that of the median step; a line is a link of a DP rank, or the
+    # collectives of a stage
     level: FloatArray
-    by_step: FloatArray  # (steps,): the median line's, over that in the quietest steps
+    by_step: FloatArray  # (steps,): level of the median line ÷ that in the quietest steps
 
     @property
     def slow(self) -> NDArray[np.bool_]:
@@ -78,7 +78,7 @@ class _Traffic:
 
     @property
     def quiet(self) -> NDArray[np.bool_]:
-        """Return the steps that have their typical traffic, shape (steps,)."""
+        """Return the steps with the job's own traffic alone, shape (steps,)."""
         return np.asarray(self.by_step < THRESHOLDS.quiet)
 
     @property
@@ -96,29 +96,23 @@ class _Traffic:
         )
 
 
-def _hides(signs: Signs) -> bool:
-    """Return whether there are slow steps: where most are, the ideal, a median, is slow too."""
-    return bool(_congested(signs.observation))
-
-
 def _congested(observation: Observation) -> list[_Traffic]:
-    """Return the families of transfers that are slow everywhere in some steps."""
+    """Return the kinds of transfers (between stages, collectives) that congestion slows."""
     layout = observation.layout
     if layout.pp == 1 or len(layout.steps) < THRESHOLDS.enough_steps:
         return []
     links, collectives = _carriers(observation)
-    found = []
-    for units, by_rank in ((links, True), (collectives, False)):
-        family = _traffic(observation, units, by_rank=by_rank)
-        if family.by_spells and family.everywhere:
-            found.append(family)
-    return found
+    families = (
+        _traffic(observation, links, by_rank=True),
+        _traffic(observation, collectives, by_rank=False),
+    )
+    return [family for family in families if family.by_spells and family.everywhere]
 
 
 def _carriers(
     observation: Observation,
 ) -> tuple[dict[_Carrier, list[tuple[int, ...]]], dict[_Carrier, list[tuple[int, ...]]]]:
-    """Return what moves data together, by link and by stage."""
+    """Return the groups of nodes that move the same data: of links, and of collectives."""
     layout, nodes = observation.layout, observation.layout.nodes
     between = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
     op, stage = nodes.op.tolist(), nodes.pp.tolist()
@@ -145,7 +139,7 @@ def _traffic(
     *,
     by_rank: bool,
 ) -> _Traffic:
-    """Return how slow transfers are in each step; `by_rank` where each DP rank has its own."""
+    """Return how slow transfers are in each step; `by_rank`: each DP rank has its own links."""
     steps = len(observation.layout.steps)
     if not units:
         return _Traffic(units, np.ones((0, steps)), np.ones(steps))
@@ -157,7 +151,7 @@ def _traffic(
     taken = np.maximum(observation.recorded_ns[every], _LEAST_NS)
     if not by_rank:
         taken = taken.mean(axis=2, keepdims=True)
-    # each transfer against its own median step: buckets and directions differ
+    # each transfer against its own median step, as buckets and directions differ in size
     ratio = taken / median(taken.swapaxes(0, 1))[:, None]
     by_line: dict[tuple[int, int], list[FloatArray]] = {}
     first = 0
@@ -171,14 +165,14 @@ def _traffic(
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow steps; without them transfers take what they do in the quiet ones."""
+    """Return the slow steps; without the cause transfers take as long as in the quiet steps."""
     observation = signs.observation
     families = _congested(observation)
     if not families:
         return None
     by_step = np.max([family.by_step for family in families], axis=0)
     slow = by_step >= THRESHOLDS.slow
-    # A step is quiet for all families or for none.
+    # A step counts as quiet only if all kinds of transfers are.
     busy = by_step >= THRESHOLDS.quiet
     links, collectives = _carriers(observation)
     transfers: dict[int, FloatArray] = {}
@@ -195,7 +189,10 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(spells=SlowSpells(steps=int(slow.sum()), of=len(slow), times=times)),
         figure=TransferLevels(by_step=tuple(by_step.tolist())),
         launches=Launches(late),
-        doubt=_doubt(families),
+        # With a single link, the link itself may be slow.
+        doubt=None
+        if len(families) > 1 or len(families[0].level) > 1
+        else Doubt(THRESHOLDS.in_doubt, Alternative()),
     )
 
 
@@ -205,13 +202,16 @@ def _as_when_quiet(
     slow: NDArray[np.bool_],
     busy: NDArray[np.bool_],
 ) -> dict[int, FloatArray]:
-    """Return what transfers of one carrier take at most in busy steps; none where that is alike."""
+    """Return the quiet transfer times of a carrier in busy steps, by node, shape (steps, dp), ns.
+
+    Infinite in quiet steps; empty where the carrier is not slower in slow steps.
+    """
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]
     typical = np.median(taken[:, ~busy], axis=(0, 1))
     if np.median(taken[:, slow]) < THRESHOLDS.together * max(float(np.median(typical)), _LEAST_NS):
         return {}
-    # One array for all that take it.
+    # One array for all nodes, which saves memory.
     without = np.where(busy[:, None], np.maximum(typical, 0.0)[None, :], np.inf)
     return {node: without for members in moved for node in members}
 
@@ -219,9 +219,9 @@ def _as_when_quiet(
 def _unrecorded(
     observation: Observation, slow: NDArray[np.bool_], busy: NDArray[np.bool_]
 ) -> dict[int, FloatArray]:
-    """Return what the reducing of gradients takes longer in busy steps, where it is not recorded.
+    """Return how much longer the unrecorded gradient reduction takes in busy steps, by node, ns.
 
-    It is the time between computing and what ends the step.
+    It is the time between the last computation and the end of the step.
     """
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
@@ -229,13 +229,6 @@ def _unrecorded(
         if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
             late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
     return late
-
-
-def _doubt(families: list[_Traffic]) -> Doubt | None:
-    """Return that one link is slow by itself, where nothing else is slow when it is."""
-    if any(len(family.level) > 1 for family in families) or len(families) > 1:
-        return None
-    return Doubt(THRESHOLDS.in_doubt, Alternative())
 
 
 def _evidence(
@@ -259,34 +252,27 @@ def _evidence(
         )
     steps = observation.layout.steps
     worst = int(np.argmax(by_step))
-    spells = _runs(slow)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], slow, [False]]).astype(np.int8)))
+    spells = edges.reshape(-1, 2).tolist()  # first step, and the one after the last
     listed = ", ".join(_spell(observation, *spell) for spell in spells[:_NAMED])
     more = f" and {len(spells) - _NAMED} more" if len(spells) > _NAMED else ""
     lines.append(Evidence(f"They are slow in {listed}{more}", StepView(step=int(steps[worst]))))
     return lines
 
 
-def _runs(slow: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the first and the last of each run of slow steps."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], slow, [False]]).astype(np.int8)))
-    return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
-
-
-def _spell(observation: Observation, first: int, last: int) -> str:
-    """Name a run of steps, with its time of the day where clocks are recorded."""
-    steps = observation.layout.steps
-    name = f"step {steps[first]}" if first == last else f"steps {steps[first]} to {steps[last]}"
-    if observation.trace.step_relative:
+def _spell(observation: Observation, begin: int, end: int) -> str:
+    """Name a run of steps, with its time of day where absolute clocks are recorded."""
+    trace, (first, last) = observation.trace, observation.layout.steps[[begin, end - 1]].tolist()
+    name = f"step {first}" if first == last else f"steps {first} to {last}"
+    if trace.step_relative:
         return name
-    begin, end = (_clock(observation, place) for place in (first, last))
-    return f"{name} ({begin} UTC)" if begin == end else f"{name} ({begin} to {end} UTC)"
-
-
-def _clock(observation: Observation, place: int) -> str:
-    """Return the time of the day at which a step begins."""
-    trace, step = observation.trace, observation.layout.steps[place]
-    begin_ns = int(trace.start_ns[trace.step == step].min())
-    return datetime.fromtimestamp(begin_ns // 10**9, tz=UTC).strftime("%H:%M:%S")
+    since, until = (
+        datetime.fromtimestamp(int(trace.start_ns[trace.step == step].min()) // 10**9, tz=UTC)
+        .time()
+        .isoformat("seconds")
+        for step in (first, last)
+    )
+    return f"{name} ({since} UTC)" if since == until else f"{name} ({since} to {until} UTC)"
 
 
 def _cannot_judge(signs: Signs) -> str | None:
@@ -298,8 +284,7 @@ def _cannot_judge(signs: Signs) -> str | None:
     )
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del job
+def _because(cause: Cause, job: JobFacts) -> str:  # noqa: ARG001 - no place is named
     spells = cause.where.spells
     when = f" in {percent(spells.steps / spells.of, 0)} of the steps" if spells else ""
     return f"the whole network is slow{when}, as with traffic of others"
@@ -316,7 +301,8 @@ NETWORK_CONGESTION: Final = CauseKind(
     because=_because,
     find=_find,
     needs_own_devices=True,
-    hides=_hides,
+    # where most steps are slow, the ideal, a median, is slow too
+    slows_ideal=lambda signs: bool(_congested(signs.observation)),
     remedy=always(
         Remedy(
             "separate_traffic",

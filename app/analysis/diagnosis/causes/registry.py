@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         EXPERT_PARALLEL,
     )
 }
-# What each may be instead, with the same sign in the same place, where a finding is in doubt.
+# The other cause with the same sign in the same place, for findings in doubt.
 ALTERNATIVES: Final[Mapping[str, str]] = {
     SLOW_WORKER.name: STAGE_IMBALANCE.name,
     STAGE_IMBALANCE.name: SLOW_WORKER.name,
@@ -68,7 +68,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 def title_of(name: str) -> str:
-    """Return what people call a cause; one of another version by its name in words.
+    """Return the title of a cause; a cause of another version gets its name in words.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def title_of(name: str) -> str:
 
 
 def blames_machine(name: str) -> bool:
-    """Return whether the hosts that a cause names are at fault; never of one not known here.
+    """Return whether a cause blames the hosts it names; False for a cause of another version.
 
     Examples
     --------
@@ -91,5 +91,5 @@ def blames_machine(name: str) -> bool:
 
 
 def cause_of(plan: Plan) -> str:
-    """Return the name of the cause whose fix is planned in some way."""
+    """Return the name of the cause whose fix is planned this way."""
     return next(name for name, kind in KINDS.items() if kind.plan is plan)

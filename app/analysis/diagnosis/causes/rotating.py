@@ -1,7 +1,7 @@
-"""Rotating slowest worker: another one in each step, so that replacing one does not help.
+"""Rotating: the slowest worker is another one in each step, so replacing one does not help.
 
-By chance each worker is slowest about equally often, and rarely twice in a row. A worker with slow
-spells is slowest more often; it is a slow worker and is left out here.
+By chance each worker is the slowest about equally often, and rarely twice in a row. A worker that
+is the slowest more often is a slow worker with spells; it is excluded here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always, needs_peers
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always, needs_peers
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Rotation, Uncertainty
 from app.analysis.diagnosis.locations import FigureView, JobFacts, RegionView, SlowSpells, Where
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
@@ -27,19 +27,19 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 class Thresholds:
     """What decides whether slow steps rotate over the workers."""
 
-    slow_step: float = 0.07  # A worker is slow in a step from this excess over its median one on.
+    slow_step: float = 0.07  # A worker is slow in a step from this excess over its median step.
     to_scatter: float = 6.0  # …and by this many standard deviations
-    steps: float = 0.25  # there is a slow worker in this share of the steps at least
-    fewest_steps: int = 6  # …and in this many
-    fewest_workers: int = 3  # this many workers are the slowest of some step, at least
-    # …and so is this share of those that would be if each step's were drawn.
+    steps: float = 0.25  # at least this share of the steps has a slow worker
+    fewest_steps: int = 6  # …and at least this many steps
+    fewest_workers: int = 3  # at least this many workers are the slowest of some step
+    # …and at least this share of the number expected if each step's slowest were drawn at random.
     of_expected: float = 0.6
-    # A worker that is the slowest more often than it would be with this probability, of any of
-    # them, has spells.
+    # A worker has spells when any worker would be the slowest as often with less than this
+    # probability.
     by_chance: float = 1e-3
-    # Those with spells are taken out up to this share of the workers.
+    # Workers with spells are excluded, up to this share of all.
     most_with_spells: float = 0.25
-    # A DP rank is slow as a whole where this share of its workers is in its slow steps.
+    # A DP rank is slow as a whole where this share of its workers is slow in its slow steps.
     whole_rank: float = 0.75
 
 
@@ -47,41 +47,41 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Turns:
-    """Who is slow when."""
+class _Rotation:
+    """The slow workers of each step."""
 
     ratio: FloatArray  # (pp, steps, dp): computing ÷ that of the worker's median step
     slow: NDArray[np.bool_]  # (pp, steps, dp)
     slowest: IntArray  # (steps,): number of the slowest worker, -1 where none is slow
-    again: int  # how often it is that of the step before
+    again: int  # steps with the same slowest worker as the step before
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow steps; without it workers compute in them as in their median ones."""
+    """Return the slow steps; without the cause workers compute as in their median steps."""
     slowness, observation = signs.slowness, signs.observation
     if slowness is None or needs_peers(signs) is not None:
         return None
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     ratio = both / median(both.swapaxes(0, 1))[:, None, :]
-    turns = _turns(ratio)
-    if turns is None:
+    rotation = _rotation(ratio)
+    if rotation is None:
         return None
     less = {}
     for name, by_worker in slowness.items():
         own = by_worker / median(by_worker.swapaxes(0, 1))[:, None, :]
-        share = np.where(turns.slow, 1 - 1 / np.maximum(own, 1.0), 0.0)
+        share = np.where(rotation.slow, 1 - 1 / np.maximum(own, 1.0), 0.0)
         explained = observation.explained.computing_ns
-        for stage in np.flatnonzero(turns.slow.any(axis=(1, 2))).tolist():
+        for stage in np.flatnonzero(rotation.slow.any(axis=(1, 2))).tolist():
             for node in observation.computations(name, stage):
                 taken = observation.recorded_ns[node] - explained.get(node, 0.0)
                 less[node] = np.maximum(taken, 0.0) * share[stage]
-    struck = turns.slowest >= 0
+    struck = rotation.slowest >= 0
     by_step = ratio.max(axis=(0, 2))
     workers = ratio[:, 0].size
-    counts = np.bincount(turns.slowest[struck], minlength=workers).reshape(ratio[:, 0].shape)
+    counts = np.bincount(rotation.slowest[struck], minlength=workers).reshape(ratio[:, 0].shape)
     return Finding(
         change=Change(less_ns=less),
-        evidence=tuple(_evidence(observation, turns, counts)),
+        evidence=tuple(_evidence(observation, rotation, counts)),
         where=Where(
             spells=SlowSpells(
                 steps=int(struck.sum()), of=len(struck), times=float(by_step[struck].mean())
@@ -94,8 +94,11 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _turns(ratio: FloatArray) -> _Turns | None:
-    """Return who is slow when, where that is another worker in each step; else None."""
+def _rotation(ratio: FloatArray) -> _Rotation | None:
+    """Return the slow workers of each step; None where they do not rotate.
+
+    `ratio` is (pp, steps, dp): computing ÷ that of the worker's median step.
+    """
     limit = 1 + max(
         THRESHOLDS.slow_step, THRESHOLDS.to_scatter * scatter_of_most(np.ascontiguousarray(ratio))
     )
@@ -127,13 +130,13 @@ def _turns(ratio: FloatArray) -> _Turns | None:
     if again > _most_by_chance(max(struck - 1, 1), left):
         return None
     slow &= taking_part.reshape(ratio.shape[0], 1, ratio.shape[2])
-    return _Turns(ratio, slow, slowest, again)
+    return _Rotation(ratio, slow, slowest, again)
 
 
 def _most_by_chance(draws: int, workers: int) -> int:
-    """Return how often one of some workers is drawn at most, but for a small probability.
+    """Return how often the most frequent of `workers` is drawn by chance in `draws` draws.
 
-    Of a binomial count the tail, for all workers together (Bonferroni).
+    The quantile of a binomial count, corrected for all workers together (Bonferroni).
     """
     beyond, share = 1.0, 1 / workers
     for count in range(draws + 1):
@@ -145,12 +148,12 @@ def _most_by_chance(draws: int, workers: int) -> int:
     return draws
 
 
-def _evidence(observation: Observation, turns: _Turns, counts: IntArray) -> list[Evidence]:
-    struck = turns.slowest >= 0
+def _evidence(observation: Observation, rotation: _Rotation, counts: IntArray) -> list[Evidence]:
+    struck = rotation.slowest >= 0
     drawn, steps = int(struck.sum()), len(struck)
-    slowest = turns.ratio.max(axis=(0, 2))[struck]
+    slowest = rotation.ratio.max(axis=(0, 2))[struck]
     most = np.unravel_index(np.argmax(counts), counts.shape)
-    lines = [
+    return [
         Evidence(
             f"In {drawn} of {steps} steps one of {counts.size} workers takes "
             f"{slowest.mean():.2f}× its median step, {int((counts > 0).sum())} different ones in "
@@ -158,20 +161,20 @@ def _evidence(observation: Observation, turns: _Turns, counts: IntArray) -> list
             FigureView(),
         ),
         Evidence(
-            f"W{observation.hosts.named((int(most[1]), int(most[0])))[1:]} is the slowest most "
+            f"{observation.hosts.subject((int(most[1]), int(most[0])))} is the slowest most "
             f"often, in {counts[most]} steps; by chance up to "
             f"{_most_by_chance(drawn, counts.size)} would be. The same one is twice on end in "
-            f"{turns.again}",
+            f"{rotation.again}",
             RegionView(view="map"),
         ),
+        Evidence(f"Likeliest: {_likeliest(rotation)}"),
     ]
-    return [*lines, Evidence(f"Likeliest: {_likely(turns)}")]
 
 
-def _likely(turns: _Turns) -> str:
-    """Return what such turns mostly are, by what is slow in them."""
-    stages = turns.slow.shape[0]
-    of_rank = turns.slow.sum(axis=0)
+def _likeliest(rotation: _Rotation) -> str:
+    """Return the likeliest reason, by whether whole DP ranks or single stages are slow."""
+    stages = rotation.slow.shape[0]
+    of_rank = rotation.slow.sum(axis=0)
     whole = of_rank[of_rank > 0] >= THRESHOLDS.whole_rank * stages
     if stages > 1 and whole.mean() > THRESHOLDS.whole_rank:
         return (
@@ -186,8 +189,7 @@ def _likely(turns: _Turns) -> str:
     return "pauses, other tenants of the hosts, or sequence lengths that are not recorded"
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del job
+def _because(cause: Cause, job: JobFacts) -> str:  # noqa: ARG001 - no place is named
     spells = cause.where.spells
     if spells is None:
         return "no worker is slow: another one is in each step"
@@ -206,7 +208,7 @@ ROTATING: Final = CauseKind(
     cannot_judge=needs_peers,
     because=_because,
     find=_find,
-    holds_anyway=True,
+    needs_no_replay=True,
     needs_own_devices=True,
     remedy=always(
         Remedy(
@@ -218,6 +220,6 @@ ROTATING: Final = CauseKind(
             "length.",
         )
     ),
-    turn=Turn.SPECIAL,
+    phase=Phase.SPECIAL,
     over_steps=True,
 )

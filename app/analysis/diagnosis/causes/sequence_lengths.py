@@ -1,4 +1,4 @@
-"""Microbatches that take different times on all stages alike, at no fixed place."""
+"""Sequence-length imbalance: microbatches take different times, on all stages alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_comparable_stages
 from app.analysis.diagnosis.finding import (
     Change,
     Evidence,
@@ -17,7 +17,7 @@ from app.analysis.diagnosis.finding import (
     Uncertainty,
 )
 from app.analysis.diagnosis.locations import FigureView, RegionView
-from app.analysis.diagnosis.microbatch_effects import Typical
+from app.analysis.diagnosis.microbatch_effects import Effects
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
 from app.analysis.diagnosis.recorded_lengths import recorded_lengths
 from app.analysis.diagnosis.session_view import Signs
@@ -25,31 +25,30 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE
 from app.analysis.wording import percent
 
-# Bars and points of the pictures.
-_BINS: Final = 40
-_DRAWN: Final = 240
+_BINS: Final = 40  # bars of the histogram
+_DRAWN: Final = 240  # points of the scatter plot, about
 
 
 def _find(signs: Signs) -> Finding | None:
     """Return the imbalance; without it every microbatch takes the mean time of its stage."""
-    observation, typical = signs.observation, signs.typical
-    if typical is None or not typical.difference.differ:
+    observation, effects = signs.observation, signs.effects
+    if effects is None or not effects.difference.differ:
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
         for stage, nodes in enumerate(passes.nodes):
-            factor = typical.microbatches[name].of_stage(stage)
+            factor = effects.microbatches[name].of_stage(stage)
             times.update(zip(nodes.tolist(), factor.mean() / factor, strict=True))
-    factor = typical.microbatches[BACKWARD_COMPUTE].factor
+    factor = effects.microbatches[BACKWARD_COMPUTE].factor
     several = observation.layout.pp > 1
     evidence = [
         Evidence(
             "Forward and backward of a microbatch rise together on all stages: r = "
-            f"{typical.difference.correlation:.2f}"
+            f"{effects.difference.correlation:.2f}"
             + (", of its medians over them" if several else ""),
             RegionView(view="scatter"),
         ),
-        Evidence(_how_different(typical, factor), FigureView(part="spread")),
+        Evidence(_how_different(effects, factor), FigureView(part="spread")),
     ]
     drawn = None
     points = _against_squares(observation, factor)
@@ -63,21 +62,23 @@ def _find(signs: Signs) -> Finding | None:
         )
         squares, relative = points[:, :: -(-points.shape[1] // _DRAWN)]
         drawn = Squares(tuple(squares.tolist()), tuple(relative.tolist()))
-    figure = Lengths(spread=_spread(factor), squares=drawn)
+    counts, edges = np.histogram(sample(factor) / factor.mean(), _BINS)
+    spread = Spread(float(edges[0]), float(edges[-1]), tuple(counts.tolist()))
     work = factor.mean(axis=(0, 2), dtype=np.float64)
     return Finding(
         Change(times=times),
         tuple(evidence),
-        figure=figure,
+        figure=Lengths(spread=spread, squares=drawn),
         uncertainty=Uncertainty(work=work / work.mean()),
     )
 
 
-def _how_different(typical: Typical, factor: SingleArray) -> str:
-    if typical.difference.rare:
+def _how_different(effects: Effects, factor: SingleArray) -> str:
+    """Return the sentence about how much the times of microbatches differ."""
+    if effects.difference.rare:
         values = sample(factor)
         typical_factor = float(np.median(values))
-        long = values[values > typical.difference.long * typical_factor]
+        long = values[values > effects.difference.long * typical_factor]
         if len(long):
             return (
                 f"{percent(len(long) / len(values), 0)} of the microbatches take "
@@ -90,25 +91,19 @@ def _how_different(typical: Typical, factor: SingleArray) -> str:
     )
 
 
-def _spread(factor: SingleArray) -> Spread:
-    """Count microbatches by their time over the mean."""
-    counts, edges = np.histogram(sample(factor) / factor.mean(), _BINS)
-    return Spread(float(edges[0]), float(edges[-1]), tuple(counts.tolist()))
-
-
 def _against_squares(observation: Observation, factor: SingleArray) -> FloatArray | None:
-    """Return Σs² of the recorded lengths and times over their mean; None where there are too few.
+    """Return Σs² of each microbatch and its time ÷ the mean, shape (2, microbatches).
 
-    An array of shape (2, microbatches).
+    None where too few lengths are recorded, or all are alike.
     """
     lengths = recorded_lengths(observation)
     if lengths is None:
         return None
-    found = np.stack([lengths.squares, lengths.of(factor)])
-    if (found.std(axis=1) == 0).any():
+    points = np.stack([lengths.squares, lengths.of(factor)])
+    if (points.std(axis=1) == 0).any():
         return None
-    found[1] /= factor.mean()
-    return found
+    points[1] /= factor.mean()
+    return points
 
 
 SEQUENCE_LENGTHS: Final = CauseKind(
@@ -118,7 +113,7 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     sign="Forward and backward of a microbatch are long or short together on all stages, on every "
     "DP rank and in all steps: all of them differ, or a few are far longer.",
     blames_machine=False,
-    cannot_judge=needs_like_stages,
+    cannot_judge=needs_comparable_stages,
     because=always("microbatches differ in length, on all workers alike"),
     find=_find,
     plan=Plan.BALANCE_MICROBATCHES,

@@ -1,7 +1,7 @@
-"""Steps in which all workers compute slower than in their best steps, in spells or steadily.
+"""Slow together: all workers compute slower than in their best steps, in spells or steadily.
 
-Comparing workers cannot show it: the reason is outside of the job or in its state. With earlier
-sessions of the job known, all steps may be slower than those.
+Comparing workers with one another cannot show it: the reason is outside of the job, or in its
+state. Where earlier sessions of the job are known, all steps may be slower than theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.budget.common_slowdown import CommonFactor
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy
 from app.analysis.diagnosis.earlier_sessions import Past
 from app.analysis.diagnosis.finding import (
     Cause,
@@ -35,7 +35,7 @@ from app.analysis.diagnosis.locations import (
     Where,
 )
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, scatter_of_most
-from app.analysis.diagnosis.recorded_lengths import Together, slow_together
+from app.analysis.diagnosis.recorded_lengths import SlowTogether, slow_together
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.robust_statistics import median
@@ -51,21 +51,21 @@ _WIDE: Final = 1.96
 class Thresholds:
     """What decides what is likely to slow all workers."""
 
-    # Where microbatches differ, slow steps come in stretches of this many, on average: single ones
-    # are those with long microbatches.
+    # Where microbatches differ in length, slow steps come in stretches of this mean length: single
+    # slow steps are those with long microbatches.
     stretch: float = 3.0
-    # The median microbatch is longer in slow steps by this share of what the mean one is: else few
-    # are, by a multiple.
+    # In slow steps the median microbatch is longer by this share of the mean's excess: otherwise a
+    # few microbatches are much longer, and most are not.
     of_most: float = 0.3
-    nearly_all: float = 0.9  # Steps are slow since one of them when this share of them is.
-    # A pause before the first slow step is this many times the usual one, and this share of a
+    nearly_all: float = 0.9  # share of slow steps in a stretch that counts as slow throughout
+    # A pause before the first slow step lasts this many times the usual gap, and this share of a
     # step.
     pause_to_usual: float = 3.0
     pause: float = 0.1
-    more_work: float = 1.03  # Steps have more work from this ratio on.
-    # Backwards are not slow when their excess is below this share of that of forwards: hosts are.
+    more_work: float = 1.03  # ratio from which slow steps count as having more work
+    # Below this share of the forwards' excess, backwards are not slow: the hosts are.
     one_way: float = 0.25
-    # Collections take longer in the slow steps by this share of what these lose.
+    # Collections explain slow steps when their excess is this share of the loss.
     collecting: float = 0.5
     one_session: float = 0.8  # the highest confidence where the past is a single session
 
@@ -74,7 +74,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _hides(signs: Signs) -> bool:
-    """Return whether there are slow steps: the ideal, a mean over all steps, is slow too."""
+    """Return whether there are slow steps: the ideal, a mean over all steps, contains them."""
     shared = signs.observation.shares_processors
     past = signs.past
     slower = past is not None and past.all_slower
@@ -84,17 +84,17 @@ def _hides(signs: Signs) -> bool:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow steps; without it all workers compute in them as in their best ones."""
+    """Return the slow steps; without the cause all workers compute as in their best steps."""
     observation = signs.observation
     found = observation.memoize(slow_together)
     factor = found.factor
-    within = bool(factor.slow.any()) and not _of_long_microbatches(signs, factor)
+    within = bool(factor.slow.any()) and not _are_of_long_microbatches(signs, factor)
     before = signs.past if signs.past is not None and signs.past.all_slower else None
     if not within:
-        return None if before is None else _than_before(observation, before)
+        return None if before is None else _slower_than_before(observation, before)
     by_step = factor.by_step * (1.0 if before is None else before.times)
     share = (1 - 1 / by_step)[:, None]
-    less = _less(observation, share)
+    less = _lost_ns(observation, share)
     likely = _likely(signs, found)
     steps = observation.layout.steps
     figure = ComputingLevels(
@@ -111,7 +111,7 @@ def _find(signs: Signs) -> Finding | None:
         change=Change(less_ns=less),
         evidence=(
             *_evidence(observation, found, figure),
-            *(() if before is None else (_against(before),)),
+            *(() if before is None else (_against_past(before),)),
         ),
         where=Where(spells=spells),
         figure=figure,
@@ -121,8 +121,8 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _less(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
-    """Return what computations would be shorter by, given by the share of each step, (steps, 1)."""
+def _lost_ns(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
+    """Return the lost computing time by node; `share` is the lost part of each step, (steps, 1)."""
     return {
         node: observation.recorded_ns[node] * share
         for name in COMPUTATIONS
@@ -131,13 +131,13 @@ def _less(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
     }
 
 
-def _than_before(observation: Observation, past: Past) -> Finding:
-    """Return that all steps are slower than in the job's past; without it they are as then."""
+def _slower_than_before(observation: Observation, past: Past) -> Finding:
+    """Return the finding that all steps are slower than in the job's earlier sessions."""
     steps = len(observation.layout.steps)
     share = np.full((steps, 1), 1 - 1 / past.times)
     return Finding(
-        change=Change(less_ns=_less(observation, share)),
-        evidence=(_against(past),),
+        change=Change(less_ns=_lost_ns(observation, share)),
+        evidence=(_against_past(past),),
         figure=ComputingLevels(
             by_step=(past.times,) * steps, when=f"than in session {past.number}"
         ),
@@ -146,7 +146,7 @@ def _than_before(observation: Observation, past: Past) -> Finding:
     )
 
 
-def _against(past: Past) -> Evidence:
+def _against_past(past: Past) -> Evidence:
     known = int(np.count_nonzero(~np.isnan(past.ratio)))
     of = "" if past.sessions == 1 else f" and {past.sessions - 1} more like it"
     return Evidence(
@@ -156,29 +156,24 @@ def _against(past: Past) -> Evidence:
     )
 
 
-def _of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
-    """Return whether a step is slow now and then, as where microbatches differ in length.
+def _are_of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
+    """Return whether slow steps are only those with long microbatches.
 
-    Or whether most microbatches of the slow steps take no longer, and few a multiple.
+    Either a few of their microbatches take a multiple and most take no longer, or single steps are
+    slow in a job whose microbatches differ in length.
     """
-    if _few_take_long(signs.observation, factor):
-        return True
+    passes = signs.observation.passes.get(BACKWARD_COMPUTE)  # which no pause lengthens
+    if passes is not None and factor.growth is None:
+        # (2, pp, steps, dp): each worker's mean and median microbatch of a step
+        taken = np.stack([passes.times_ns.mean(axis=1), median(passes.times_ns.swapaxes(0, 1))])
+        slow, best = (taken[:, :, steps].mean(axis=2) for steps in (factor.slow, factor.best))
+        mean, most = np.median(slow / best - 1, axis=(1, 2))
+        if mean > 0 and most < THRESHOLDS.of_most * mean:
+            return True
     places = np.flatnonzero(factor.slow)
     stretches = 1 + int(np.count_nonzero(np.diff(places) > 1))
     scattered = len(places) < THRESHOLDS.stretch * stretches
-    return scattered and signs.typical is not None and signs.typical.difference.differ
-
-
-def _few_take_long(observation: Observation, factor: CommonFactor) -> bool:
-    """Return whether backwards, which no pause lengthens, take longer in slow steps by a few."""
-    passes = observation.passes.get(BACKWARD_COMPUTE)
-    if passes is None or factor.growth is not None:
-        return False
-    # of a step of each worker, shape (2, pp, steps, dp): what its mean and median one take
-    taken = np.stack([passes.times_ns.mean(axis=1), median(passes.times_ns.swapaxes(0, 1))])
-    slow, best = (taken[:, :, steps].mean(axis=2) for steps in (factor.slow, factor.best))
-    mean, most = np.median(slow / best - 1, axis=(1, 2))
-    return bool(mean > 0 and most < THRESHOLDS.of_most * mean)
+    return scattered and signs.effects is not None and signs.effects.difference.differ
 
 
 def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
@@ -186,7 +181,7 @@ def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
 
 
 def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
-    """Say in which steps all workers are slow."""
+    """Return the words for the steps in which all workers are slow."""
     places = np.flatnonzero(slow)
     first, last = int(places[0]), int(places[-1])
     if np.mean(slow[first : last + 1]) < THRESHOLDS.nearly_all:
@@ -196,21 +191,27 @@ def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
     return f"in steps {steps[first]} to {steps[last]}" if first else f"until step {steps[last]}"
 
 
-def _likely(signs: Signs, found: Together) -> str:
-    """Return what accompanies the slow steps; empty where nothing tells."""
-    reasons = (
-        _pause_before(signs, found.factor),
-        _more_work(found),
-        _collecting(signs.observation, found),
-        _forwards_only(signs.observation, found),
-        _lengths_unknown(signs, found),
-        _growing(found.factor),
-    )
-    return next(filter(None, reasons), "")
+def _likely(signs: Signs, found: SlowTogether) -> str:
+    """Return the likeliest reason of the slow steps, a clause; empty where there is no sign."""
+    factor = found.factor
+    pause = _pause_before(signs, factor)
+    if pause:
+        return pause
+    if found.work is not None and found.work >= THRESHOLDS.more_work:
+        return f"with {found.work:.2f}× the work of the best steps by their sequences' lengths"
+    if _collections_explain(signs.observation, found):
+        return "as collecting garbage takes longer"
+    forward, others = _by_direction(signs.observation, found)
+    if others - 1 < THRESHOLDS.one_way * (forward - 1):
+        return "in forwards only, as where hosts keep devices waiting"
+    if found.work is None and signs.effects is not None and signs.effects.difference.differ:
+        return "as with longer sequences, whose lengths are not recorded"
+    grows = factor.growth is not None and factor.growth >= 0
+    return "as where memory, or what a step looks through, grows" if grows else ""
 
 
 def _pause_before(signs: Signs, factor: CommonFactor) -> str:
-    """Say how long nothing runs before the first slow step, where that is longer than usual."""
+    """Return the clause about an unusually long pause before the first slow step; empty if none."""
     observation, layout = signs.observation, signs.observation.layout
     first, following = int(np.argmax(factor.slow)), np.diff(layout.steps) == 1
     known = first > 0 and bool(following[first - 1]) and not observation.trace.step_relative
@@ -224,51 +225,21 @@ def _pause_before(signs: Signs, factor: CommonFactor) -> str:
     return f"after a pause of {pause / 1e9:.1f} s, as with a checkpoint"
 
 
-def _more_work(found: Together) -> str:
-    if found.work is None or found.work < THRESHOLDS.more_work:
-        return ""
-    return f"with {found.work:.2f}× the work of the best steps by their sequences' lengths"
-
-
-def _collecting(observation: Observation, found: Together) -> str:
-    """Say that recorded collections take most of what slow steps take longer, where they do."""
+def _collections_explain(observation: Observation, found: SlowTogether) -> bool:
+    """Return whether recorded garbage collections take most of what the slow steps lose."""
     layout, factor = observation.layout, found.factor
     inside = sum(layout.paused_ns.values(), np.zeros(layout.start_ns.shape[1:]))
     taken = inside + observation.recorded_ns[layout.of_types(GC)].sum(axis=0)
     by_step = taken.mean(axis=1)
     more = float(by_step[factor.slow].mean() - by_step[factor.best].mean())
-    lost = float((1 - 1 / factor.by_step[factor.slow]).mean()) * _computing_ns(observation)
-    return "as collecting garbage takes longer" if more >= THRESHOLDS.collecting * lost else ""
+    nodes = layout.of_types(*COMPUTATIONS)
+    computing_ns = float(observation.recorded_ns[nodes].mean(axis=(1, 2)).sum()) / layout.pp
+    lost = float((1 - 1 / factor.by_step[factor.slow]).mean()) * computing_ns
+    return more >= THRESHOLDS.collecting * lost
 
 
-def _forwards_only(observation: Observation, found: Together) -> str:
-    forward, others = _by_direction(observation, found)
-    if others - 1 >= THRESHOLDS.one_way * (forward - 1):
-        return ""
-    return "in forwards only, as where hosts keep devices waiting"
-
-
-def _lengths_unknown(signs: Signs, found: Together) -> str:
-    differ = signs.typical is not None and signs.typical.difference.differ
-    if found.work is not None or not differ:
-        return ""
-    return "as with longer sequences, whose lengths are not recorded"
-
-
-def _growing(factor: CommonFactor) -> str:
-    if factor.growth is None or factor.growth < 0:
-        return ""
-    return "as where memory, or what a step looks through, grows"
-
-
-def _computing_ns(observation: Observation) -> float:
-    """Return what a worker computes in a mean step."""
-    nodes = observation.layout.of_types(*COMPUTATIONS)
-    return float(observation.recorded_ns[nodes].mean(axis=(1, 2)).sum()) / observation.layout.pp
-
-
-def _by_direction(observation: Observation, found: Together) -> tuple[float, float]:
-    """Return how many times as long forwards and all others take in the slow steps."""
+def _by_direction(observation: Observation, found: SlowTogether) -> tuple[float, float]:
+    """Return the slow steps' time ÷ the best steps', of forwards and of all other computations."""
     factor, ratios = found.factor, []
     forwards = observation.layout.of_types(FORWARD_COMPUTE)
     computing = observation.layout.of_types(*COMPUTATIONS)
@@ -278,7 +249,9 @@ def _by_direction(observation: Observation, found: Together) -> tuple[float, flo
     return ratios[0], ratios[1]
 
 
-def _evidence(observation: Observation, found: Together, figure: ComputingLevels) -> list[Evidence]:
+def _evidence(
+    observation: Observation, found: SlowTogether, figure: ComputingLevels
+) -> list[Evidence]:
     factor, steps = found.factor, observation.layout.steps
     worst = StepView(step=int(steps[np.argmax(np.where(factor.slow, factor.level, 0.0))]))
     forward, others = _by_direction(observation, found)
@@ -292,11 +265,16 @@ def _evidence(observation: Observation, found: Together, figure: ComputingLevels
                 FigureView(),
             )
         )
-        lines.append(Evidence(_end(steps, factor.slow), worst))
+        last = int(np.flatnonzero(factor.slow)[-1])
+        end = "It lasts until the end of the session"
+        if last < len(steps) - 1:
+            end = f"It is over in step {steps[last + 1]}"
+        lines.append(Evidence(end, worst))
     else:
         lines.append(
             Evidence(
-                f"{_who(observation)} {_per_step(figure.growth)} each step, "
+                f"{_who(observation)} {percent(abs(figure.growth))} "
+                f"{'longer' if figure.growth > 0 else 'shorter'} each step, "
                 f"{factor.level.max():.2f}× in the longest as in the best steps: forward "
                 f"{forward:.2f}×, backward {others:.2f}× on average",
                 FigureView(),
@@ -317,18 +295,6 @@ def _who(observation: Observation) -> str:
     return f"All {workers} workers compute" if workers > 1 else "The worker computes"
 
 
-def _per_step(growth: float) -> str:
-    return f"{percent(abs(growth))} {'longer' if growth > 0 else 'shorter'}"
-
-
-def _end(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
-    """Say how it ends."""
-    last = int(np.flatnonzero(slow)[-1])
-    if last == len(slow) - 1:
-        return "It lasts until the end of the session"
-    return f"It is over in step {steps[last + 1]}"
-
-
 def _because(cause: Cause, job: JobFacts) -> str:
     several = len(job.ranks) * len(job.ranks[0]) > 1
     who = "all workers compute" if several else "the worker computes"
@@ -346,8 +312,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
             return f"{who} slower in some steps"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del hosts
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is named
     match cause.figure:
         case ComputingLevels(growth=float()):
             title = "Stop what grows from step to step"
@@ -374,11 +339,11 @@ SLOW_TOGETHER: Final = CauseKind(
     cannot_judge=lambda _signs: None,
     because=_because,
     find=_find,
-    hides=_hides,
+    slows_ideal=_hides,
     remedy=_remedy,
-    turn=Turn.ALL_WORKERS,
+    phase=Phase.ALL_WORKERS,
     everywhere=True,
-    holds_anyway=True,
+    needs_no_replay=True,
     needs_own_devices=True,
     over_steps=True,
 )

@@ -1,7 +1,8 @@
-"""Workers that compute slower than their stage's peers: always, since a step, by spells, in bursts.
+"""Slow worker: it computes slower than the other DP ranks of its stage.
 
-A pause of the interpreter lengthens forwards only, and never most of them; a worker that is slow
-in one direction takes longer for nearly all of its passes of that direction.
+Always, since some step, in spells, or in bursts of passes. A pause of the interpreter lengthens
+forwards only, and never most of them; a worker that is slow in one direction takes longer for
+nearly all of its passes of that direction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from app.analysis.diagnosis.finding import (
     StageLoad,
     WorkerSteps,
 )
-from app.analysis.diagnosis.group_waits import waits_for_missing
+from app.analysis.diagnosis.group_waits import waits_only_for_missing
 from app.analysis.diagnosis.locations import (
     JobFacts,
     RegionView,
@@ -32,7 +33,7 @@ from app.analysis.diagnosis.locations import (
     Worker,
     WorkerView,
 )
-from app.analysis.diagnosis.microbatch_effects import Typical
+from app.analysis.diagnosis.microbatch_effects import Effects
 from app.analysis.diagnosis.observation import (
     Observation,
     SingleArray,
@@ -54,26 +55,25 @@ class Thresholds:
 
     slow: float = 0.04  # A worker is lastingly slow from this excess over its peers on.
     slow_step: float = 0.07  # …and in a single step from this excess on
-    # …and by this many standard deviations of what healthy workers scatter by.
-    to_scatter: float = 6.0
-    slow_one_way: float = 0.1  # in one direction only it is lastingly slow from this excess on
-    burst: float = 0.25  # A pass of a burst takes this much longer than the worker's typical one.
+    to_scatter: float = 6.0  # …and by this many standard deviations of healthy workers
+    slow_one_way: float = 0.1  # lasting excess in one direction only
+    burst: float = 0.25  # A pass of a burst takes this much longer than the worker's typical pass.
     to_noise: float = 7.0  # …and by this many standard deviations of the residuals
-    # Bursts lengthen a worker's forwards and its backwards by this share each.
+    # Bursts lengthen a worker's forwards and its backwards by at least this share each.
     least_bursts: float = 0.02
-    to_median: float = 4.0  # …and by this many times what they do on the median worker
-    # A worker is slow by bursts and not by steps when they explain this many times as much.
+    to_median: float = 4.0  # …and by this many times the median worker's share
+    # A worker is slow in bursts, not in whole steps, when bursts explain this many times as much.
     no_steps: float = 1.2
-    # Other workers count when in their slow steps they are slow by this share of what the
-    # slowest is in its own: each slow step is lost, however often they come.
+    # Other workers are named when the excess in their slow steps is this share of the slowest
+    # worker's: each slow step is lost, however rare.
     to_slowest: float = 0.25
-    # Steps are all slow, or slow since one of them, when this share of them is.
+    # Steps count as all slow, or as slow since one of them, from this share on.
     nearly_all: float = 0.9
-    # The highest confidence in one that was not recorded: the others may have waited for the
+    # The highest confidence in a worker that was not recorded: the others may have waited for the
     # network.
     not_recorded: float = 0.8
-    # A worker that is lastingly slow by this much counts in any case: with the slowest one
-    # replaced, the job would straggle because of it (paper, section 4).
+    # A worker with this lasting excess is always named: with the slowest one replaced, the job
+    # would straggle because of it (what-if paper, section 4).
     straggling: float = 0.1
 
 
@@ -82,45 +82,45 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slow:
-    """How slow workers are."""
+    """How slow workers are, arrays of shape (pp, steps, dp)."""
 
-    # (pp, steps, dp): by type: computing time ÷ that of the stage's peers
+    # by operation type: computing time ÷ that of the stage's peers
     times: Mapping[str, FloatArray]
-    level: FloatArray  # (pp, steps, dp): the same of forward and backward as one
-    when: NDArray[np.bool_]  # (pp, steps, dp): where they are slow
+    level: FloatArray  # the same of forward and backward combined
+    when: NDArray[np.bool_]  # the steps in which each worker is slow
 
     def excess(self) -> FloatArray:
-        """Return by how much of its time each worker is slow, shape (pp, dp)."""
+        """Return each worker's mean excess over its peers, shape (pp, dp)."""
         return np.asarray(np.where(self.when, self.level - 1, 0.0).mean(axis=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bursts:
-    """Passes that take far longer than their worker's others."""
+    """Passes that take far longer than the other passes of their worker."""
 
     limit: float  # a pass is slow beyond this multiple of its worker's typical time
-    workers: NDArray[np.bool_]  # (pp, dp): on which workers such passes are many
+    workers: NDArray[np.bool_]  # (pp, dp): workers with many such passes
 
     def of(self, residual: SingleArray) -> NDArray[np.bool_]:
-        """Return which passes are slow, given their residuals."""
+        """Return which passes of a residual are slow."""
         return np.asarray(residual > self.limit)
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the workers that are slow, slowest first; without it they compute like their peers."""
-    observation, slowness = signs.observation, signs.slowness
+    """Return the slow workers, slowest first; without the cause they compute like their peers."""
+    observation, slowness, effects = signs.observation, signs.slowness, signs.effects
     if slowness is None:
         return None
     if signs.stage_or_worker.slow is not None:
         return signs.stage_or_worker.slow
     found = _by_step(slowness)
-    waits = waits_for_missing(observation, 1 + THRESHOLDS.slow)
+    waits = waits_only_for_missing(observation, 1 + THRESHOLDS.slow)
     if waits.any():
         found = replace(found, when=found.when & ~waits[:, None, :])
     excess = found.excess()
-    bursts = None if signs.typical is None else _bursts(signs.typical, excess)
-    if bursts is not None and signs.typical is not None:
-        found = _with_bursts(found, signs.typical, bursts)
+    bursts = None if effects is None else _bursts(effects, excess)
+    if bursts is not None and effects is not None:
+        found = _with_bursts(found, effects, bursts)
         excess = found.excess()
     if excess.max() <= 0:
         return None
@@ -136,31 +136,33 @@ def _find(signs: Signs) -> Finding | None:
     )
     times = _without(observation, found, workers)
     in_bursts: set[Worker] = set()
-    if bursts is not None and signs.typical is not None:
+    if bursts is not None and effects is not None:
         in_bursts = {(dp, pp) for dp, pp in workers if bursts.workers[pp, dp]}
-        _shorten_bursts(times, observation, signs.typical, bursts, in_bursts)
+        _shorten_bursts(times, observation, effects, bursts, in_bursts)
     dp, pp = workers[0]
     when = found.when[pp, :, dp]
     as_slow = float(np.mean(_ratios(found.times, workers[0], when)))
-    level = tuple(found.level[pp, :, dp].tolist())
+    spells = None
+    if np.mean(when) < THRESHOLDS.nearly_all:
+        spells = SlowSpells(steps=int(when.sum()), of=len(when), times=as_slow)
+    absent = observation.layout.absent
     return Finding(
         change=Change(times=times),
         evidence=tuple(_evidence(observation, found, workers, in_bursts)),
-        where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
-        figure=WorkerSteps(worker=workers[0], ratio=level, times=as_slow),
+        where=Where(workers=tuple(workers), spells=spells),
+        figure=WorkerSteps(
+            worker=workers[0], ratio=tuple(found.level[pp, :, dp].tolist()), times=as_slow
+        ),
         uncertainty=held_against_peers(observation, workers),
-        doubt=Doubt(THRESHOLDS.not_recorded) if _absent(observation, workers[0]) else None,
+        # A worker that recorded nothing is slow only by the wait of the others for it.
+        doubt=Doubt(THRESHOLDS.not_recorded)
+        if absent is not None and bool(absent[dp, pp])
+        else None,
     )
 
 
-def _absent(observation: Observation, worker: Worker) -> bool:
-    """Return whether a worker is slow only by what the others waited for it."""
-    absent = observation.layout.absent
-    return absent is not None and bool(absent[worker])
-
-
 def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
-    """Return in which steps most passes of which workers are slow."""
+    """Return the workers and steps in which most passes are slow."""
     forward, backward = slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE]
     both, either = np.minimum(forward, backward), np.maximum(forward, backward)
     lasting = median(both.swapaxes(0, 1))
@@ -176,18 +178,19 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
     return _Slow(slowness, level, slow | one_way)
 
 
-def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
-    """Return on which workers single passes are slow, forward and backward; None on none.
+def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
+    """Return the workers with slow single passes, forward and backward; None if there are none.
 
-    Workers that whole steps explain nearly as well are not among them; `by_step` is their excess.
+    `by_step` is each worker's excess by whole steps, shape (pp, dp); workers whose excess these
+    explain nearly as well are not included.
     """
-    forward, backward = typical.residual[FORWARD_COMPUTE], typical.residual[BACKWARD_COMPUTE]
+    forward, backward = effects.residual[FORWARD_COMPUTE], effects.residual[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
         return None
-    limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * typical.noise)
+    limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * effects.noise)
     shares = []
     for residual in (forward, backward):
-        # Stage by stage: copies of everything would be what a large session's analysis needs most.
+        # Stage by stage: whole copies would be the peak memory of a large session's analysis.
         by_stage = [
             np.where(of_stage > limit, of_stage - 1, 0).mean(axis=(0, 1), dtype=np.float64)
             for of_stage in residual
@@ -202,14 +205,14 @@ def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
     return _Bursts(limit, workers) if workers.any() else None
 
 
-def _with_bursts(found: _Slow, typical: Typical, bursts: _Bursts) -> _Slow:
-    """Return how slow workers are, those with bursts in the steps in which they have them."""
+def _with_bursts(found: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
+    """Return how slow workers are, where those with bursts are slow in the steps of a burst."""
     times = {name: by_worker.copy() for name, by_worker in found.times.items()}
     level, when = found.level.copy(), found.when.copy()
     for pp, dp in np.argwhere(bursts.workers).tolist():
         slow = np.zeros(when.shape[1], dtype=bool)
         for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-            residual = typical.residual[name][pp, :, :, dp]
+            residual = effects.residual[name][pp, :, :, dp]
             times[name][pp, :, dp] = residual.mean(axis=0)
             slow |= bursts.of(residual).any(axis=0)
         ratios = times[FORWARD_COMPUTE][pp, :, dp], times[BACKWARD_COMPUTE][pp, :, dp]
@@ -221,7 +224,7 @@ def _with_bursts(found: _Slow, typical: Typical, bursts: _Bursts) -> _Slow:
 def _without(
     observation: Observation, found: _Slow, workers: list[Worker]
 ) -> dict[int, FloatArray]:
-    """Return factors that make the steps in which workers are slow like those of their peers."""
+    """Return factors on computing times that remove the slowness of some workers, by node."""
     times: dict[int, FloatArray] = {}
     for name, by_worker in found.times.items():
         for pp in sorted({pp for _, pp in workers}):
@@ -229,7 +232,7 @@ def _without(
             for dp in (dp for dp, stage in workers if stage == pp):
                 own, when = by_worker[pp, :, dp], found.when[pp, :, dp]
                 if observation.shares_processors:
-                    # Some steps take it longer by chance, as they do its peers.
+                    # Single steps vary by contention, as those of its peers do.
                     own = np.asarray(np.median(own[when]))
                 factor[:, dp] = np.where(when, 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
@@ -239,14 +242,14 @@ def _without(
 def _shorten_bursts(
     times: dict[int, FloatArray],
     observation: Observation,
-    typical: Typical,
+    effects: Effects,
     bursts: _Bursts,
     workers: set[Worker],
 ) -> None:
-    """Let the slow passes of workers with bursts, and no others, take their typical time."""
+    """Replace the factors of workers with bursts: slow passes alone take their typical time."""
     for name, passes in observation.passes.items():
         for dp, pp in sorted(workers):
-            residual = typical.residual[name][pp, :, :, dp]
+            residual = effects.residual[name][pp, :, :, dp]
             factors = np.where(bursts.of(residual), 1 / residual, 1.0)
             for node, factor in zip(passes.nodes[pp].tolist(), factors, strict=True):
                 changed = times[node].copy()
@@ -257,19 +260,12 @@ def _shorten_bursts(
 def _ratios(
     slowness: Mapping[str, FloatArray], worker: Worker, when: NDArray[np.bool_]
 ) -> tuple[float, float]:
-    """Return how many times as long as its peers a worker computes, forward and backward."""
+    """Return a worker's mean computing time ÷ that of its peers, forward and backward."""
     dp, pp = worker
     forward, backward = (
         float(slowness[name][pp, when, dp].mean()) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
     )
     return forward, backward
-
-
-def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
-    """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
-    if np.mean(when) >= THRESHOLDS.nearly_all:
-        return None
-    return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
 
 def _evidence(
@@ -282,7 +278,7 @@ def _evidence(
         bursts = ", in bursts of some passes" if (dp, pp) in in_bursts else ""
         lines.append(
             Evidence(
-                f"W{observation.hosts.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
+                f"{observation.hosts.subject((dp, pp))}: forward {forward:.2f}×, backward "
                 f"{backward:.2f}× its stage's peers, {_when(observation, when)}{bursts}",
                 WorkerView(dp=dp, pp=pp),
             )
@@ -300,7 +296,7 @@ def _evidence(
 
 
 def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
-    """Say in which steps a worker is slow."""
+    """Return the words for the steps in which a worker is slow."""
     count, share = len(slow), float(np.mean(slow))
     if count == 1:
         return "in this step"
@@ -314,7 +310,7 @@ def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
 
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
-    who = job.named(workers[0])
+    who = job.name_workers(workers[0])
     host = job.whole_host(workers) if len(workers) > 1 else None
     if host is not None:
         return f"{host} is slow: all of its {len(workers)} workers are, and no others"
@@ -347,7 +343,7 @@ SLOW_WORKER: Final = CauseKind(
     cannot_judge=needs_peers,
     because=_because,
     find=_find,
-    holds_anyway=True,
+    needs_no_replay=True,
     plan=Plan.REPLACE_WORKERS,
     planned_around=True,
     alerts_alone=True,

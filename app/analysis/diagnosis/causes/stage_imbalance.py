@@ -1,30 +1,24 @@
-"""Stages that have more to compute than the others."""
+"""Stage imbalance: a pipeline stage has more to compute than the others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
-from app.analysis.diagnosis.finding import Cause, Finding
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_comparable_stages
+from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.locations import JobFacts
-from app.analysis.diagnosis.session_view import Signs
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides how the verdict names a heavy stage."""
+    """Limit below which the verdict names a slow worker as the other explanation."""
 
-    # Below this confidence a stage of one DP rank may have a slow worker instead.
+    # Below this confidence, a heavy stage with one DP rank may be a slow worker instead.
     sure: float = 0.9
 
 
 THRESHOLDS: Final = Thresholds()
-
-
-def _find(signs: Signs) -> Finding | None:
-    """Return the heaviest stage, where stages differ; without it all have the same to compute."""
-    return signs.stage_or_worker.heavy
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
@@ -42,9 +36,9 @@ STAGE_IMBALANCE: Final = CauseKind(
     word="stage",
     sign="One stage has more to compute than the others, on the median DP rank and in all steps.",
     blames_machine=False,
-    cannot_judge=needs_like_stages,
+    cannot_judge=needs_comparable_stages,
     because=_because,
-    find=_find,
+    find=lambda signs: signs.stage_or_worker.heavy,
     plan=Plan.DIVIDE_LAYERS,
     planned_around=True,
 )

@@ -1,12 +1,12 @@
-"""Tensor-parallel ranks that always delay their group."""
+"""Tensor-parallel straggler: one rank delays nearly all collectives of its group."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, Remedy, Turn, needs_tensor_ranks
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Plan, needs_tensor_ranks
 from app.analysis.diagnosis.causes.late_rank import TENSOR, because_of, replacing, sign_of, where_of
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Change, Evidence, Finding
 from app.analysis.diagnosis.group_waits import (
     LISTED,
     computations_without,
@@ -14,12 +14,11 @@ from app.analysis.diagnosis.group_waits import (
     view_of,
     without_waits,
 )
-from app.analysis.diagnosis.locations import Hosts, JobFacts
 from app.analysis.diagnosis.session_view import Signs
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without it no rank waits."""
+    """Return the groups that wait for one rank; without the cause no rank waits."""
     groups = [group for group in signs.waiting if group.of_one_rank]
     if not groups:
         return None
@@ -35,19 +34,6 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _hides(signs: Signs) -> bool:
-    """Return whether groups wait: a single one has no other to be compared with."""
-    return bool(signs.waiting)
-
-
-def _because(cause: Cause, job: JobFacts) -> str:
-    return because_of(cause, job, TENSOR)
-
-
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    return replacing(cause, hosts, TENSOR)
-
-
 TENSOR_STRAGGLER: Final = CauseKind(
     name="tensor_parallel_straggler",
     title="Tensor-parallel straggler",
@@ -55,10 +41,11 @@ TENSOR_STRAGGLER: Final = CauseKind(
     sign="One rank arrives last at nearly all collectives of its tensor-parallel group.",
     blames_machine=True,
     cannot_judge=needs_tensor_ranks,
-    because=_because,
+    because=lambda cause, job: because_of(cause, job, TENSOR),
     find=_find,
-    hides=_hides,
-    remedy=_remedy,
+    # a single group has no other group to be compared with
+    slows_ideal=lambda signs: bool(signs.waiting),
+    remedy=lambda cause, hosts: replacing(cause, hosts, TENSOR),
     plan=Plan.SHED_WORK,
-    turn=Turn.WITHIN_WORKERS,
+    phase=Phase.WITHIN_WORKERS,
 )

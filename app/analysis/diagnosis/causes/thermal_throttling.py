@@ -1,4 +1,4 @@
-"""Workers that grow slower over several steps and recover, as devices do that get too hot."""
+"""Thermal throttling: workers grow slower over several steps and recover, like hot devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_peers
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, needs_peers
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, WorkerSteps
 from app.analysis.diagnosis.locations import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
 from app.analysis.diagnosis.observation import Observation, held_against_peers, scatter_of_most
@@ -24,35 +24,34 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a worker drifts as a hot device does."""
+    """What decides whether a worker's slowness drifts as a hot device's does."""
 
-    least_range: float = 0.1  # heat changes how slow a worker is by this much over the session
-    to_scatter: float = 8.0  # …and by this many standard deviations of what workers scatter by
-    least_move: float = 0.02  # from one step to the next a change of this size is a move
-    move_to_scatter: float = 4.0  # …that is this many standard deviations
-    moves: int = 3  # heat comes or goes in this many moves one way in a row
-    moves_again: int = 2  # …or in this many, again and again
-    of_range: float = 0.4  # such a climb is this share of the range
-    of_all: float = 0.2  # all climbs together are this share of all moves
-    one_move: float = 0.6  # no move is a larger share of its climb
-    # …but the first of many is up to this share where steps are calm: a device nears the heat
-    # that it ends up with ever more slowly.
+    least_range: float = 0.1  # range of a worker's slowness over the session
+    to_scatter: float = 8.0  # …in standard deviations of the workers' scatter
+    least_move: float = 0.02  # a move: a change of at least this much from step to step
+    move_to_scatter: float = 4.0  # …and of this many standard deviations
+    moves: int = 3  # a climb: at least this many moves one way in a row
+    moves_again: int = 2  # …or this many in a row, and this many times
+    of_range: float = 0.4  # a climb is at least this share of the range
+    of_all: float = 0.2  # all climbs together are at least this share of all moves
+    one_move: float = 0.6  # a single move is at most this share of its climb
+    # …or up to this share in a long climb of a calm worker: a device nears its final temperature
+    # ever more slowly.
     one_of_many: float = 0.7
-    # The direction changes at this share of the steps at most; chance turns at two of three.
+    # The direction changes at no more than this share of the steps; by chance, at two thirds.
     most_turns: float = 0.6
-    # Steps are calm where the squares of moves are at most this many times those of distances
-    # from the mean; chance makes them twice as much (von Neumann 1941).
+    # A worker is calm where the squares of its moves sum to at most this many times those of its
+    # distances from the mean; chance gives a ratio of 2 (von Neumann 1941).
     calm: float = 1.4
-    # Below this ratio calmness alone tells, where each move is too small to be told from
-    # chance.
+    # Below this ratio calmness alone is enough, where each move is lost in the scatter …
     smooth: float = 0.7
-    # …if this share of the steps lies between cool and hot: a worker of two levels moves as
-    # seldom.
+    # …if this share of the steps lies between cool and hot: a worker with two levels moves rarely
+    # too.
     between: float = 0.15
-    # Between cool and hot is what is this share of the range away from either.
+    # A step between cool and hot is at least this share of the range away from both.
     quarter: float = 0.25
-    # A worker has heated up at this share of the way from its coolest to its hottest step, and
-    # cooled down when it is as far back.
+    # A worker has heated up at this share of the way from its coolest to its hottest step, and has
+    # cooled down at the same share of the way back.
     warm: float = 0.7
     # Other workers count when their range is this share of that of the hottest.
     to_hottest: float = 0.25
@@ -62,14 +61,18 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the workers that drift, the slowest first; without it they compute like the others."""
+    """Return the drifting workers, slowest first; without it they compute like their peers."""
     observation, slowness = signs.observation, signs.slowness
     if slowness is None or needs_peers(signs) is not None:
         return None
     if observation.layout.dp == 1:
-        slowness = {name: _against_itself(by_worker) for name, by_worker in slowness.items()}
+        # without peers, against the worker's own coolest step
+        slowness = {
+            name: np.asarray(by_worker / by_worker.min(axis=1, keepdims=True))
+            for name, by_worker in slowness.items()
+        }
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
-    # Chance moves a worker by so much of what it takes, slow as it is.
+    # Relative to the worker's median step, as chance scales with the time a worker takes.
     levels = both / median(both.swapaxes(0, 1))[:, None, :]
     range_ = np.ptp(levels, axis=1)
     if range_.max() < THRESHOLDS.least_range:
@@ -87,7 +90,7 @@ def _find(signs: Signs) -> Finding | None:
             levels[pp, :, dp], max(THRESHOLDS.least_move, THRESHOLDS.move_to_scatter * noise)
         )
     ]
-    # What drifts nearly everywhere is no worker's heat.
+    # A drift of most workers is not the heat of single devices.
     if not workers or len(workers) > both[:, 0].size / 2:
         return None
     workers.sort(key=lambda worker: -float(both[worker[1], :, worker[0]].mean()))
@@ -102,41 +105,29 @@ def _find(signs: Signs) -> Finding | None:
         ),
         uncertainty=replace(
             held_against_peers(observation, workers),
-            # Between recorded stretches it is not known how often it came.
+            # A gap in the recorded steps may hide a cycle.
             cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
         ),
     )
-
-
-def _against_itself(by_worker: FloatArray) -> FloatArray:
-    """Return the slowness of workers without peers, against their own coolest step."""
-    return np.asarray(by_worker / by_worker.min(axis=1, keepdims=True))
 
 
 def _drifts(ratio: FloatArray, least: float) -> bool:
     """Return whether a worker's slowness comes or goes over several steps, and not by chance."""
     moves, away = np.diff(ratio), ratio - ratio.mean()
     restless = float((moves**2).sum() / (away**2).sum())
-    if restless <= THRESHOLDS.smooth and _is_between(ratio):
+    share = (ratio - ratio.min()) / np.ptp(ratio)
+    between = (share > THRESHOLDS.quarter) & (share < 1 - THRESHOLDS.quarter)
+    if restless <= THRESHOLDS.smooth and between.mean() >= THRESHOLDS.between:
         return True
     return _climbs(
         ratio, least, THRESHOLDS.one_of_many if restless <= THRESHOLDS.calm else THRESHOLDS.one_move
     )
 
 
-def _is_between(ratio: FloatArray) -> bool:
-    """Return whether many steps are between cool and hot."""
-    share = (ratio - ratio.min()) / np.ptp(ratio)
-    return bool(
-        ((share > THRESHOLDS.quarter) & (share < 1 - THRESHOLDS.quarter)).mean()
-        >= THRESHOLDS.between
-    )
-
-
 def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
-    """Return whether it moves one way over several steps, by `least` or more in each.
+    """Return whether the slowness moves one way over several steps, by at least `least` in each.
 
-    The largest of many moves on end is `most` of all of them.
+    No single move of a long climb is more than the share `most` of it.
     """
     moves = np.diff(ratio)
     moves = moves[np.abs(moves) >= least]
@@ -160,7 +151,7 @@ def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
 
 
 def _cycle(ratio: FloatArray) -> int | None:
-    """Return how many steps pass from one heating up to the next; None where it is seen once."""
+    """Return the mean number of steps between two rises; None where there are fewer than two."""
     share = (ratio - ratio.min()) / np.ptp(ratio)
     rises, cool = [], False
     for step, warm in enumerate(share.tolist()):
@@ -173,7 +164,7 @@ def _cycle(ratio: FloatArray) -> int | None:
 def _beyond_peers(
     observation: Observation, slowness: Mapping[str, FloatArray], workers: list[Worker]
 ) -> dict[int, FloatArray]:
-    """Return how much longer than their peers workers compute, by node, shape (steps, dp), ns."""
+    """Return the excess computing time over the peers, by node, shape (steps, dp), ns."""
     less: dict[int, FloatArray] = {}
     explained = observation.explained.computing_ns
     for name, by_worker in slowness.items():
@@ -199,7 +190,7 @@ def _evidence(observation: Observation, both: FloatArray, workers: list[Worker])
         )
         lines.append(
             Evidence(
-                f"W{observation.hosts.named((dp, pp))[1:]}: {ratio[coolest]:.2f}× {steady} in step "
+                f"{observation.hosts.subject((dp, pp))}: {ratio[coolest]:.2f}× {steady} in step "
                 f"{steps[coolest]}, {ratio[hottest]:.2f}× in step {steps[hottest]}, and in between "
                 f"in {int(between.sum())} of {len(ratio)} steps: it slows down and recovers over "
                 "several steps",
@@ -217,7 +208,7 @@ def _evidence(observation: Observation, both: FloatArray, workers: list[Worker])
 
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
-    who = job.named(workers[0])
+    who = job.name_workers(workers[0])
     if len(workers) > 1:
         return (
             f"{len(workers)} workers slow down over several steps, {who} most of all, as when hot"
@@ -234,7 +225,7 @@ def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
     host = hosts.whole_host(workers) if len(workers) > 1 else None
     return Remedy(
         "cool_device",
-        f"Cool {host or hosts.named(*workers)}",
+        f"Cool {host or hosts.name_workers(*workers)}",
         "Replayed with it computing all the time like the other DP ranks of its stage. Clocks, "
         "temperatures and limits of power say what throttles it: a fan, dust, neighbors, a cap.",
     )
@@ -252,6 +243,6 @@ THERMAL_THROTTLING: Final = CauseKind(
     find=_find,
     needs_own_devices=True,
     remedy=_remedy,
-    turn=Turn.SPECIAL,
+    phase=Phase.SPECIAL,
     over_steps=True,
 )

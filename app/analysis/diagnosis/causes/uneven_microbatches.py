@@ -1,6 +1,6 @@
-"""DP ranks with more microbatches than others, which wait at the gradient reduction.
+"""Uneven numbers of microbatches: some DP ranks run more, and the others wait for their gradients.
 
-Dynamic batches are filled by tokens, so each rank gets as many microbatches as its data need.
+Dynamic batches are filled by tokens, so a rank gets as many microbatches as its data need.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.causes.kind import CauseKind, Phase, Remedy, always
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.locations import Hosts, JobFacts, RegionView, Where
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.locations import JobFacts, RegionView, Where
 from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.engine.replay import NO_TRANSFER
 from app.analysis.replay.layout.dense import FloatArray
@@ -24,8 +22,8 @@ from app.analysis.replay.layout.dense import FloatArray
 class Thresholds:
     """What decides whether a DP rank always runs more microbatches."""
 
-    # On average it runs this many times as many as the median one, and more than that by this many
-    # standard errors.
+    # Its mean number exceeds the median rank's by this factor, and by this many standard errors:
+    # a smaller difference comes from one rank or another having more in turn.
     more: float = 1.05
     errors: float = 4.0
 
@@ -33,27 +31,28 @@ class Thresholds:
 THRESHOLDS: Final = Thresholds()
 
 
-def _counts(observation: Observation) -> FloatArray | None:
-    """Return the microbatches by step and DP rank; None where all run as many."""
-    layout = observation.layout
-    if layout.padding is None:
+def _find(signs: Signs) -> Finding | None:
+    """Return the ranks with more microbatches; without it all run equally many in a step.
+
+    A rank that always has more gets the median number; a difference that changes ranks from step to
+    step is spread over all of them.
+    """
+    observation, layout = signs.observation, signs.observation.layout
+    padding = layout.padding
+    if padding is None:
         return None
-    counts = layout.padding.counts.astype(np.float64)
+    counts = padding.counts.astype(np.float64)  # (steps, dp)
     if layout.absent is not None:
-        # A missing rank runs as many as one that is typical.
+        # A rank that recorded nothing counts as typical.
         absent = layout.absent.all(axis=1)
         counts[:, absent] = np.median(counts[:, ~absent], axis=1, keepdims=True)
-    return counts if (counts != counts[:, :1]).any() else None
-
-
-def _find(signs: Signs) -> Finding | None:
-    """Return what differs; without it ranks run what is typical, and by turns as many as all do."""
-    observation = signs.observation
-    counts, padding = _counts(observation), observation.layout.padding
-    if counts is None or padding is None:
+    if not (counts != counts[:, :1]).any():
         return None
-    usual, lasting = _usual(counts)
-    # what a rank always has more than typical is its own; the rest is shared out
+    mean = counts.mean(axis=0)
+    typical = float(np.median(mean))
+    by_turns = THRESHOLDS.errors * float(np.mean(counts.std(axis=0))) / len(counts) ** 0.5
+    apart = np.abs(mean - typical) > max((THRESHOLDS.more - 1) * typical, by_turns)
+    usual, lasting = np.where(apart, mean, typical), apart & (mean > typical)
     own = np.where(lasting, usual - np.median(usual), 0.0)
     shared = (counts - own).mean(axis=1)
     weights = padding.weights(shared)[..., None]
@@ -72,17 +71,8 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _usual(counts: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return how many microbatches each rank runs, but for turns, and which always run more."""
-    mean = counts.mean(axis=0)
-    typical = float(np.median(mean))
-    by_turns = THRESHOLDS.errors * float(np.mean(counts.std(axis=0))) / len(counts) ** 0.5
-    apart = np.abs(mean - typical) > max((THRESHOLDS.more - 1) * typical, by_turns)
-    return np.where(apart, mean, typical), apart & (mean > typical)
-
-
 def _difference(counts: FloatArray, usual: FloatArray, more: list[int]) -> str:
-    """Say how many microbatches ranks run."""
+    """Return the sentence about how many microbatches the ranks run."""
     typical = float(np.median(usual))
     fewer = np.flatnonzero(usual < typical)
     if not more and len(fewer):
@@ -112,15 +102,6 @@ def _because(cause: Cause, job: JobFacts) -> str:  # noqa: ARG001 - no host is t
     return f"{len(ranks)} DP ranks run more microbatches than the others"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is to blame
-    return Remedy(
-        "share_microbatches",
-        "Give all DP ranks equally many microbatches",
-        "Replayed with each DP rank running as many microbatches as typical: let the sampler deal "
-        "them out by their tokens over all DP ranks, not within each of them.",
-    )
-
-
 UNEVEN_MICROBATCHES: Final = CauseKind(
     name="uneven_microbatches",
     title="Uneven numbers of microbatches",
@@ -130,6 +111,13 @@ UNEVEN_MICROBATCHES: Final = CauseKind(
     cannot_judge=lambda _signs: None,
     because=_because,
     find=_find,
-    remedy=_remedy,
-    turn=Turn.WITHIN_WORKERS,
+    remedy=always(
+        Remedy(
+            "share_microbatches",
+            "Give all DP ranks equally many microbatches",
+            "Replayed with each DP rank running as many microbatches as typical: let the sampler "
+            "deal them out by their tokens over all DP ranks, not within each of them.",
+        )
+    ),
+    phase=Phase.WITHIN_WORKERS,
 )

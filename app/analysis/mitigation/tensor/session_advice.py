@@ -32,7 +32,7 @@ from app.analysis.mitigation.tensor.group import Group
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import Trace
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
 NS: Final = 1e-9
 # Largest γ whose loss of accuracy is tolerable by the paper's measurements.
@@ -186,7 +186,7 @@ def fix_of(advice: TensorAdvice) -> Fix | None:
     risk = f"; leaves out {percent(loss, 0)} of a rank’s columns, measure the loss" if loss else ""
     return Fix(
         "shed_work",
-        f"Take work off {named('rank', ranks)}: {_WORDS[best.method]}",
+        f"Take work off {name_list('rank', ranks)}: {_WORDS[best.method]}",
         "Replayed with each tensor-parallel group waiting as long as its plan leaves it; "
         f"communication is taken to be free{risk}.",
         advice.predicted_step_time,

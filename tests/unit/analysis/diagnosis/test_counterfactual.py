@@ -44,7 +44,7 @@ def test_what_has_been_replayed_already_is_not_replayed_again() -> None:
     assert np.array_equal(anew.without(frozenset()), plain)
     assert known.without(frozenset()) is plain
     assert np.array_equal(known.shares([0]), anew.shares([0]))
-    assert (known.staying(LATE).without(frozenset()) > plain).all()
+    assert (known.with_delays(LATE).without(frozenset()) > plain).all()
 
 
 def test_with_late_launches_removed_the_steps_are_those_of_the_plain_replay() -> None:

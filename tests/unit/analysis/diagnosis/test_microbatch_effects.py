@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.analysis.diagnosis.microbatch_effects import take_apart
+from app.analysis.diagnosis.microbatch_effects import split_effects
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.session import prepare_replay
 from tests.oracles.physics.world import World
@@ -30,7 +30,7 @@ def test_without_their_lengths_all_dp_ranks_take_alike() -> None:
     trace, _ = struck(EVEN, unequal)
     passes = Observation(trace, prepare_replay(trace).main).passes
 
-    typical = take_apart(passes)
+    typical = split_effects(passes)
 
     assert typical.difference.differ
     for name, own in passes.items():

@@ -63,7 +63,7 @@ def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_other
         / total_ns[wait.cell[1], wait.cell[0]]
         for wait in measure_waits(healthy, CONTEXT_TYPES)
     ]
-    assert all(group.told for group in even)
+    assert all(group.typical_known for group in even)
     assert even[0].typical == pytest.approx(np.mean(waits), rel=0.1)
     # each of them would wait about so long, the job as all of them together
     assert without_waits(observation, even).reference == pytest.approx(even[0].typical / 2 / 6**0.5)
@@ -82,4 +82,4 @@ def test_a_single_group_does_not_tell_how_groups_differ() -> None:
     (group,) = as_divided_evenly(observation, waiting(observation))
 
     assert 0.0005 < group.typical < 0.01
-    assert not group.told
+    assert not group.typical_known

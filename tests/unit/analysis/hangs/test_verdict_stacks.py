@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from app.analysis.hangs.findings import HangKind
 from app.analysis.hangs.state import Frame, JobState, Process, RankState
-from app.analysis.hangs.verdict import judge_hang, standing
+from app.analysis.hangs.verdict import judge_hang, split_by_stacks
 
 REDUCING = (
     Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3012),
@@ -33,7 +33,7 @@ def test_the_rank_that_is_in_no_wait_is_named_with_its_line() -> None:
 
 
 def test_ranks_that_stand_in_one_line_of_the_users_wait_there() -> None:
-    found = standing(ranks(ITEM, ITEM, ITEM, LOADING))
+    found = split_by_stacks(ranks(ITEM, ITEM, ITEM, LOADING))
 
     assert found is not None
     assert (found.waiting, found.others) == ((0, 1, 2), (3,))
@@ -46,7 +46,7 @@ def test_stacks_that_do_not_tell_blame_no_rank() -> None:
     one_alone = ranks(LOADING)
     mostly_unknown = ranks(REDUCING, LOADING, (), (), ())
     for told in (all_wait, half_elsewhere, one_alone, mostly_unknown):
-        assert standing(told) is None
+        assert split_by_stacks(told) is None
         hang = judge_hang(JobState(groups=(), ranks=told))
         assert (hang.kind, hang.culprits) == (HangKind.NOTHING_PENDING, ())
 
@@ -60,7 +60,7 @@ def test_ranks_without_a_stack_are_named_as_unknown() -> None:
 
 def test_what_the_client_put_around_a_wait_hides_none() -> None:
     ours = Frame("Awaited.wait", "site-packages/paceline_client/torch/tap.py", 271)
-    found = standing(ranks((ours, *REDUCING), LOADING))
+    found = split_by_stacks(ranks((ours, *REDUCING), LOADING))
 
     assert found is not None
     assert (found.waiting, found.others, found.line) == ((0,), (1,), REDUCING[0])

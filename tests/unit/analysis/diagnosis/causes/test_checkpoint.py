@@ -74,7 +74,7 @@ def test_what_it_explains_is_no_wait_for_data() -> None:
     finding = found(CHECKPOINT, signs)
 
     assert DATA_LOADING.find(signs) is not None
-    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.launches.late_ns))) is None
+    assert DATA_LOADING.find(signs.net_of(Explained(late_ns=finding.launches.late_ns))) is None
 
 
 def test_with_late_data_both_are_named() -> None:

@@ -186,7 +186,7 @@ def test_what_it_explains_makes_no_worker_slow() -> None:
     signs = signs_of(session(UnevenExperts(0.8, lasting=1.0), job=EXPERTS))
     finding = found(EXPERT_PARALLEL, signs)
 
-    assert SLOW_WORKER.find(signs.less(Explained(finding.change.less_ns))) is None
+    assert SLOW_WORKER.find(signs.net_of(Explained(finding.change.less_ns))) is None
     assert {
         signs.observation.layout.op_names[signs.observation.layout.nodes.op[node]]
         for node in finding.change.less_ns

@@ -87,8 +87,8 @@ def test_what_regularly_passes_before_launches_is_no_part_of_a_job_that_it_slows
 
     assert "regular_delays" in [made.adaptation for made in report.fidelity.adaptations]
     assert report.slowdown < 1.05
-    assert HOST_OVERHEAD.hides
-    assert HOST_OVERHEAD.hides(signs_of(synthetic))
+    assert HOST_OVERHEAD.slows_ideal
+    assert HOST_OVERHEAD.slows_ideal(signs_of(synthetic))
     assert report.headline.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
 
 
@@ -104,15 +104,15 @@ def test_nothing_is_found_in_a_healthy_job() -> None:
 
     assert HOST_OVERHEAD.find(signs) is None
     assert HOST_OVERHEAD.cannot_judge(signs) is None
-    assert HOST_OVERHEAD.hides
-    assert not HOST_OVERHEAD.hides(signs)
+    assert HOST_OVERHEAD.slows_ideal
+    assert not HOST_OVERHEAD.slows_ideal(signs)
 
 
 def test_what_it_explains_is_no_wait_for_data() -> None:
     signs = signs_of(session(EVERYWHERE))
     finding = found(HOST_OVERHEAD, signs)
 
-    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.launches.late_ns))) is None
+    assert DATA_LOADING.find(signs.net_of(Explained(late_ns=finding.launches.late_ns))) is None
 
 
 def test_other_hosts_keep_what_regularly_passes() -> None:

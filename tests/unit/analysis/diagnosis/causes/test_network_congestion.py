@@ -136,8 +136,8 @@ def test_where_most_steps_are_slow_the_ideal_is_not_what_the_job_is_held_against
     synthetic = session(mostly, job=LONGER)
     diagnosis = diagnosed(synthetic)
 
-    assert NETWORK_CONGESTION.hides
-    assert NETWORK_CONGESTION.hides(signs_of(synthetic))
+    assert NETWORK_CONGESTION.slows_ideal
+    assert NETWORK_CONGESTION.slows_ideal(signs_of(synthetic))
     assert causes(diagnosis) == ["network_congestion"]
     assert diagnosis.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.05)
 

@@ -95,4 +95,4 @@ def test_an_explained_time_is_not_judged_again() -> None:
     finding = found(TENSOR_STRAGGLER, signs)
 
     assert SLOW_WORKER.find(signs) is not None
-    assert SLOW_WORKER.find(signs.less(Explained(finding.change.less_ns))) is None
+    assert SLOW_WORKER.find(signs.net_of(Explained(finding.change.less_ns))) is None

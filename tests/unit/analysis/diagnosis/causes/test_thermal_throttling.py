@@ -142,7 +142,7 @@ def test_what_it_explains_is_no_slow_worker() -> None:
     finding = found(THERMAL_THROTTLING, signs)
 
     assert SLOW_WORKER.find(signs) is not None
-    assert SLOW_WORKER.find(signs.less(Explained(finding.change.less_ns))) is None
+    assert SLOW_WORKER.find(signs.net_of(Explained(finding.change.less_ns))) is None
 
 
 def test_what_a_tensor_parallel_rank_costs_is_taken_off_before() -> None:
