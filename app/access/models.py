@@ -117,7 +117,7 @@ class PendingSignIn(Base):
 
 
 class GuessBucket(Base):
-    """Guesses of passwords that are counted together; deleted once they delay nobody any more."""
+    """Guesses of passwords that are counted together; deleted once they delay no one any more."""
 
     __tablename__ = "guess_bucket"
     __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)

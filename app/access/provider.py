@@ -35,7 +35,7 @@ from app.platform.settings import Settings
 # Time to sign in at the provider.
 PENDING_LASTS: Final = timedelta(minutes=10)
 # Sign-ins begin without authentication, which makes a bound necessary. Above it the oldest ones are
-# deleted, so that abandoned sign-ins lock nobody out.
+# deleted, so that abandoned sign-ins lock no one out.
 MOST_PENDING: Final = 10_000
 TIMEOUT_S: Final = 10.0
 # Cache of the provider's endpoints.

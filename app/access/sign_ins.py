@@ -236,7 +236,7 @@ def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
 def write_refusals(container: Container) -> int:
     """Write the counts of refusals since the last call into the audit log; return their lines.
 
-    Equal refusals are one line with a count, so that nobody can fill the log.
+    Equal refusals are one line with a count, so that no one can fill the log.
 
     Raises
     ------

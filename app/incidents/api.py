@@ -96,7 +96,7 @@ Sort = Annotated[
 
 
 class Filters:
-    """Parameters that filter incidents, besides state and job."""
+    """Parameters that filter incidents, other than state and job."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,

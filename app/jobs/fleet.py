@@ -212,7 +212,7 @@ def _page(
     number: int,
     size: int,
 ) -> ScalarSelect[Any]:
-    """Return the jobs of a page in their order; of the last page if there are not so many."""
+    """Return the jobs of a page in their order; of the last page if there are fewer."""
     one = jobs.c
     total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
     last = func.greatest(0, (total - 1) // size) * size

@@ -1,4 +1,4 @@
-"""Decode received bodies, in a thread beside the transaction that stores them; states of sessions.
+"""Decode received bodies, in a thread next to the transaction that stores them; states of sessions.
 
 A body in a storable format is stored as it was sent, while it is decoded; any other is stored in
 the format of `app.analysis.trace.storage` once it is decoded.

@@ -101,7 +101,7 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
 
 
 def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
-    """Return the ranges that a page offers beside its current one."""
+    """Return the ranges that a page offers next to its current one."""
     offered = [(name, label) for name, (_, label) in SPANS.items()]
     if with_all:
         offered.append((ALL, "All"))

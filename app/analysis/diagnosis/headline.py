@@ -22,7 +22,7 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.replay.robust_statistics import mean
 
-# Texts mention S beside the headline where they differ by more.
+# Texts mention S next to the headline where they differ by more.
 WORTH_SAYING: Final = 0.02
 WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
 
@@ -85,7 +85,7 @@ class Headline:
         return 1 - 1 / self.slowdown
 
     def differs(self, published: float) -> bool:
-        """Return whether S differs enough to be mentioned beside the headline."""
+        """Return whether S differs enough to be mentioned next to the headline."""
         return differs(self.slowdown, published)
 
 

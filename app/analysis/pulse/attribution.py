@@ -62,7 +62,7 @@ class GroupView:
 
 # Subjects are slow together if each is at least half as slow over the same steps.
 _TOGETHER: Final = 0.5
-# Up to so many ranks are taken to share a host where hosts are unknown.
+# Up to this many ranks are taken to share a host where hosts are unknown.
 _HOST_RANKS: Final = 8
 # A drift stays at nearly half of the threshold for a while before it crosses it.
 _RAMP_STEPS: Final = 64

@@ -113,21 +113,21 @@ class Case:
 
 
 # Opening and clearing.
-# Ranks of one host that become slow within so many steps of one another share a notice.
+# Ranks of one host that become slow within this many steps of one another share a notice.
 _JOINS_WITHIN: Final = 24
 # An episode continues spells if it begins within ten lengths of the one before; that gap is at
 # least the second and at most the third number of steps.
 _COMES_BACK: Final = (10, 100, 1000)
-# Episodes of several ranks within so many steps may be one rotating fault.
+# Episodes of several ranks within this many steps may be one rotating fault.
 _ROTATES_WITHIN: Final = 300
 # A rank of a rotating fault that stays slow for more steps gets a notice of its own.
 _LONGEST_TURN: Final = 200
 _RANKS_TO_ROTATE: Final = 3
-# Spells are over after so many steps, or three periods, without a slow one.
+# Spells are over after this many steps, or three periods, without a slow one.
 _SPELLS_OVER: Final = 100
 # Fewer slow steps in the history are single hiccups, and no spells.
 _SPELL_STEPS: Final = 6
-# A slow rank explains a slow job that began within so many steps.
+# A slow rank explains a slow job that began within this many steps.
 _EXPLAINS: Final = 60
 _AS_EXPLAINED: Final = 1.3
 # Half of the score that opens a notice: such a rank may explain a slow job.

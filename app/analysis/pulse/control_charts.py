@@ -24,7 +24,7 @@ _CLEARED: Final = 14.0
 _SLACK: Final = 0.05
 _STAGE_SLACK: Final = 0.06
 _JOB_SLACK: Final = 0.08
-# Slack is also at least so many standard deviations of the means of stretches.
+# Slack is also at least this many standard deviations of the means of stretches.
 _SLACK_DEVIATIONS: Final = 4.0
 # Most that a step adds to the score of the whole job: bursts of a dozen steps are no change.
 _JOB_CAP: Final = 1.0

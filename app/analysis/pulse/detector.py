@@ -23,7 +23,7 @@ from app.analysis.pulse.step_assembly import StepAssembler
 
 # Steps of a group, and of a rank that joins, are ignored at first: compiling, filling caches.
 FIRST_STEPS: Final = 10
-# Baselines are updated at the end of each stretch of so many steps.
+# Baselines are updated at the end of each stretch of this many steps.
 STRETCH: Final = 32
 
 

@@ -22,11 +22,11 @@ from app.analysis.pulse.notices import (
 )
 
 _USUAL_STEPS: Final = 5
-# A process whose beat is so many intervals late may be gone.
+# A process whose beat is this many intervals late may be gone.
 _LATE_BEATS: Final = 2.5
-# It is gone after so many intervals, and after as long as the job hangs, less one interval.
+# It is gone after this many intervals, and after as long as the job hangs, less one interval.
 _GONE_BEATS: Final = 3
-# Before so many steps a job has not begun.
+# Before this many steps a job has not begun.
 _FIRST_STEPS: Final = 5
 # Last steps whose median is the usual step time.
 _RECENT: Final = 255

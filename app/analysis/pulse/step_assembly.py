@@ -81,7 +81,7 @@ def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
     return rows.take(~negative & ~large)
 
 
-# A step waits for missing ranks for so many later steps.
+# A step waits for missing ranks for this many later steps.
 _WAITS_STEPS: Final = 2_048
 # Clients drop unsent rows after half a minute: none of an older step comes any more.
 _DROPPED_NS: Final = 40_000_000_000
@@ -90,7 +90,7 @@ _MANY: Final = 0.25
 # Cells (steps × ranks) that are held at once, and that may stay open.
 _MOST_CELLS: Final = 2_000_000
 _MOST_OPEN: Final = 600_000
-# A process group has at least so many rows a rank, and in all, before another one may follow.
+# A process group has at least this many rows a rank, and in all, before another one may follow.
 _GROUP_ROWS: Final = (8, 512)
 _NEVER: Final = np.iinfo(np.int64).max
 _LOOK_AHEAD: Final = 64

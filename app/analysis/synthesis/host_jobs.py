@@ -53,7 +53,7 @@ class HostJob:
     # A collective over all ranks ends the step; without it steps of stages overlap.
     barrier: bool = True
     posting: Posting = Posting.BLOCKING
-    # With windowed posting: a receive is posted so many computations of its direction ahead.
+    # With windowed posting: a receive is posted this many computations of its direction ahead.
     window: int = 1
     # With windowed posting: whether a host waits for each send, or for all at the step's end.
     sends_block: bool = False

@@ -267,7 +267,7 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: b
 
 
 def _told(*, live: bool) -> Meanwhile:
-    """Return what runs beside the server once the history is complete."""
+    """Return what runs next to the server once the history is complete."""
 
     @contextlib.contextmanager
     def begin(url: str, settings: Settings) -> Iterator[None]:

@@ -130,7 +130,7 @@ class IncidentsQuery:
 
     @property
     def narrowed(self) -> bool:
-        """Return whether it has filters besides the state."""
+        """Return whether it has filters other than the state."""
         return bool(set(self.parameters) - {"state", "sort"})
 
     def at(self, now: datetime) -> IncidentFilter:

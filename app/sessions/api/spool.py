@@ -204,7 +204,7 @@ class MalformedMultipartError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class MultipartParts:
-    """The text parts beside the trace, and the content type of the part `trace`."""
+    """The text parts next to the trace, and the content type of the part `trace`."""
 
     meta: str | None
     labels: str | None

@@ -41,7 +41,7 @@ BATCH: Final = 128
 BATCH_BYTES: Final = 16 * MIB
 # Lease of a batch; decoding one takes seconds.
 LEASE: Final = timedelta(seconds=60)
-# A chunk is refused once so many workers were killed while they decoded it.
+# A chunk is refused once this many workers were killed while they decoded it.
 MAX_TRIES: Final = 3
 # Interval of polling for the batches of other workers.
 OTHERS_S: Final = 0.2
