@@ -81,7 +81,7 @@ def test_jobs_that_hang_hold_no_machine_and_are_held_by_none(
 def test_more_hangs_than_a_pass_looks_at_are_told_in_the_next_ones(
     acting: Acting, receiver: Receiver, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hangs, "MOST", 1)
+    monkeypatch.setattr(hangs, "MAX_JOBS", 1)
     acting.events(receiver, ActionMode.ASK)
     for number in range(3):
         hang(client, f"moe-{number}")
