@@ -66,10 +66,10 @@ ACTING: Final = TaskKind(name=ACT_ON_MACHINE, queue=IO_QUEUE, run=_run, follow=_
 
 def _deliver(container: Container, claim: Claim) -> None:
     # A process that never delivers should not pay for HTTP, mail and pictures.
-    from app.actions.listed import asked_of  # noqa: PLC0415 - see above
+    from app.actions.listed import pending_actions  # noqa: PLC0415 - see above
     from app.incidents.deliver import deliver  # noqa: PLC0415 - see above
 
-    deliver(container, claim, asked_of)
+    deliver(container, claim, pending_actions)
 
 
 DELIVERY: Final = TaskKind(

@@ -35,7 +35,7 @@ from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
-from app.analysis.trace.formats.parquet import PARQUET
+from app.analysis.trace.formats.own import PARQUET
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from app.bootstrap import build

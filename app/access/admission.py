@@ -1,4 +1,4 @@
-"""Admission: who shows a token or a browser's cookie, and which project is meant."""
+"""Admission of requests: principal of a token or cookie, project, rights; the first token."""
 
 from __future__ import annotations
 
@@ -30,61 +30,61 @@ from app.platform.database.projects import DEFAULT_PROJECT, Project
 from app.platform.database.unit_of_work import Reads
 from app.platform.identity import LOCAL, ActorKind, Principal, Refusal, Right, Role, full_name
 
-# How exact the last use of a token is: a row for every chunk would be a write for every chunk.
+# Resolution of the last use of a token: an exact one would be a write for every chunk.
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a request shows of itself."""
+class Credentials:
+    """Credentials of a request, its project, and its origin."""
 
     token: str | None = None  # of the header ``Authorization``
     cookie: str | None = None  # of a browser
-    project: str | None = None  # that is asked for; None leaves it to who asks
-    peer: str = ""  # whose address it comes from
-    # For what: ``POST /api/v1/plans``. Where it is empty, a refusal is nothing to note: a person
-    # before a page, who is about to sign in.
-    asks: str = ""
+    project: str | None = None  # requested project; None: that of the token, or the default one
+    peer: str = ""  # address of the client
+    # Requested route: ``POST /api/v1/plans``. "" for a page, where a refusal leads to the sign-in
+    # and is not recorded.
+    route: str = ""
 
 
-def admit_unasked(container: Container, shown: Shown) -> Container | None:
-    """Return the container of a request that the database is not asked about; else None."""
-    if container.settings.require_sign_in or shown.project is not None:
+def admit_without_lookup(container: Container, credentials: Credentials) -> Container | None:
+    """Return the container of a request without reading the database; None if that is needed."""
+    if container.settings.require_sign_in or credentials.project is not None:
         return None
     return container.within(DEFAULT_PROJECT_ID, LOCAL)
 
 
-def admit(container: Container, shown: Shown, need: Right) -> Container:
-    """Return the container of a request: its project, and who asks.
+def admit(container: Container, credentials: Credentials, need: Right) -> Container:
+    """Return the container of a request, bound to its project and principal.
 
     Raises
     ------
     UnauthenticatedError
         ``access.unauthenticated``: not authenticated.
     NotFoundError
-        ``project.not_found``: there is none, or who asks has no business in it.
+        ``project.not_found``: there is no such project, or the principal has no right in it.
     ForbiddenError
         ``access.forbidden``.
     """
-    known = admit_unasked(container, shown)
-    if known is not None:
-        return known
-    principal, noted = LOCAL, None
+    local = admit_without_lookup(container, credentials)
+    if local is not None:
+        return local
+    principal, used_token = LOCAL, None
     try:
         with container.everywhere().reading() as tx:
             if container.settings.require_sign_in:
-                principal, noted = _principal(tx, shown)
-            project_id, project = _project(tx, principal, shown.project)
-        _require(principal, need, project_id, project)
+                principal, used_token = _principal(tx, credentials)
+            project_id, project = _project(tx, principal, credentials.project)
+        _require_right(principal, need, project_id, project)
     except (UnauthenticatedError, ForbiddenError, NotFoundError) as error:
-        refused(container, shown, error, principal)
+        refused(container, credentials, error, principal)
         raise
-    if noted is not None:
-        _note_use(container, noted)
+    if used_token is not None:
+        _note_use(container, used_token)
     return replace(container.within(project_id, principal), pages_at=pages_at(project))
 
 
-def _require(principal: Principal, need: Right, project_id: int, project: str) -> None:
+def _require_right(principal: Principal, need: Right, project_id: int, project: str) -> None:
     rights = principal.rights_in(project_id)
     if not rights:
         raise no_project(project)
@@ -94,8 +94,8 @@ def _require(principal: Principal, need: Right, project_id: int, project: str) -
         )
 
 
-def identify(container: Container, shown: Shown) -> Principal:
-    """Return who asks, whatever the project.
+def identify(container: Container, credentials: Credentials) -> Principal:
+    """Return the principal of a request, whatever the project.
 
     Raises
     ------
@@ -105,37 +105,38 @@ def identify(container: Container, shown: Shown) -> Principal:
         return LOCAL
     try:
         with container.everywhere().reading() as tx:
-            return _principal(tx, shown)[0]
+            return _principal(tx, credentials)[0]
     except UnauthenticatedError as error:
-        refused(container, shown, error)
+        refused(container, credentials, error)
         raise
 
 
 def refused(
-    container: Container, shown: Shown, error: PacelineError, who: Principal = LOCAL
+    container: Container, credentials: Credentials, error: PacelineError, who: Principal = LOCAL
 ) -> None:
-    """Note that a request was refused; an unknown one by the address."""
-    if not shown.asks or not container.settings.require_sign_in:
+    """Record the refusal of a request, for the audit log; an unknown client by its address."""
+    if not credentials.route or not container.settings.require_sign_in:
         return
-    kind, name = (ActorKind.PEER, shown.peer) if who is LOCAL else (who.kind, who.name)
-    container.refusals.note(Refusal(kind, name, shown.asks, error.stable_code))
+    kind, name = (ActorKind.PEER, credentials.peer) if who is LOCAL else (who.kind, who.name)
+    container.refusals.note(Refusal(kind, name, credentials.route, error.stable_code))
 
 
-def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
-    if shown.token is not None:
+def _principal(tx: Reads, credentials: Credentials) -> tuple[Principal, Token | None]:
+    """Return the principal of a request, and its token if the last use is to be updated."""
+    if credentials.token is not None:
         row = tx.session.execute(
-            select(Token).where(Token.sha256 == digest(shown.token), valid_token(tx))
+            select(Token).where(Token.sha256 == digest(credentials.token), valid_token(tx))
         ).scalar_one_or_none()
         if row is None:
             raise UnauthenticatedError("The token is unknown, revoked or expired.")
         stale = row.last_used_at is None or row.last_used_at < tx.now - USE_NOTED_EVERY
         return principal_of(row), row if stale else None
-    if shown.cookie is not None:
+    if credentials.cookie is not None:
         person = tx.session.execute(
             select(Person)
             .join(BrowserSession, BrowserSession.person_id == Person.id)
             .where(
-                BrowserSession.sha256 == digest(shown.cookie),
+                BrowserSession.sha256 == digest(credentials.cookie),
                 BrowserSession.expires_at > tx.now,
                 Person.disabled_at.is_(None),
             )
@@ -148,7 +149,7 @@ def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
 
 
 def person_principal(tx: Reads, person: Person) -> Principal:
-    """Return who a person is, with the roles of now."""
+    """Return the principal of a person with their current roles."""
     rows = tx.session.execute(
         select(Membership.project_id, Membership.role).where(Membership.person_id == person.id)
     ).all()
@@ -164,23 +165,23 @@ def person_principal(tx: Reads, person: Person) -> Principal:
 
 
 def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, str]:
-    """Return the project that is meant; without a name that of a token, or the default one."""
-    known = principal.projects
+    """Return the project of a name; without one the only project of a token, or the default one."""
+    own = principal.projects
     query = select(Project.id, Project.name).where(Project.deleted_at.is_(None))
     if name is not None:
         query = query.where(Project.name == name)
-    elif known is not None and len(known) == 1:
-        query = query.where(Project.id.in_(known))
+    elif own is not None and len(own) == 1:
+        query = query.where(Project.id.in_(own))
     else:
         query = query.where(Project.name == DEFAULT_PROJECT)
-    found = tx.session.execute(query).one_or_none()
-    if found is None:
+    project = tx.session.execute(query).one_or_none()
+    if project is None:
         raise no_project(name or DEFAULT_PROJECT)
-    return found.id, found.name
+    return project.id, project.name
 
 
 def _note_use(container: Container, token: Token) -> None:
-    # Asked for once more: several requests at once write it once.
+    # The condition again, so that several requests at once write it once.
     stale = or_(Token.last_used_at.is_(None), Token.last_used_at == token.last_used_at)
     with container.everywhere().uow() as tx:
         tx.session.execute(
@@ -188,34 +189,31 @@ def _note_use(container: Container, token: Token) -> None:
         )
 
 
-# ---- The first administrator's token, so that a new installation can be signed in to at once ----
-
-
 NAME: Final = "first-administrator"
 OWNER: Final = "PACELINE_ADMIN_TOKEN_FILE"
-# The owner's alone.
+# The token's file is readable by its owner alone.
 MODE: Final = 0o600
-# An empty file that stays empty was left by a process that was killed.
+# Time that another process has to write the file; one that stays empty is of a killed process.
 WRITTEN_WITHIN_S: Final = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
 def make_first_token(container: Container) -> None:
-    """Create token in `admin_token_file` valid; where there is no such file, write a new one.
+    """Create the administrator's token in `admin_token_file`; without the file, write a new one.
 
-    Done again it changes nothing. A token that was revoked stays so: a new one in the file, under
-    a name that is free again, is how a lost one is replaced.
+    A second call changes nothing, and a revoked token stays revoked. To replace a lost token,
+    revoke it and put a new one into the file.
 
     Raises
     ------
     StartupError
-        If the file cannot be read or written, or holds no token.
+        The file cannot be read or written, or holds no token.
     """
     path = container.settings.admin_token_file
     if path is None:
         return
-    secret = _in_file(path)
+    secret = _read_or_write_token(path)
     everywhere = container.everywhere()
     if _is_known(everywhere, secret):
         return
@@ -240,7 +238,7 @@ def _is_known(everywhere: Container, secret: str) -> bool:
         return tx.session.execute(known).first() is not None
 
 
-def _in_file(path: Path) -> str:
+def _read_or_write_token(path: Path) -> str:
     try:
         if not path.exists():
             # Another process may write it at this moment.

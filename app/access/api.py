@@ -1,4 +1,4 @@
-"""Tokens, projects and the audit log."""
+"""API of access: tokens, users, projects, audit log, incidents of all projects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from app.access.tokens import TokenView, create_token, list_tokens, renew_token,
 from app.incidents.api_bodies import IncidentBody, incident_values
 from app.incidents.everywhere import open_everywhere
 from app.platform.identity import Right, Role
-
-# ---- What is sent and answered about tokens, projects and the audit log ------------------------
-
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 

@@ -1,6 +1,7 @@
-"""The audit log: who did what to what. Entries are written with what they tell of, and stay.
+"""The audit log: actor, action and subject of every change.
 
-The database refuses to change an entry, and to delete one of the last two years.
+An entry is written in the transaction of its change. The database refuses to change an entry, and
+to delete one of the last two years.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from app.platform.identity import ActorKind, Principal, clipped
 from app.retention.models import AUDIT_DAYS, Retention
 from app.web.lists import Listing, read
 
-# As the trigger of the table has it.
+# The same length as in the trigger of the table.
 KEPT: Final = timedelta(days=AUDIT_DAYS)
 
-# What of a name, a subject and a detail stands in an entry: they come from outside.
+# Largest lengths of texts in an entry, since they come from outside.
 ACTOR_CHARACTERS: Final = 300
 SUBJECT_CHARACTERS: Final = 300
 DETAIL_CHARACTERS: Final = 1000
 
 
 class Action(StrEnum):
-    """What is done; the words of the page."""
+    """Actions, by their words on the page."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -79,21 +80,21 @@ class Action(StrEnum):
 class Entry:
     """An entry of the audit log."""
 
-    id: int  # rises
+    id: int  # rises with time
     at: datetime
     actor_kind: ActorKind
     actor: str  # name of the person or token; address of a peer
     action: str
-    subject: str  # what it was done to: ``rule Slow job``
-    project: str | None  # None: of no project, or of all
+    subject: str  # object of the action: ``rule Slow job``
+    project: str | None  # None: no project, or all
     detail: str | None
-    count: int  # refusals are counted, not listed each
+    count: int  # number of equal refusals; 1 for other actions
 
 
 AUDIT: Final = Listing(Entry, ties=(AuditEntry.id.desc(),), model=AuditEntry)
 
 
-def record(  # noqa: PLR0913 - who did what to what, and where
+def record(  # noqa: PLR0913 - the fields of an entry
     tx: UnitOfWork,
     who: Principal,
     action: Action,
@@ -103,12 +104,12 @@ def record(  # noqa: PLR0913 - who did what to what, and where
     project_id: int | None = None,
     count: int = 1,
 ) -> None:
-    """Write an entry in the transaction of what it tells of.
+    """Write an entry in the transaction of its change.
 
     Parameters
     ----------
     project_id : int, optional
-        Where the transaction is of all projects: which one it concerns.
+        Project of the change, in a transaction of all projects.
     """
     concerned = tx.scope.project_id if project_id is None else project_id
     name = select(Project.name).where(Project.id == concerned).scalar_subquery()
@@ -148,9 +149,9 @@ def list_entries(
 
 
 def prune_entries(tx: UnitOfWork) -> int:
-    """Delete what is older than the log goes back, and return how many entries.
+    """Delete entries older than `KEPT` and return their number.
 
-    Those of a project that is there go by its own retention.
+    Entries of existing projects follow the retention of their project instead.
     """
     kept = select(Retention.project_id)
     of_none = or_(AuditEntry.project_id.is_(None), AuditEntry.project_id.not_in(kept))

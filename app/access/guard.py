@@ -1,4 +1,8 @@
-"""The guard of every route: it finds out who asks and for which project, before a body is read."""
+"""Guard of every route: it authenticates and authorizes a request before its body is read.
+
+It also has what routes need of it: the container of a request's project, routers of the API, the
+writer of refusals into the audit log, and bounded threads for requests that are not authenticated.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
-from app.access.admission import Shown, admit, admit_unasked, identify, refused
+from app.access.admission import Credentials, admit, admit_without_lookup, identify, refused
 from app.access.rights import NEEDS, Need, Open, session_cookie
 from app.access.sign_ins import write_refusals
 from app.errors import BusyError, CrossSiteError, ForbiddenError, UnauthenticatedError
@@ -33,21 +37,21 @@ from app.web.project_paths import prefix_of
 PROJECT_HEADER: Final = "paceline-project"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api/"
-# Where no person is led to the sign-in.
+# Paths of programs: their requests are refused, not redirected to the sign-in.
 OF_PROGRAMS: Final = (API, "/mcp")
 SIGN_IN: Final = "/sign-in"
 
-# Of their own: requests do not wait for another's page or body before they are known.
+# Threads of their own: an admission does not wait for pages or bodies of other requests.
 ADMISSIONS_AT_ONCE: Final = 8
 
 
 class Guard:
-    """Lets in who may use a route; one for all routes of an application.
+    """Admission of requests to the routes of an application.
 
     Parameters
     ----------
     container : Container
-        Of the process.
+        Container of the process.
     """
 
     def __init__(self, container: Container) -> None:
@@ -57,7 +61,7 @@ class Guard:
         self._limiter = CapacityLimiter(ADMISSIONS_AT_ONCE)
 
     async def let_in(self, scope: Scope, need: Need) -> None:
-        """Put the container of a request into its state.
+        """Authorize a request and put its container into its state.
 
         Raises
         ------
@@ -65,65 +69,62 @@ class Guard:
         """
         if need is Open.EVERYBODY:
             return
-        shown = self._shown(scope, need)
-        try:
-            _check_site(scope, shown)
-        except CrossSiteError as error:
-            refused(self._container, shown, error)
-            raise
-        if need is Open.METRICS:
-            await self._let_scrape(shown)
-            return
-        right = Right.ADMIN if need is Open.INSTALLATION else need
-        assert isinstance(right, Right)  # noqa: S101 - the one that is left
-        here = admit_unasked(self._container, shown)
-        if here is None:
-            here = await anyio.to_thread.run_sync(
-                admit, self._container, shown, right, limiter=self._limiter
-            )
-        if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
-            forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
-            refused(self._container, shown, forbidden, here.principal)
-            raise forbidden
-        name = scope.get("state", {}).get("project")
-        if name is not None or not scope["path"].startswith(API):
-            # Links of a page stay where it is: also with a prefix that it needs not.
-            here = replace(here, pages_at="" if name is None else prefix_of(name))
-        scope.setdefault("state", {})["here"] = here
-
-    async def _let_scrape(self, shown: Shown) -> None:
-        own = self._container.settings.metrics_token
-        if (
-            own is not None
-            and shown.token is not None
-            and hmac.compare_digest(own.get_secret_value().encode(), shown.token.encode())
-        ):
-            return
-        principal = await anyio.to_thread.run_sync(
-            identify, self._container, shown, limiter=self._limiter
-        )
-        if Right.READ not in principal.everywhere:
-            error = ForbiddenError("Metrics cover all projects: they need read in all of them.")
-            refused(self._container, shown, error, principal)
-            raise error
-
-    def _shown(self, scope: Scope, need: Need) -> Shown:
         request = HTTPConnection(scope)
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        shown = token.strip() if kind.lower() == "bearer" else None
-        leads_on = shown is None and _leads_to_sign_in(scope, need)
-        return Shown(
-            token=shown,
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        token = bearer.strip() if kind.lower() == "bearer" else None
+        redirected = token is None and _redirects_to_sign_in(scope, need)
+        credentials = Credentials(
+            token=token,
             cookie=self._cookie.read(request),
             project=request.scope.get("state", {}).get("project")
             or request.headers.get(PROJECT_HEADER),
             peer=peer_of(request.client.host) if request.client else "",
-            asks="" if leads_on else f"{scope['method']} {scope['route'].path}",
+            route="" if redirected else f"{scope['method']} {scope['route'].path}",
         )
+        try:
+            _check_site(scope, credentials)
+        except CrossSiteError as error:
+            refused(self._container, credentials, error)
+            raise
+        if need is Open.METRICS:
+            await self._admit_scrape(credentials)
+            return
+        right = Right.ADMIN if need is Open.INSTALLATION else need
+        assert isinstance(right, Right)  # noqa: S101 - the only remaining type
+        here = admit_without_lookup(self._container, credentials)
+        if here is None:
+            here = await anyio.to_thread.run_sync(
+                admit, self._container, credentials, right, limiter=self._limiter
+            )
+        if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
+            forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
+            refused(self._container, credentials, forbidden, here.principal)
+            raise forbidden
+        name = scope.get("state", {}).get("project")
+        if name is not None or not scope["path"].startswith(API):
+            # Links of a page keep the prefix of its address, even if it is not needed.
+            here = replace(here, pages_at="" if name is None else prefix_of(name))
+        scope.setdefault("state", {})["here"] = here
+
+    async def _admit_scrape(self, credentials: Credentials) -> None:
+        own = self._container.settings.metrics_token
+        if (
+            own is not None
+            and credentials.token is not None
+            and hmac.compare_digest(own.get_secret_value().encode(), credentials.token.encode())
+        ):
+            return
+        principal = await anyio.to_thread.run_sync(
+            identify, self._container, credentials, limiter=self._limiter
+        )
+        if Right.READ not in principal.everywhere:
+            error = ForbiddenError("Metrics cover all projects: they need read in all of them.")
+            refused(self._container, credentials, error, principal)
+            raise error
 
 
 class GuardedRoute(APIRoute):
-    """A route that answers those who have what `NEEDS` says; there is none that it does not name.
+    """A route that requires the right in `NEEDS`; a route that is not in that table is an error.
 
     Its application has the guard in ``state.guard``.
     """
@@ -136,14 +137,14 @@ class GuardedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it before any of its body is read."""
         need = self.needs.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        # Without one the method is none of this route's, and refused by the framework.
+        # Without a need the route does not have the method, and the framework refuses it.
         if need is not None:
             try:
                 await scope["app"].state.guard.let_in(scope, need)
             except UnauthenticatedError:
-                if not _leads_to_sign_in(scope, need):
+                if not _redirects_to_sign_in(scope, need):
                     raise
-                # A person before a page: let them say who they are, and come back.
+                # A person on a page signs in and comes back.
                 state = scope.get("state", {})
                 path = state.get("requested_path", scope["path"])
                 query = scope["query_string"].decode("latin-1")
@@ -156,12 +157,12 @@ class GuardedRoute(APIRoute):
 
 
 def guard(app: FastAPI, container: Container) -> None:
-    """Give an application its guard, after the last route was added.
+    """Set the guard of an application, after the last route was added.
 
     Raises
     ------
     TypeError
-        If a route would answer without it.
+        A route is not guarded.
     """
     app.state.guard = Guard(container)
     for context in iter_route_contexts(app.routes):
@@ -170,49 +171,45 @@ def guard(app: FastAPI, container: Container) -> None:
             raise TypeError(f"{route.path} has no guard: its router lacks the route class")
 
 
-def _leads_to_sign_in(scope: Scope, need: Need) -> bool:
-    """Return whether who is not known is asked to sign in: a person before a page."""
+def _redirects_to_sign_in(scope: Scope, need: Need) -> bool:
+    """Return whether an unauthenticated request is redirected to the sign-in: one for a page."""
     return not scope["path"].startswith(OF_PROGRAMS) and need is not Open.METRICS
 
 
-def _check_site(scope: Scope, shown: Shown) -> None:
-    """Refuse what changes something by a browser's cookie without saying which site it is from.
+def _check_site(scope: Scope, credentials: Credentials) -> None:
+    """Refuse a change by a browser's cookie if no header names the site of the request.
 
-    What says so and is of another site was refused before (`CrossSiteGuard`).
+    Requests that name another site were refused before (`CrossSiteGuard`).
     """
-    if shown.cookie is None or shown.token is not None or scope["method"] in SAFE_METHODS:
+    by_cookie = credentials.cookie is not None and credentials.token is None
+    if not by_cookie or scope["method"] in SAFE_METHODS:
         return
     names = {name for name, _ in scope["headers"]}
     if not names & {b"origin", b"sec-fetch-site"}:
         raise CrossSiteError("The request does not say which site it comes from.")
 
 
-# ---- What a route takes: the container in the project of its request, and in the name of who asks
-#
-# Pages and API share this and the guard that puts it there. No router gets a process's own
-# container to read or write with.
+# Routes of pages and the API read and write with the container of their request alone, which is
+# bound to its project and principal; no router has the container of the process.
 
 
 def here_of(request: Request) -> Container:
-    """Return the container of a request that the guard let in."""
-    found: Container = request.state.here
-    return found
+    """Return the container of a request that the guard admitted."""
+    container: Container = request.state.here
+    return container
 
 
 async def here(request: Request) -> Container:
-    """Return the same where the framework asks for it."""
-    # Asynchronous, as it waits for nothing: the framework calls a function in another thread.
+    """Return the container of a request, as a dependency of routes."""
+    # Asynchronous, because the framework runs other functions in a thread.
     return here_of(request)
 
 
 Here = Annotated[Container, Depends(here)]
 
 
-# ---- Refusals on their way into the audit log: soon at first, ever more seldom while they go on --
-
-
-# A process that is asked wrongly by everybody, day and night, writes fewer than 6,000 lines a day;
-# one that is asked wrongly once writes it within seconds.
+# Waits between writes of refusals: a single refusal is in the audit log within seconds, and a
+# process that refuses requests all day writes fewer than 6,000 lines.
 FIRST_S: Final = 5.0
 LONGEST_S: Final = 15 * 60.0
 
@@ -221,9 +218,9 @@ _log = structlog.get_logger(__name__)
 
 @contextlib.asynccontextmanager
 async def writing_refusals(container: Container) -> AsyncIterator[None]:
-    """Write refusals while the context lasts, and what is left at its end."""
+    """Write refusals into the audit log while the context lasts, and the rest at its end."""
     async with asyncio.TaskGroup() as tasks:
-        writer = tasks.create_task(_write_on(container))
+        writer = tasks.create_task(_write_repeatedly(container))
         try:
             yield
         finally:
@@ -231,7 +228,7 @@ async def writing_refusals(container: Container) -> AsyncIterator[None]:
     await _write(container)
 
 
-async def _write_on(container: Container) -> None:
+async def _write_repeatedly(container: Container) -> None:
     wait_s = FIRST_S
     while True:
         await asyncio.sleep(wait_s)
@@ -239,7 +236,7 @@ async def _write_on(container: Container) -> None:
 
 
 def next_wait_s(wait_s: float, lines: int) -> float:
-    """Return how long to wait for further refusals.
+    """Return the seconds until the next write of refusals, given the lines of the last one.
 
     Examples
     --------
@@ -257,21 +254,20 @@ async def _write(container: Container) -> int:
         return 0
 
 
-# ---- Turns of those who are not known yet: they must not hold the threads of those who are -----
-
-
 T = TypeVar("T")
 
 
 class Turns:
-    """Threads of their own for what anybody may ask for; used on one event loop.
+    """Threads of their own for requests that are not authenticated; used on one event loop.
+
+    Such requests must not occupy the threads of signed-in users.
 
     Parameters
     ----------
     at_once : int
-        Threads.
+        Number of threads.
     waiting : int
-        Requests that may wait for one; a further one is refused.
+        Number of requests that may wait for a thread; more are refused.
     """
 
     def __init__(self, at_once: int, waiting: int) -> None:
@@ -279,23 +275,20 @@ class Turns:
         self._waiting = waiting
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, in a thread.
+        """Run `work` in a thread and return its result.
 
         Raises
         ------
         BusyError
-            Too many wait.
+            Too many requests wait.
         """
         if self._limiter.statistics().tasks_waiting >= self._waiting:
             raise BusyError("Too many ask at once; try again in a few seconds.")
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
 
-# ---- The routers of the API: guarded, one tag each, and every answer may be a problem ----------
-
-
 def api_router(tag: str, prefix: str = "") -> APIRouter:
-    """Return a router without routes; the tag is the heading of its routes in the documentation."""
+    """Return an empty guarded router; the tag heads its routes in the documentation."""
     return APIRouter(
         route_class=GuardedRoute,
         prefix=prefix,

@@ -1,7 +1,11 @@
-"""Guesses of passwords, counted in the database: for all processes of an installation together.
+"""Rate limits of password guesses, counted in the database for all processes together.
 
-A guess is paid for before the password is looked at, and paid back where it was right: any number
-of requests at the same time get through no more of them.
+A guess is counted before the password is checked, and the count is taken back if it was correct:
+concurrent requests get no more guesses than sequential ones.
+
+Each bucket is a time until which its guesses are paid off. A guess moves it by `every`, and is
+refused if it would be too far ahead (generic cell rate algorithm, ATM Forum TM 4.0). Nothing is
+ever locked: whoever waits may guess again.
 """
 
 from __future__ import annotations
@@ -22,31 +26,25 @@ from app.errors import TooManyGuessesError
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# ---- How often passwords may be guessed: a few at once, then one from time to time -------------
-# Each bucket is one time, until which its guesses are paid off: a guess moves it on by `every`, and
-# is refused where it would be too far ahead (the generic cell rate algorithm of ATM Forum TM 4.0).
-# Nothing is ever locked: whoever waits may guess again.
-
-
-# What is typed as a name may be a password. Of it, 12 bits pick a bucket: no row tells what it was,
-# and names that do not exist make no more rows than there are buckets.
+# The text in the field of the name may be a password. Only 12 bits of its hash choose a bucket: no
+# row reveals it, and unknown names make no more rows than there are buckets.
 _NAME_CLASSES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many guesses are let through."""
+    """Number and rate of allowed guesses."""
 
-    at_once: int  # without any wait
-    every: timedelta  # for each further one
+    at_once: int  # guesses without any wait
+    every: timedelta  # wait for each further one
 
     @property
     def ahead(self) -> timedelta:
-        """Return how far ahead of now the time of a bucket may be for one more guess."""
+        """Return the largest lead of a bucket's time over now for one more guess."""
         return (self.at_once - 1) * self.every
 
     def wait_s(self, owed_until: datetime, now: datetime) -> float:
-        """Return the seconds until the next guess.
+        """Return the seconds until the next guess is allowed.
 
         Examples
         --------
@@ -63,26 +61,25 @@ class Allowance:
 class Bucket:
     """Guesses that are counted together."""
 
-    key: bytes  # SHA-256 of whose they are
+    key: bytes  # SHA-256 of the criterion, such as the client's address
     allowance: Allowance
 
 
-# One stranger, at one name: fewer a minute than all of them together have, so that a single one
-# does not keep others from it.
+# One address and one name: less than `AT_A_NAME`, so that one address cannot use up a name's limit.
 OF_A_PEER_AT_A_NAME: Final = Allowance(10, timedelta(minutes=1))
-# One stranger, at whatever name: one password tried with many.
+# One address and any name: a password that is tried with many names.
 OF_A_PEER: Final = Allowance(60, timedelta(seconds=6))
-# Everybody at one name, from however many addresses: some 8,700 a day.
+# Any address and one name: some 8,700 a day.
 AT_A_NAME: Final = Allowance(100, timedelta(seconds=10))
-# A browser with an earlier sign-in: it is counted apart, so that no stranger can use up
-# what its owner has (OWASP, "Slow down online guessing attacks with device cookies").
+# A browser with an earlier sign-in has a limit of its own, which strangers cannot use up
+# (OWASP, "Slow down online guessing attacks with device cookies").
 OF_A_KNOWN_BROWSER: Final = Allowance(10, timedelta(minutes=1))
 
 
 def buckets_of(name: str, peer: str) -> tuple[Bucket, ...]:
-    """Return the buckets of a guess from a browser that is not known, always in the same order."""
+    """Return the buckets of a guess from an unknown browser, in a fixed order."""
     name_class = int.from_bytes(hashlib.sha256(name.encode()).digest()) % _NAME_CLASSES
-    # Two that lock several rows in different orders would wait for each other.
+    # The order of locks: transactions with different orders would deadlock.
     return tuple(
         sorted(
             (
@@ -104,20 +101,20 @@ def _key(*parts: object) -> bytes:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
 
 
-# How long a browser stays known without a sign-in, and how many a person has.
+# Time for which a browser stays known without a sign-in, and number of known browsers of a person.
 KNOWN_FOR: Final = timedelta(days=180)
 MOST_KNOWN: Final = 16
 
 
 def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[Bucket, ...]:
-    """Return what a guess counts in.
+    """Return the buckets in which a guess counts.
 
     Parameters
     ----------
     name : str
-        Whose password is guessed, whether there is such a person or not.
+        Name of the user, whether or not there is one.
     browser : str or None
-        The cookie of a browser that was signed in with before.
+        Cookie of a browser with an earlier sign-in.
     """
     if browser is not None:
         known = tx.session.execute(
@@ -141,7 +138,7 @@ def pay(container: Container, buckets: Sequence[Bucket]) -> None:
     Raises
     ------
     TooManyGuessesError
-        There were too many; this one is not counted.
+        There were too many guesses; this one is not counted.
     """
     with container.everywhere().uow() as tx:
         for bucket in buckets:
@@ -161,12 +158,12 @@ def pay(container: Container, buckets: Sequence[Bucket]) -> None:
                 owed_until = tx.session.execute(
                     select(GuessBucket.owed_until).where(GuessBucket.key == bucket.key)
                 ).scalar_one()
-                # What was counted in the others goes with the transaction.
+                # The rollback also takes back the counts in the other buckets.
                 raise TooManyGuessesError(allowance.wait_s(owed_until, tx.now))
 
 
 def pay_back(tx: UnitOfWork, buckets: Sequence[Bucket]) -> None:
-    """Take a guess back that was none."""
+    """Take back the count of a correct password."""
     for bucket in buckets:
         tx.session.execute(
             update(GuessBucket)
@@ -176,13 +173,15 @@ def pay_back(tx: UnitOfWork, buckets: Sequence[Bucket]) -> None:
 
 
 def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fresh: str) -> str:
-    """Return the cookie by which a browser is known to belong to a user from now on.
+    """Return the cookie by which a browser is known to have signed in as a user.
 
     Parameters
     ----------
     shown : str or None
-        Its cookie; kept where it is known to be theirs, and never taken otherwise: another page may
-        have put it there.
+        Cookie that the browser sent; kept if it is stored for the user, never accepted otherwise:
+        another page may have set it.
+    fresh : str
+        New cookie to store instead.
     """
     if shown is not None:
         kept = tx.session.execute(
@@ -205,6 +204,6 @@ def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fr
 
 
 def prune_guesses(tx: UnitOfWork) -> None:
-    """Delete what no guess has to wait for any more, and browsers that were not seen for long."""
+    """Delete buckets that delay no guess any more, and browsers not seen for `KNOWN_FOR`."""
     tx.session.execute(delete(GuessBucket).where(GuessBucket.owed_until < tx.now))
     tx.session.execute(delete(KnownBrowser).where(KnownBrowser.seen_at < tx.now - KNOWN_FOR))

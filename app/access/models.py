@@ -1,4 +1,4 @@
-"""Tables of access: projects, who may do what in them, and what was done."""
+"""Tables of access: tokens, users, roles, browser sessions, guesses of passwords, audit log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DEFAULT_PROJECT_ID: Final = 1
 
 
 class Token(Base):
-    """What a program shows to be let in; only its digest is kept."""
+    """An access token of a program; only its digest is stored."""
 
     __tablename__ = "token"
     __table_args__ = (
-        # Two of one name could not be told apart in the audit log, nor which one to revoke.
+        # The audit log and the command to revoke identify a token by its name.
         Index("uq_token_name", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
     )
 
@@ -39,7 +39,7 @@ class Token(Base):
     project_id: Mapped[int | None] = mapped_column(ForeignKey("project.id", ondelete="CASCADE"))
     name: Mapped[str]
     sha256: Mapped[bytes] = mapped_column(unique=True)
-    # its first characters, by which people know it
+    # its first characters, by which people recognize it
     begins: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
     owner: Mapped[str]
@@ -57,19 +57,19 @@ class Person(Base):
         UniqueConstraint("issuer", "subject"),
         CheckConstraint("(issuer IS NULL) = (subject IS NULL)", name="provider"),
         CheckConstraint("(issuer IS NULL) = (password IS NOT NULL)", name="password"),
-        # A local one signs in by name; a provider's may share it with another provider's.
+        # A local user signs in by name; users of providers may have the same name.
         Index("uq_person_name", "name", unique=True, postgresql_where=text("issuer IS NULL")),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     name: Mapped[str]
-    # the hash of it, with its parameters; null where a provider checks it
+    # hash with its parameters; null for users of a provider
     password: Mapped[str | None]
     issuer: Mapped[str | None]
     subject: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_seen_at: Mapped[datetime | None]
-    # From then on they do not get in, and stay in the list.
+    # From then on the user cannot sign in, but stays in the list.
     disabled_at: Mapped[datetime | None]
 
 
@@ -90,7 +90,7 @@ class Membership(Base):
 
 
 class BrowserSession(Base):
-    """A browser with a signed-in user; its cookie holds what is hashed here."""
+    """A session of a signed-in browser, by the digest of its cookie."""
 
     __tablename__ = "browser_session"
     __table_args__ = (Index("ix_browser_session_expires_at", "expires_at"),)
@@ -102,12 +102,12 @@ class BrowserSession(Base):
 
 
 class PendingSignIn(Base):
-    """A sign-in that is under way at a provider; used once."""
+    """A pending sign-in at a provider; used once."""
 
     __tablename__ = "pending_sign_in"
     __table_args__ = (Index("ix_pending_sign_in_expires_at", "expires_at"),)
 
-    # of the browser's cookie, which ties the answer to who asked
+    # digest of the browser's cookie, which ties the provider's answer to the browser
     sha256: Mapped[bytes] = mapped_column(primary_key=True)
     state: Mapped[str]
     nonce: Mapped[str]
@@ -117,19 +117,19 @@ class PendingSignIn(Base):
 
 
 class GuessBucket(Base):
-    """Guesses of passwords that are counted together; deleted when they delay no one any more."""
+    """Guesses of passwords that are counted together; deleted once they delay nobody any more."""
 
     __tablename__ = "guess_bucket"
     __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)
 
-    # digest of whose guesses these are
+    # digest of the bucket's criterion, such as the client's address
     key: Mapped[bytes] = mapped_column(primary_key=True)
-    # Each guess moves it on; too far ahead of now, the next one is refused.
+    # Each guess moves it into the future; if it is too far ahead, the next one is refused.
     owed_until: Mapped[datetime]
 
 
 class KnownBrowser(Base):
-    """A browser with an earlier sign-in by a password: strangers' guesses do not slow it."""
+    """A browser with an earlier sign-in by password; guesses of others do not delay it."""
 
     __tablename__ = "known_browser"
     __table_args__ = (Index("ix_known_browser_person_id", "person_id"),)
@@ -140,9 +140,9 @@ class KnownBrowser(Base):
 
 
 class AuditEntry(Base):
-    """Something that was done; never changed, and deleted only by age.
+    """An entry of the audit log; never changed, and deleted only by age.
 
-    Names stand in it as they were: it outlives what it tells of.
+    It has the names of that time, since it outlives its subject.
     """
 
     __tablename__ = "audit_entry"
@@ -155,7 +155,7 @@ class AuditEntry(Base):
     actor: Mapped[str]
     action: Mapped[str]
     subject: Mapped[str]
-    # null: of no project, or of all; without a reference, because entries outlive projects
+    # null: no project, or all; without a reference, because entries outlive projects
     project_id: Mapped[int | None]
     project: Mapped[str | None]
     detail: Mapped[str | None]

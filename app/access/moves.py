@@ -1,4 +1,4 @@
-"""Use cases: move a job to another project, and delete a project with all that it has."""
+"""Moves of jobs to another project, and deletion of projects with all their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.quotas.usage import recount
 from app.sessions.models.tables import Chunk, Session, StoredReport
 
-# Parts of at most 4 MiB: 64 MB a transaction, so that autovacuum and backups keep up.
+# Rows that one transaction deletes. Blob parts have at most 4 MiB: 64 MB a transaction, so that
+# autovacuum and backups keep up.
 PARTS: Final = 16
 ROWS: Final = 1000
 JOBS: Final = 10
@@ -34,11 +35,11 @@ PASS_LIMIT_S: Final = 10.0
 
 
 def move_job(container: Container, job: str, to: str) -> None:
-    """Move a job with its sessions, reports and incidents; its deliveries stay behind, deleted.
+    """Move a job with its sessions, reports and incidents to another project.
 
-    They went to channels of the project that it leaves. An analysis that is under way, and an
-    archive of a hang that is being read, lose their claims, store nothing, and are done again in
-    the new project.
+    Its deliveries are deleted: they went to channels of the old project. A running analysis, and
+    the reading of a hang's archive, lose their claims, store nothing and run again in the new
+    project.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def move_job(container: Container, job: str, to: str) -> None:
     Raises
     ------
     NotFoundError
-        If there is no such job or project.
+        There is no such job or project.
     ConflictError
         ``job.name_taken``: the other project has a job of this name.
     """
@@ -64,7 +65,7 @@ def move_job(container: Container, job: str, to: str) -> None:
                 raise NotFoundError(f"There is no job {job}.")
             take_job_along(tx, job_id, target)
             drop_deliveries(tx, job_id)
-            # The references of all rows that belong to it follow.
+            # Foreign keys update the project of all rows that belong to the job.
             tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=target))
             for project_id in (source, target):
                 record(
@@ -75,7 +76,7 @@ def move_job(container: Container, job: str, to: str) -> None:
                     detail=f"to {to}",
                     project_id=project_id,
                 )
-            # In one order, so that two moves do not wait for each other.
+            # In a fixed order, so that two moves do not deadlock.
             for project_id in sorted((source, target)):
                 recount(tx, project_id)
     except IntegrityError as error:
@@ -85,13 +86,13 @@ def move_job(container: Container, job: str, to: str) -> None:
 
 
 def delete_project(container: Container, name: str) -> None:
-    """Delete a project: it can no longer be opened; the sweeper takes away what it has.
+    """Delete a project: it is closed at once, and the sweeper deletes its contents later.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        ``project.default``: addresses without a project mean that one.
+        ``project.default``: the default project cannot be deleted.
     """
     if name == DEFAULT_PROJECT:
         raise ConflictError(f"The project {name} cannot be deleted.", code="project.default")
@@ -99,7 +100,7 @@ def delete_project(container: Container, name: str) -> None:
         project_id = project_id_of(tx, name)
         tx.session.execute(delete(Token).where(Token.project_id == project_id))
         tx.session.execute(delete(Membership).where(Membership.project_id == project_id))
-        # Nothing of it is worked on or sent from now on: results of workers are not stored.
+        # No task of it runs from now on; results of running ones are not stored.
         tx.session.execute(
             delete(TaskRun).where(
                 TaskRun.project_id == project_id, TaskRun.state == TaskState.QUEUED
@@ -114,7 +115,7 @@ def delete_project(container: Container, name: str) -> None:
 
 
 def prune_projects(container: Container) -> int:
-    """Take away what deleted projects have, for a while; return how many are gone whole."""
+    """Delete contents of deleted projects for `PASS_LIMIT_S`; return the number of empty ones."""
     until_s = time.monotonic() + PASS_LIMIT_S
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
@@ -125,7 +126,7 @@ def prune_projects(container: Container) -> int:
     for project_id in deleted:
         while time.monotonic() < until_s:
             with everywhere.uow() as tx:
-                if _take_away(tx, project_id):
+                if _delete_piece(tx, project_id):
                     continue
                 tx.session.execute(delete(Project).where(Project.id == project_id))
                 gone += 1
@@ -134,7 +135,7 @@ def prune_projects(container: Container) -> int:
 
 
 def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None:
-    """Move what no reference moves with sessions: their blobs and task runs."""
+    """Move the blobs and task runs of sessions, which no foreign key moves."""
     blobs: CompoundSelect[Any] = union_all(
         select(Session.trace_blob).where(Session.id.in_(sessions)),
         select(StoredReport.document_blob).where(StoredReport.session_id.in_(sessions)),
@@ -149,7 +150,7 @@ def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None
 
 
 def take_job_along(tx: UnitOfWork, job_id: int, target: int) -> None:
-    """Move what no reference moves with a job: that of its sessions, and archives to be read."""
+    """Move the blobs and task runs of a job, which no foreign key moves."""
     take_along(tx, select(Session.id).where(Session.job_id == job_id), target)
     archives = select(HangUpload.id).where(HangUpload.job_id == job_id)
     tx.session.execute(
@@ -159,13 +160,6 @@ def take_job_along(tx: UnitOfWork, job_id: int, target: int) -> None:
 
 def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
     """Delete the deliveries about a job: they went to channels of the project that it leaves."""
-    _forget_machines(tx, job_id)
-    groups = select(AlertGroup.id).where(AlertGroup.job_id == job_id)
-    tx.session.execute(delete(AlertDelivery).where(AlertDelivery.group_id.in_(groups)))
-
-
-def _forget_machines(tx: UnitOfWork, job_id: int) -> None:
-    """Take a job's incidents out of what they lead or stand inside of: it leaves its project."""
     own = (
         select(AlertIncident.id)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
@@ -176,7 +170,7 @@ def _forget_machines(tx: UnitOfWork, job_id: int) -> None:
         .join(AlertOnHost, AlertOnHost.incident_id == AlertIncident.id)
         .where(AlertOnHost.lead_id.in_(own))
     )
-    # They find another lead at their next look.
+    # Incidents of other jobs on the same host choose another lead at their next evaluation.
     tx.session.execute(
         update(AlertGroup)
         .where(AlertGroup.id.in_(others))
@@ -188,10 +182,12 @@ def _forget_machines(tx: UnitOfWork, job_id: int) -> None:
         .where(AlertOnHost.incident_id.in_(own) | AlertOnHost.lead_id.in_(own))
         .execution_options(synchronize_session=False)
     )
+    groups = select(AlertGroup.id).where(AlertGroup.job_id == job_id)
+    tx.session.execute(delete(AlertDelivery).where(AlertDelivery.group_id.in_(groups)))
 
 
-def _take_away(tx: UnitOfWork, project_id: int) -> bool:
-    """Delete a piece of a project; False where nothing large is left."""
+def _delete_piece(tx: UnitOfWork, project_id: int) -> bool:
+    """Delete a piece of a project; return False if nothing large is left."""
     parts = (
         select(BlobPart.blob_id, BlobPart.part)
         .where(BlobPart.project_id == project_id)
@@ -200,7 +196,7 @@ def _take_away(tx: UnitOfWork, project_id: int) -> bool:
     )
     objects = select(BlobObject.blob_id).where(BlobObject.project_id == project_id).limit(ROWS)
     pieces = (
-        # The bytes themselves are collected.
+        # The stored objects themselves are garbage collected.
         delete(BlobObject).where(BlobObject.blob_id.in_(objects)),
         delete(BlobPart).where(BlobPart.blob_id == parts.c.blob_id, BlobPart.part == parts.c.part),
         delete(Job).where(

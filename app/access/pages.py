@@ -1,12 +1,12 @@
-"""What the page of access shows."""
+"""Pages of access: tokens, users, projects, audit log, incidents of all projects; their CSVs."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import count as itertools_count
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -17,7 +17,7 @@ from app.access.guard import Here
 from app.access.people import PersonView, list_people
 from app.access.projects import ProjectView, list_projects
 from app.access.tokens import TokenView, list_tokens
-from app.incidents.everywhere import open_everywhere, readable
+from app.incidents.everywhere import open_everywhere, readable_projects
 from app.incidents.pages.everywhere import joined_page
 from app.incidents.pages.list import COLUMNS, incident_cells
 from app.platform.container import Container
@@ -29,13 +29,13 @@ from app.web.pages import Pages
 from app.web.project_paths import prefix_of
 from app.web.tables import Table, csv_file, one_of
 
-# Time enough to bring a new token to where the old one is.
+# A token that expires this soon is named: time enough to replace it wherever it is used.
 SOON: Final = timedelta(days=8)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLine:
-    """A role, and what it allows."""
+    """A role and its rights."""
 
     word: str
     read: bool
@@ -45,7 +45,7 @@ class RoleLine:
 
 @dataclass(frozen=True, slots=True)
 class PersonLine:
-    """A user; `local` with a password of this server."""
+    """A user; `local`: with a password of this server."""
 
     id: uuid.UUID
     name: str
@@ -54,13 +54,13 @@ class PersonLine:
     roles: str
     last_seen_at: datetime | None
     disabled: bool
-    # why they can be neither disabled nor deleted; "" where they can
+    # why the user can be neither disabled nor deleted; "" if they can
     kept: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectLine:
-    """A project, and what it has used of its quotas."""
+    """A project and its use of quotas."""
 
     name: str
     quotas_url: str
@@ -74,7 +74,7 @@ class ProjectLine:
 
 @dataclass(frozen=True, slots=True)
 class AccessPage:
-    """The page."""
+    """The page of access."""
 
     heading: str
     facts: Sequence[str]
@@ -90,7 +90,7 @@ class AccessPage:
     roles: Sequence[RoleLine]
 
 
-def access_page(  # noqa: PLR0913 - everything that is on it
+def access_page(  # noqa: PLR0913 - the parts of the page
     *,
     tokens: Sequence[TokenView],
     people: Sequence[PersonView],
@@ -107,7 +107,6 @@ def access_page(  # noqa: PLR0913 - everything that is on it
     ----------
     entries : sequence of Entry
         The newest first.
-    now : datetime
     """
     required, provider = settings.require_sign_in, settings.oidc_issuer is not None
     valid = [token for token in tokens if token.valid]
@@ -144,7 +143,7 @@ def access_page(  # noqa: PLR0913 - everything that is on it
 
 
 def role_line(role: Role) -> RoleLine:
-    """Return what a role allows."""
+    """Return the line of a role."""
     return RoleLine(
         role.value.capitalize(),
         read=Right.READ in role.rights,
@@ -176,17 +175,18 @@ def _kept(
     valid: Sequence[TokenView],
     principal: Principal,
 ) -> str:
-    """Return why a user is neither disabled nor deleted here; "" where they can be."""
+    """Return why a user can be neither disabled nor deleted; "" if they can."""
     if principal.is_person(person.full_name):
         return "you"
-    others = any(one.administers for one in people if one.id != person.id)
-    if person.administers and not others and not any(Right.ADMIN in one.rights for one in valid):
+    others = any(other.administers for other in people if other.id != person.id)
+    by_token = any(Right.ADMIN in token.rights for token in valid)
+    if person.administers and not others and not by_token:
         return "the last administrator"
     return ""
 
 
 def _person(person: PersonView, kept: str) -> PersonLine:
-    roles = [f"{one.role} of {one.project or 'all projects'}" for one in person.roles]
+    roles = [f"{given.role} of {given.project or 'all projects'}" for given in person.roles]
     return PersonLine(
         id=person.id,
         name=person.name,
@@ -228,19 +228,16 @@ def _project(project: ProjectView, use: Use, settings: Settings) -> ProjectLine:
     )
 
 
-def _against(quota: Quota, use: Use, settings: Settings, said: Callable[[int], str]) -> str:
+def _against(quota: Quota, use: Use, settings: Settings, written: Callable[[int], str]) -> str:
     limit = quota.limit(settings)
-    used = said(quota.used(use))
-    return used if limit is None else f"{used} of {said(limit)}"
+    used = written(quota.used(use))
+    return used if limit is None else f"{used} of {written(limit)}"
 
 
-# ---- The tables of access as CSV ---------------------------------------------------------------
-
-
-# Entries of the log that are read at once, and that a file holds at most.
+# Entries of the audit log that one transaction reads, and that a file has at most.
 _BATCH: Final = 5_000
 EXPORTED: Final = 100_000
-# Incidents that are read at once.
+# Incidents that one transaction reads.
 BATCH: Final = 500
 
 
@@ -251,16 +248,16 @@ def _tokens(container: Container) -> Table:
 
 def _people(container: Container) -> Table:
     with container.everywhere().reading() as tx:
-        found = list_people(tx)
+        people = list_people(tx)
     return Table(
         ("id", "name", "issuer", "roles", "created_at", "last_seen_at", "disabled_at"),
         (
             (
-                *(one.id, one.name, one.issuer),
-                "; ".join(f"{given.role} of {given.project or 'all'}" for given in one.roles),
-                *(one.created_at, one.last_seen_at, one.disabled_at),
+                *(person.id, person.name, person.issuer),
+                "; ".join(f"{given.role} of {given.project or 'all'}" for given in person.roles),
+                *(person.created_at, person.last_seen_at, person.disabled_at),
             )
-            for one in found
+            for person in people
         ),
     )
 
@@ -279,37 +276,37 @@ def _audit(container: Container) -> Table:
 
 
 def _entries(container: Container) -> Iterator[Entry]:
-    """Return the log, each batch read in a transaction of its own."""
+    """Return the entries of the audit log, each batch read in its own transaction."""
     before: int | None = None
     for _ in range(EXPORTED // _BATCH):
         with container.everywhere().reading() as tx:
-            found = list_entries(tx, _BATCH, before=before)
-        yield from found
-        if len(found) < _BATCH:
+            entries = list_entries(tx, _BATCH, before=before)
+        yield from entries
+        if len(entries) < _BATCH:
             return
-        before = found[-1].id
+        before = entries[-1].id
 
 
 def incidents_csv(
     container: Container, project: str, known: Collection[int] | None = None
 ) -> Table:
-    """Return the open incidents of all projects, of these, or of one."""
+    """Return the table of the open incidents of all projects, or of some by name or id."""
     return Table(("project", *COLUMNS), _incidents(container, project, known))
 
 
 def _incidents(
     container: Container, project: str, known: Collection[int] | None
 ) -> Iterator[Sequence[object]]:
-    for offset in itertools_count(0, BATCH):
+    for offset in itertools.count(0, BATCH):
         with container.everywhere().reading() as tx:
             found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
-        # What a job loses stands on its project's own list.
+        # The loss of a job is on the list of its own project.
         yield from ((name, *incident_cells(row)) for name, row in found.rows)
         if len(found.rows) < BATCH:
             return
 
 
-# File name → what makes it.
+# File name → function that makes it.
 EXPORTS: Final[Mapping[str, Callable[[Container], Table]]] = {
     "tokens": _tokens,
     "people": _people,
@@ -319,15 +316,12 @@ EXPORTS: Final[Mapping[str, Callable[[Container], Table]]] = {
 }
 
 
-# ---- The page of access: tokens, projects, and who did what ------------------------------------
-
-
-# What the page shows of the log, and what its own page does.
+# Entries of the audit log on the page of access, and on its own page.
 SHOWN: Final = 12
 LISTED: Final = 200
-# More than a person reads; the firing ones come first.
+# Incidents on a page, the firing ones first.
 INCIDENTS: Final = 500
-# Those of all projects that whoever asks may read.
+# Incidents of all projects that the user may read.
 EVERYWHERE: Final = "/incidents/everywhere"
 
 
@@ -355,7 +349,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/access/incidents")
     def incidents_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        # No name holds such a character, and the database takes none.
+        # PostgreSQL's text type has no NUL.
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
@@ -365,7 +359,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
     # Before `/incidents/{incident}`, which would take it for one.
     @routes.get(EVERYWHERE)
     def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable(container.principal)
+        name, known = project.replace("\x00", ""), readable_projects(container.principal)
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found = open_everywhere(tx, INCIDENTS, project=name, known=known)
             now = tx.now
@@ -374,7 +368,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get(f"{EVERYWHERE}.csv")
     def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable(container.principal)
+        name, known = project.replace("\x00", ""), readable_projects(container.principal)
         return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
 
     @routes.get("/access/incidents.csv")

@@ -1,4 +1,4 @@
-"""People: made, listed, given roles and passwords, kept out, deleted."""
+"""Users: creation, lists, roles, passwords, disabling, deletion; one administrator always stays."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import ActorKind, Right, Role, full_name, new_name_fault
 
-# ---- Who can administer the installation, and that someone always can --------------------------
-
 
 def can_be_administered(container: Container) -> bool:
-    """Return whether a token or a person could let others in."""
+    """Return whether the installation has an administrator, a token or a person."""
     with container.everywhere().reading() as tx:
         return has_administrator(tx)
 
 
 def has_administrator(tx: Reads) -> bool:
-    """Return whether the user may do everything; in a transaction of all projects."""
+    """Return whether a token or a person administers all projects; needs all of their rows."""
     token = select(Token.id).where(valid_token(tx), Token.scopes.contains([Right.ADMIN]))
     person = (
         select(Membership.id)
@@ -45,7 +43,7 @@ def has_administrator(tx: Reads) -> bool:
 
 
 def keep_administrator(container: Container, tx: Reads) -> None:
-    """Refuse a change after which no one could administer; the command line still can.
+    """Refuse a change that leaves no administrator; commands of the server are not refused.
 
     Raises
     ------
@@ -60,7 +58,7 @@ def keep_administrator(container: Container, tx: Reads) -> None:
 
 
 def valid_token(tx: Reads) -> ColumnElement[bool]:
-    """Return whether a token is neither revoked nor expired."""
+    """Return the condition for a token to be neither revoked nor expired."""
     return Token.revoked_at.is_(None) & or_(Token.expires_at.is_(None), Token.expires_at > tx.now)
 
 
@@ -73,7 +71,7 @@ hasher: Final = PasswordHasher()
 
 @dataclass(frozen=True, slots=True)
 class GivenRole:
-    """A role of a user; for all projects where `project` is null."""
+    """A role of a user in a project; `project` is null for all projects."""
 
     project: str | None
     role: Role
@@ -81,11 +79,11 @@ class GivenRole:
 
 @dataclass(frozen=True, slots=True)
 class PersonView:
-    """A user; with a password of this server where `issuer` is null."""
+    """A user; one with a password of this server has no `issuer`."""
 
     id: uuid.UUID
     name: str
-    issuer: str | None  # the provider that vouches for them
+    issuer: str | None  # OpenID Connect provider of the user
     roles: tuple[GivenRole, ...]
     created_at: datetime
     last_seen_at: datetime | None
@@ -93,12 +91,12 @@ class PersonView:
 
     @property
     def full_name(self) -> str:
-        """Return the name as the audit log has it."""
+        """Return the name in the audit log: with the issuer."""
         return full_name(self.name, self.issuer)
 
     @property
     def administers(self) -> bool:
-        """Return whether they administer all projects, and are not disabled."""
+        """Return whether the user is an administrator of all projects and not disabled."""
         everywhere = GivenRole(None, Role.ADMINISTRATOR)
         return self.disabled_at is None and everywhere in self.roles
 
@@ -106,14 +104,14 @@ class PersonView:
 def create_person(
     container: Container, name: str, password: str, role: Role, project: str | None
 ) -> None:
-    """Add a user with a password of this server; for all projects without one.
+    """Add a user with a password of this server and a role; `project` None: in all projects.
 
     Raises
     ------
     InvalidAccessError, NotFoundError, ConflictError
     """
-    of_name = new_name_fault(name)
-    faults = [] if of_name is None else [of_name]
+    name_fault = new_name_fault(name)
+    faults = [] if name_fault is None else [name_fault]
     faults += _password_faults(password)
     if faults:
         raise InvalidAccessError("The person cannot be added.", faults=tuple(faults))
@@ -165,7 +163,7 @@ def list_people(tx: Reads) -> list[PersonView]:
 
 
 def person_id_of(tx: Reads, name: str) -> uuid.UUID:
-    """Return the id of a person, given it, or the name as the audit log or the list has it.
+    """Return the id of a person, given the id, the name in the audit log, or the bare name.
 
     Raises
     ------
@@ -174,19 +172,19 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
         ``person.ambiguous``: several have the name.
     """
     people = list_people(tx)
-    found = [person.id for person in people if name in {str(person.id), person.full_name}] or [
+    matching = [person.id for person in people if name in {str(person.id), person.full_name}] or [
         person.id for person in people if name == person.name
     ]
-    if not found:
+    if not matching:
         raise _unknown(name)
-    if len(found) > 1:
-        ids = ", ".join(map(str, found))
+    if len(matching) > 1:
+        ids = ", ".join(map(str, matching))
         raise ConflictError(f"Several people are called {name}: {ids}.", code="person.ambiguous")
-    return found[0]
+    return matching[0]
 
 
 def set_password(container: Container, person_id: uuid.UUID, password: str) -> None:
-    """Set a user's password; browsers that they signed in with are signed out.
+    """Set a user's password; all their browsers are signed out.
 
     Raises
     ------
@@ -209,13 +207,13 @@ def set_password(container: Container, person_id: uuid.UUID, password: str) -> N
 def set_role(
     container: Container, person_id: uuid.UUID, role: Role | None, project: str | None
 ) -> None:
-    """Give a user a role in one project, or in all; None takes it.
+    """Set a user's role in a project, or in all projects; None removes it.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        ``person.of_provider``: the groups say it, at each sign-in;
+        ``person.of_provider``: their groups at the provider determine it at each sign-in;
         ``access.last_administrator``.
     """
     with container.uow() as tx:
@@ -243,7 +241,7 @@ def set_role(
 
 
 def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) -> None:
-    """Disable a user, or enable them again; a provider does not change it.
+    """Disable a user, or enable them again; a sign-in at a provider does not change it.
 
     Raises
     ------
@@ -296,7 +294,7 @@ def _password_faults(password: str) -> list[Fault]:
 
 
 def _locked(tx: UnitOfWork, person_id: uuid.UUID) -> Person:
-    # All administrators, in one order: two that take each other's role wait, and one is refused.
+    # Locks all administrators in a fixed order: of two who remove each other, one is refused.
     administrators = select(Membership.person_id).where(
         Membership.role == Role.ADMINISTRATOR, Membership.project_id.is_(None)
     )
@@ -333,7 +331,7 @@ def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
 
 
 def _refuse_oneself(container: Container, person: Person) -> None:
-    """Refuse what would lock out the user who does it; another administrator can."""
+    """Refuse to disable or delete the user who requests it."""
     if container.principal.is_person(full_name(person.name, person.issuer)):
         raise ConflictError(
             "You cannot disable or delete yourself; another administrator can.",

@@ -1,4 +1,4 @@
-"""Projects: found by name, made, renamed and listed."""
+"""Projects: creation, lists, and look-ups by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.platform.database.projects import DEFAULT_PROJECT, Project
 from app.platform.database.unit_of_work import Reads
 from app.web.lists import Column, Listing, read
 
-# What stands in addresses and in the header of a request.
+# Names are parts of addresses and of a header of requests.
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -34,7 +34,7 @@ def _counted(rows: type[Any], what: ColumnElement[int], *where: ColumnElement[bo
 
 @dataclass(frozen=True, slots=True)
 class ProjectView:
-    """A project, and how much it has."""
+    """A project and the numbers of its jobs, members and tokens."""
 
     id: Annotated[int, Column(csv="id"), Field(exclude=True)]
     name: str
@@ -64,12 +64,12 @@ def project_id_of(tx: Reads, name: str) -> int:
     ------
     NotFoundError
     """
-    found = tx.session.execute(
+    project_id = tx.session.execute(
         select(Project.id).where(Project.name == name, Project.deleted_at.is_(None))
     ).scalar()
-    if found is None:
+    if project_id is None:
         raise no_project(name)
-    return found
+    return project_id
 
 
 def project_name(tx: Reads) -> str:
@@ -79,17 +79,17 @@ def project_name(tx: Reads) -> str:
 
 
 def pages_at(name: str) -> str:
-    """Return what stands before the paths of a project's pages: nothing for the default one."""
+    """Return the prefix of the paths of a project's pages: "" for the default project."""
     return "" if name == DEFAULT_PROJECT else f"/p/{name}"
 
 
 def no_project(name: str) -> NotFoundError:
-    """Return what is raised where there is no such project, or the caller may not know of it."""
+    """Return the error for a project that does not exist or that the caller may not see."""
     return NotFoundError(f"There is no project {name}.", code="project.not_found")
 
 
 def create_project(container: Container, name: str) -> ProjectView:
-    """Make a project, with the rules that a new installation has.
+    """Create a project with the alert rules of a new installation.
 
     Raises
     ------
@@ -134,12 +134,6 @@ def create_project(container: Container, name: str) -> ProjectView:
 
 
 def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[ProjectView]:
-    """Return projects by name.
-
-    Parameters
-    ----------
-    known : collection of int, optional
-        Only these.
-    """
+    """Return projects by name; only those of the ids `known` if given."""
     only = () if known is None else (Project.id.in_(known),)
     return read(tx, PROJECTS, Project.deleted_at.is_(None), *only)

@@ -1,7 +1,7 @@
 """Sign-in at a provider of OpenID Connect: authorization code with PKCE, state and nonce.
 
-What is under way is a row of ours, found by the digest of a cookie that only the asking browser
-has, and used once. The protocol's texts and the checks of the ID token are Authlib's and joserfc's.
+A pending sign-in is a row with the digest of the browser's cookie, used once. Authlib and joserfc
+build the requests and check the ID token.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from app.platform.container import Container
 from app.platform.identity import MAX_NAME_CHARACTERS, GroupRole, clipped, roles_of
 from app.platform.settings import Settings
 
-# People have so long to sign in there.
+# Time to sign in at the provider.
 PENDING_LASTS: Final = timedelta(minutes=10)
-# A sign-in begins without authentication: this bounds what strangers can fill. Above it the oldest
-# ones go, so that abandoned sign-ins lock no user out.
+# Sign-ins begin without authentication, which makes a bound necessary. Above it the oldest ones are
+# deleted, so that abandoned sign-ins lock nobody out.
 MOST_PENDING: Final = 10_000
 TIMEOUT_S: Final = 10.0
-# The provider's addresses and keys; it changes its keys before it uses new ones.
+# Cache of the provider's endpoints.
 DISCOVERY_LASTS_S: Final = 600.0
-# Only signatures by keys that the provider alone has.
+# Asymmetric signatures only: the provider alone has the key.
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 LEEWAY_S: Final = 60
 
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Discovery(BaseModel):
-    """What is read of ``/.well-known/openid-configuration``."""
+    """Fields of ``/.well-known/openid-configuration`` that are used."""
 
     issuer: str
     authorization_endpoint: str
@@ -58,7 +58,7 @@ class _Discovery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A sign-in that began: the browser keeps `cookie` and goes to `url`."""
+    """A pending sign-in: cookie of the browser, and address of the provider to redirect to."""
 
     cookie: str
     url: str
@@ -66,14 +66,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sign-in that ended well, and the path that it began from."""
+    """A successful sign-in, and the path on which it began."""
 
     signed_in: SignedIn
     next_path: str
 
 
 class Provider:
-    """The provider of the settings.
+    """The OpenID Connect provider of the settings.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class Provider:
         self._discovered: tuple[float, _Discovery] | None = None
 
     def begin(self, next_path: str, redirect_uri: str) -> Begun:
-        """Remember a sign-in and return where it goes on.
+        """Store a pending sign-in and return the address of the provider.
 
         Raises
         ------
         SignInError
-            If the provider does not answer as one.
+            The provider does not answer as OpenID Connect requires.
         """
         discovery = self._discovery()
         cookie, state, nonce, verifier = (secrets.token_urlsafe(RANDOM_BYTES) for _ in range(4))
@@ -127,12 +127,12 @@ class Provider:
         return Begun(cookie, url)
 
     def finish(self, cookie: str, state: str, code: str, redirect_uri: str) -> Finished:
-        """Sign in whom the provider sends back.
+        """Sign in the user whom the provider redirects back.
 
         Raises
         ------
         SignInError
-            If this browser did not begin it, it took too long, or the provider does not vouch.
+            Another browser began it, it took too long, or the provider's answer is not valid.
         """
         with self._container.uow() as tx:
             row = tx.session.execute(
@@ -144,8 +144,8 @@ class Provider:
             raise SignInError("This sign-in is over or began in another browser; begin once more.")
         claims = self._claims(code, row.code_verifier, row.nonce, redirect_uri)
         groups = claims.get(self._settings.oidc_groups_claim) or ()
-        known = [GroupRole.parse(text) for text in self._settings.oidc_roles]
-        roles = roles_of([groups] if isinstance(groups, str) else groups, known)
+        group_roles = [GroupRole.parse(text) for text in self._settings.oidc_roles]
+        roles = roles_of([groups] if isinstance(groups, str) else groups, group_roles)
         name = next(
             (claims[key] for key in ("preferred_username", "email", "name") if claims.get(key)),
             claims["sub"],
@@ -161,7 +161,7 @@ class Provider:
     def _claims(
         self, code: str, code_verifier: str, nonce: str, redirect_uri: str
     ) -> dict[str, Any]:
-        """Change the code for an ID token and return what it says, checked."""
+        """Exchange the code for an ID token and return its validated claims."""
         discovery = self._discovery()
         secret = self._settings.oidc_client_secret
         fields = {
@@ -171,7 +171,7 @@ class Provider:
             "code_verifier": code_verifier,
             "client_id": self._settings.oidc_client_id,
         }
-        # With a secret the client shows it as HTTP says, which every provider takes.
+        # Every provider accepts the client's secret by HTTP basic authentication.
         auth = None
         if secret is not None:
             auth = httpx.BasicAuth(self._settings.oidc_client_id, secret.get_secret_value())
@@ -199,9 +199,9 @@ class Provider:
         if self._discovered is not None and self._discovered[0] > time.monotonic():
             return self._discovered[1]
         issuer = (self._settings.oidc_issuer or "").rstrip("/")
-        said = self._ask("GET", f"{issuer}/.well-known/openid-configuration")
+        document = self._ask("GET", f"{issuer}/.well-known/openid-configuration")
         try:
-            discovery = _Discovery.model_validate(said)
+            discovery = _Discovery.model_validate(document)
         except ValidationError as error:
             raise SignInError(f"{issuer} does not say how to sign in.") from error
         if discovery.issuer.rstrip("/") != issuer:

@@ -1,4 +1,7 @@
-"""What each route takes: one table, and a test that every route is in it."""
+"""Right that each route requires, in one table; cookies of signed-in browsers.
+
+A test checks that every route is in the table.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from app.platform.settings import Settings
 
 
 class Open(Enum):
-    """What routes take that are of no project."""
+    """Requirements of routes that belong to no project."""
 
-    # says nothing that anybody may not know
+    # public
     EVERYBODY = "everybody"
-    # of the installation: a token of its own, or the right to read everywhere
+    # the token of the metrics, or the right to read in all projects
     METRICS = "metrics"
-    # administers all projects
+    # an administrator of all projects
     INSTALLATION = "installation"
 
 
@@ -262,11 +265,8 @@ NEEDS: Final[Mapping[str, Need]] = {
 }
 
 
-# ---- The cookies of a browser of a user who signs in -------------------------------------------
-
-
-# Browsers take a cookie of this prefix over TLS alone, for this host alone and for all of its
-# paths: a page of a neighboring host name can put none of its own in its place.
+# Browsers accept a cookie of this prefix over TLS only, for this host and all of its paths only: a
+# page of a neighboring host name cannot replace it.
 HOST_PREFIX: Final = "__Host-"
 
 
@@ -276,7 +276,7 @@ class BrowserCookie:
     Parameters
     ----------
     name : str
-        Where people come over TLS, as the settings say, it has `HOST_PREFIX` before it.
+        The cookie's name; with `HOST_PREFIX` if the server is reached over TLS.
     settings : Settings
     """
 
@@ -285,40 +285,39 @@ class BrowserCookie:
         self.name = f"{HOST_PREFIX}{name}" if self._secure else name
 
     def read(self, request: HTTPConnection) -> str | None:
-        """Return what a browser shows."""
+        """Return the value that a browser sends."""
         return request.cookies.get(self.name)
 
     def give(self, response: Response, value: str, lasts: timedelta) -> None:
-        """Let a browser keep a value."""
+        """Set the cookie in a browser."""
         response.set_cookie(
             self.name,
             value,
             max_age=int(lasts.total_seconds()),
             path="/",
             httponly=True,
-            # Not strict: who follows a link from a chat, or comes back from a provider, is
-            # signed in.
+            # Not strict: links from a chat, and the return from a provider, need the cookie.
             samesite="lax",
             secure=self._secure,
         )
 
     def drop(self, response: Response) -> None:
-        """Take it from a browser."""
+        """Delete the cookie in a browser."""
         response.delete_cookie(
             self.name, path="/", httponly=True, samesite="lax", secure=self._secure
         )
 
 
 def session_cookie(settings: Settings) -> BrowserCookie:
-    """Return the cookie of a browser with a signed-in user."""
+    """Return the cookie of a signed-in browser."""
     return BrowserCookie("paceline_session", settings)
 
 
 def known_cookie(settings: Settings) -> BrowserCookie:
-    """Return the cookie of a browser with an earlier sign-in by a password."""
+    """Return the cookie of a browser in which a user has signed in with a password before."""
     return BrowserCookie("paceline_known", settings)
 
 
 def pending_cookie(settings: Settings) -> BrowserCookie:
-    """Return the cookie of a sign-in that is under way at a provider."""
+    """Return the cookie of a browser with a pending sign-in at a provider."""
     return BrowserCookie("paceline_sign_in", settings)

@@ -1,4 +1,4 @@
-"""Sign in and out: the form for people with a password of ours, and the way to a provider."""
+"""Pages of sign-in and sign-out: the form for passwords, and the redirect to a provider."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from app.web.pages import Pages
 
 CALLBACK: Final = "/sign-in/provider/callback"
 
-# Who signs in is not known yet, and may be anybody: checking a password takes time on purpose, and
-# a provider may be slow. In the threads of all other routes they would keep everybody out.
+# Threads for requests of anybody: checking a password is slow on purpose, and a provider may be
+# slow. In the threads of the other routes they could block all users.
 PASSWORDS_AT_ONCE: Final = 2
 PROVIDER_AT_ONCE: Final = 8
 WAITING: Final = 64
 
-# Of what a provider says in the address.
+# Characters of a provider's error that are shown.
 MAX_SAID_CHARACTERS: Final = 100
 
 Word = Annotated[str, Form(max_length=1000)]
@@ -85,7 +85,7 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
 
 
 def _add_provider(routes: APIRouter, container: Container, form: Callable[..., Response]) -> None:
-    # Its packages take a tenth of the time in which a server starts, and few have a provider.
+    # Importing its packages takes a tenth of the server's start, and few servers have a provider.
     from app.access.provider import PENDING_LASTS, Provider  # noqa: PLC0415
 
     provider, settings = Provider(container), container.settings
@@ -130,7 +130,7 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
         return response
 
 
-def _form(  # noqa: PLR0913 - what the form shows
+def _form(  # noqa: PLR0913 - the contents of the form
     pages: Pages,
     settings: Settings,
     request: Request,
@@ -152,9 +152,9 @@ def _form(  # noqa: PLR0913 - what the form shows
 
 
 def _own_path(target: str) -> str:
-    """Return a path of this server: a link must not lead to another server."""
+    """Return the target if it is a path of this server, else ``/``: no open redirect."""
     own = target.startswith("/") and not target.startswith("//")
-    # What a browser takes for a slash, or leaves out, makes another address of it.
+    # Browsers read a backslash as a slash and drop control characters.
     return target if own and target.isprintable() and "\\" not in target else "/"
 
 

@@ -1,4 +1,4 @@
-"""Sign-ins: with a password of ours, or by a provider's word; and the browsers signed in with."""
+"""Sign-ins with a password or by a provider, sessions of browsers, and refusals of requests."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import MAX_NAME_CHARACTERS, ActorKind, Principal, Refusal, Role, clipped
 
-# A working day, with some room; after it people sign in again.
+# A working day with some margin; afterwards people sign in again.
 SESSION_LASTS: Final = timedelta(hours=12)
 
-# Each takes 64 MiB and a twentieth of a second of a core: this bounds what strangers can take.
+# Checks of passwords at once: each takes 64 MiB and 0.05 s of a core, by anybody's request.
 AT_ONCE: Final = 2
 WAIT_S: Final = 5.0
 _slots: Final = BoundedSemaphore(AT_ONCE)
@@ -45,19 +45,19 @@ _slots: Final = BoundedSemaphore(AT_ONCE)
 
 @functools.cache
 def _decoy() -> str:
-    """Return a hash to compare where the name does not exist, so that the answer takes as long."""
+    """Return a hash to check for unknown names, so that their answer takes as long."""
     return hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A browser with a user who just signed in."""
+    """A new session of a browser."""
 
-    cookie: str  # for the browser; only its digest is stored
+    cookie: str  # only its digest is stored
     principal: Principal
     expires_at: datetime
-    # A second cookie for the browser, which says that a user gave their password in it; None
-    # where a provider looks after passwords.
+    # A second cookie, by which the browser is known to have signed in with a password; None for
+    # users of a provider.
     known_by: str | None = None
 
 
@@ -74,9 +74,9 @@ def sign_in(
     Raises
     ------
     UnauthenticatedError
-        ``access.wrong_password``, whether there is such a person or not.
+        ``access.wrong_password``, whether or not there is such a person.
     TooManyGuessesError
-        Too many were wrong; likewise.
+        There were too many wrong passwords, whether or not there is such a person.
     BusyError
     """
     everywhere = container.everywhere()
@@ -87,27 +87,27 @@ def sign_in(
             )
         ).scalar_one_or_none()
         buckets = buckets_for(tx, name, peer, browser)
-    # Only the name of a user is noted: what else was typed there may be a password.
+    # Only names of users are recorded: another text in that field may be a password.
     known = None if person is None else person.name
     try:
         pay(container, buckets)
     except TooManyGuessesError as error:
         note_failed_sign_in(container, peer, error, known)
         raise
-    # Outside of a transaction: it takes its time and memory on purpose.
-    # Made in any case, so that the first name of a process that does not exist takes no longer.
+    # The check is outside of a transaction, since hashing is slow on purpose. The decoy is made in
+    # any case, so that the first unknown name of a process takes no longer than the others.
     decoy = _decoy()
     stored = decoy if person is None or person.password is None else person.password
     try:
-        fits = _fits(stored, password)
+        is_correct = _is_correct(stored, password)
     except BusyError:
         with everywhere.uow() as tx:
             pay_back(tx, buckets)
         raise
-    if person is not None and fits:
+    if person is not None and is_correct:
         with everywhere.uow() as tx:
-            # Meanwhile they may have been deleted, disabled, or given another password.
-            found = tx.session.execute(
+            # Meanwhile the user may have been deleted or disabled, or the password changed.
+            unchanged = tx.session.execute(
                 select(Person)
                 .where(
                     Person.id == person.id,
@@ -116,18 +116,18 @@ def sign_in(
                 )
                 .with_for_update()
             ).scalar_one_or_none()
-            if found is not None:
+            if unchanged is not None:
                 pay_back(tx, buckets)
                 known_by = remember_browser(
-                    tx, found.id, browser, secrets.token_urlsafe(RANDOM_BYTES)
+                    tx, unchanged.id, browser, secrets.token_urlsafe(RANDOM_BYTES)
                 )
-                return replace(_begin(tx, found), known_by=known_by)
+                return replace(_begin(tx, unchanged), known_by=known_by)
     wrong = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
     note_failed_sign_in(container, peer, wrong, known)
     raise wrong
 
 
-def _fits(stored: str, password: str) -> bool:
+def _is_correct(stored: str, password: str) -> bool:
     if not _slots.acquire(timeout=WAIT_S):
         raise BusyError("Others are signing in; try again in a few seconds.")
     try:
@@ -143,7 +143,7 @@ def _fits(stored: str, password: str) -> bool:
 def note_failed_sign_in(
     container: Container, peer: str, error: PacelineError, name: str | None = None
 ) -> None:
-    """Note in the audit log that a sign-in did not end well, and whose name it was for."""
+    """Record a failed sign-in for the audit log; `name` is that of an existing user."""
     subject = "a sign-in" if name is None else f"a sign-in as {name}"
     container.refusals.note(Refusal(ActorKind.PEER, peer, subject, error.stable_code))
 
@@ -156,17 +156,17 @@ def sign_in_from_provider(
     name: str,
     roles: Mapping[str | None, Role],
 ) -> SignedIn:
-    """Sign in a user of a provider, with the roles that their groups give now.
+    """Sign in a user of a provider with the roles of their current groups.
 
     Parameters
     ----------
     roles : mapping of str or None to Role
-        By project; None for all. Projects that are not there count for nothing.
+        By project; None: all projects. Projects that do not exist are ignored.
 
     Raises
     ------
     SignInError
-        If an administrator has disabled them.
+        An administrator has disabled the user.
     """
     shown = clipped(name, MAX_NAME_CHARACTERS)
     with container.everywhere().uow() as tx:
@@ -180,18 +180,18 @@ def sign_in_from_provider(
         if person.disabled_at is not None:
             raise SignInError(f"{shown} may no longer sign in here.")
         tx.session.execute(delete(Membership).where(Membership.person_id == person_id))
-        found = tx.session.execute(
+        rows = tx.session.execute(
             select(Project.name, Project.id).where(
                 Project.name.in_([project for project in roles if project is not None])
             )
         )
-        known = {row.name: row.id for row in found}
+        project_ids = {row.name: row.id for row in rows}
         for project, role in roles.items():
-            if project is None or project in known:
+            if project is None or project in project_ids:
                 tx.session.add(
                     Membership(
                         person_id=person_id,
-                        project_id=None if project is None else known[project],
+                        project_id=None if project is None else project_ids[project],
                         role=role,
                     )
                 )
@@ -200,7 +200,7 @@ def sign_in_from_provider(
 
 
 def sign_out(container: Container, cookie: str) -> None:
-    """End a browser's session; its cookie is revoked."""
+    """End the session of a browser, given its cookie."""
     with container.everywhere().uow() as tx:
         ended = tx.session.execute(
             delete(BrowserSession)
@@ -213,7 +213,7 @@ def sign_out(container: Container, cookie: str) -> None:
 
 
 def prune_sign_ins(tx: UnitOfWork) -> None:
-    """Delete browser sessions, sign-ins and guesses that are over."""
+    """Delete expired browser sessions, pending sign-ins and guesses."""
     prune_guesses(tx)
     tx.session.execute(delete(BrowserSession).where(BrowserSession.expires_at < func.now()))
     tx.session.execute(delete(PendingSignIn).where(PendingSignIn.expires_at < func.now()))
@@ -227,22 +227,21 @@ def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
         BrowserSession(sha256=digest(cookie), person_id=person.id, expires_at=expires_at)
     )
     person.last_seen_at = tx.now
-    # A provider may give a name away again; the subject stays.
+    # A provider may reuse a name; the subject identifies the user for good.
     subject = None if person.subject is None else f"subject {person.subject}"
     record(tx, principal, Action.SIGNED_IN, "a browser", detail=subject)
     return SignedIn(cookie, principal, expires_at)
 
 
-# ---- Write what was refused into the audit log: counted, so that the log cannot be filled ------
-
-
 def write_refusals(container: Container) -> int:
-    """Write the refusals that were counted since the last time; return how many lines.
+    """Write the counts of refusals since the last call into the audit log; return their lines.
+
+    Equal refusals are one line with a count, so that nobody can fill the log.
 
     Raises
     ------
     SQLAlchemyError
-        The database does not answer: they are kept for the next time.
+        The database does not answer: the counts are kept for the next call.
     """
     counted = container.refusals.take()
     if not counted:

@@ -1,4 +1,7 @@
-"""Tokens: made, listed, revoked; shown once, stored as a digest."""
+"""Tokens: creation, lists, renewal, revocation; the secret is shown once and stored as a digest.
+
+A token is 256 random bits after a prefix by which scanners for secrets recognize it.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,9 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import IMPLIED, ActorKind, Principal, Right, new_name_fault
 from app.web.lists import Column, Listing, read
 
-# ---- Tokens: 256 random bits after a prefix that scanners for secrets can look for -------------
-
-
 PREFIX: Final = "plc_"
 RANDOM_BYTES: Final = 32
-# What lists show of a token; with 24 random bits shown, 232 stay unknown.
+# Characters of a token that lists show: 24 of its random bits, so that 232 stay unknown.
 SHOWN_CHARACTERS: Final = len(PREFIX) + 4
 
 
@@ -46,16 +46,16 @@ def is_token(text: str) -> bool:
     if not text.startswith(PREFIX) or not text.isascii():
         return False
     try:
-        found = base64.b64decode(text[len(PREFIX) :] + "=", altchars=b"-_", validate=True)
+        random = base64.b64decode(text[len(PREFIX) :] + "=", altchars=b"-_", validate=True)
     except binascii.Error:
         return False
-    return len(found) == RANDOM_BYTES
+    return len(random) == RANDOM_BYTES
 
 
 def digest(secret: str) -> bytes:
-    """Return what is stored of a secret of full entropy: SHA-256, 32 bytes.
+    """Return the SHA-256 of a secret of 256 random bits, which is stored in its place.
 
-    A slow hash would add nothing: there are 2^256 tokens to try.
+    A slow hash would add nothing: there are 2^256 secrets to try.
     """
     return hashlib.sha256(secret.encode()).digest()
 
@@ -65,14 +65,14 @@ LONGEST: Final = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """A token without its secret; `begins` is what it starts with."""
+    """A token without its secret; `begins` are its first characters."""
 
     id: Annotated[uuid.UUID, Column(csv="id"), Field(exclude=True)]
     name: str
     begins: str
     owner: str
     rights: Annotated[tuple[Right, ...], Column(Token.scopes), Field(serialization_alias="scopes")]
-    project: Annotated[str | None, Column(Project.name)]  # None for all
+    project: Annotated[str | None, Column(Project.name)]  # None: all projects
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
@@ -99,13 +99,13 @@ TOKENS: Final = Listing(
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token that was just made: the one time that its secret is there."""
+    """A new token with its secret, which is not stored."""
 
     secret: str
     view: TokenView
 
 
-def create_token(  # noqa: PLR0913 - what a token is made of
+def create_token(  # noqa: PLR0913 - the fields of a token
     container: Container,
     *,
     name: str,
@@ -115,25 +115,25 @@ def create_token(  # noqa: PLR0913 - what a token is made of
     owner: str | None = None,
     secret: str | None = None,
 ) -> NewToken:
-    """Make a token.
+    """Create a token.
 
     Parameters
     ----------
     project : str or None
-        None for all; a token that sends belongs to one.
+        None: all projects; a token that sends sessions needs a project.
     expires : timedelta, optional
-        From now.
+        Validity from now on.
     owner : str, optional
-        Whose it is; without it, who makes it.
+        Default: the principal who creates it.
     secret : str, optional
-        One that is there already, in place of a new one.
+        An existing secret to use instead of a new one.
 
     Raises
     ------
     InvalidAccessError
         ``access.invalid``, with a fault for each field.
     NotFoundError
-        If there is no such project.
+        There is no such project.
     ConflictError
         ``token.name_taken``.
     """
@@ -183,7 +183,7 @@ def list_tokens(tx: Reads, *, project_id: int | None = None) -> list[TokenView]:
 
 
 def revoke_token(container: Container, name: str) -> None:
-    """Revoke a token; from then on it opens nothing.
+    """Revoke a token; from then on it is not accepted.
 
     Raises
     ------
@@ -200,13 +200,13 @@ def revoke_token(container: Container, name: str) -> None:
 
 
 def renew_token(container: Container, name: str, expires: timedelta) -> TokenView:
-    """Let a token that is valid be valid for so long from now on; its secret stays.
+    """Set the validity of a valid token from now on; its secret stays.
 
     Raises
     ------
     InvalidAccessError, NotFoundError
     ConflictError
-        ``token.expired``: who held it since may be anybody; make a new one.
+        ``token.expired``: an expired token may have leaked unnoticed; create a new one.
     """
     if not timedelta(0) < expires <= LONGEST:
         fault = Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days")
@@ -240,7 +240,7 @@ def _unrevoked(tx: UnitOfWork, name: str) -> Token:
 
 
 def principal_of(row: Token) -> Principal:
-    """Return who a token is."""
+    """Return the principal of a token."""
     rights = frozenset[Right]().union(*(IMPLIED[Right(scope)] for scope in row.scopes))
     if row.project_id is None:
         return Principal(ActorKind.TOKEN, row.name, everywhere=rights)
@@ -259,8 +259,8 @@ def _check(
     expires: timedelta | None,
     secret: str | None,
 ) -> None:
-    of_name = new_name_fault(name)
-    faults = [] if of_name is None else [of_name]
+    name_fault = new_name_fault(name)
+    faults = [] if name_fault is None else [name_fault]
     if not rights:
         faults.append(Fault("scopes", "At least one scope.", column="scopes"))
     if Right.INGEST in rights and project is None and Right.ADMIN not in rights:

@@ -16,12 +16,12 @@ import structlog
 from sqlalchemy import ARRAY, Text, any_, exists, func, literal, or_, select, update
 
 from app.access.audit import Action, record
-from app.actions.hangs import tell_hangs
-from app.actions.kinds.kind import APART, Case, Fleet, Limit, hard, limits_of
+from app.actions.hangs import report_hangs
+from app.actions.kinds.kind import TIME_BETWEEN_MACHINES, Case, Fleet, Limit, hard_limits, limits_of
 from app.actions.kinds.registry import KINDS as REGISTRY_KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
-from app.actions.policies import opened
-from app.actions.store import called, is_stopped, lock_fleet, lock_switch, order, order_of
+from app.actions.policies import open_config
+from app.actions.store import audit_name, is_stopped, lock_fleet, lock_switch, order, order_of
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.errors import SecretKeyError
 from app.hosts.models import HostReading
@@ -74,7 +74,7 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
     is_out = (MachineAction.state.in_(ActionState.OUT), of_machines)
     taken = (
         select(MachineAction.host, func.max(MachineAction.ordered_at))
-        .where(MachineAction.ordered_at > tx.now - APART, of_machines)
+        .where(MachineAction.ordered_at > tx.now - TIME_BETWEEN_MACHINES, of_machines)
         .group_by(MachineAction.host)
     )
     known = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
@@ -135,7 +135,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         if host and (only is None or host in only):
             by_host.setdefault(host, []).append((incident, job))
     hosts = list(by_host)
-    put_back = _put_back(tx, hosts)
+    put_back = _put_back_times(tx, hosts)
     # Sessions before a repair, or before a person put the host back, do not count against it.
     since = dict.fromkeys(hosts, tx.now - BLAMED_FOR)
     for host, repair in latest_repairs(tx, hosts).items():
@@ -147,7 +147,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         tx.session.execute(
             select(HostReading.host)
             .where(
-                HostReading.host == _listed(hosts),
+                HostReading.host == _any_of(hosts),
                 HostReading.guessed.is_(False),
                 HostReading.received_at > tx.now - KNOWN_FOR,
             )
@@ -182,7 +182,9 @@ def _blamed(
     return Blamed(
         case=Case(
             node=host,
-            guessed=any(one.facts is not None and one.facts.guesses(host) for one in incidents),
+            guessed=any(
+                one.facts is not None and one.facts.has_guessed_name(host) for one in incidents
+            ),
             known=known,
             in_hand=any(one.state is not IncidentState.FIRING for one in incidents),
             measured_at=None if facts is None else facts.received_at,
@@ -197,7 +199,7 @@ def _blamed(
     )
 
 
-def _listed(hosts: Collection[str]) -> object:
+def _any_of(hosts: Collection[str]) -> object:
     return any_(literal(list(hosts), ARRAY(Text)))
 
 
@@ -208,7 +210,7 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
     rows = tx.session.execute(
         select(HostReading.host, HostReading.received_at)
         .where(
-            HostReading.host == _listed(since),
+            HostReading.host == _any_of(since),
             HostReading.cause.is_not(None),
             HostReading.guessed.is_(False),
             HostReading.received_at > tx.now - BLAMED_FOR,
@@ -223,12 +225,12 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
     return counts
 
 
-def _put_back(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
+def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
     """Return when a person last put each host back."""
     rows = tx.session.execute(
         select(MachineAction.host, func.max(MachineAction.release_ordered_at))
         .where(
-            MachineAction.host == _listed(hosts),
+            MachineAction.host == _any_of(hosts),
             MachineAction.released_by.is_not(None),
             MachineAction.release_ordered_at.is_not(None),
         )
@@ -238,7 +240,7 @@ def _put_back(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
 
 
 # Of these a machine has no name that a command could take.
-NAMELESS: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
+NOT_A_NODE_NAME: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)
 
@@ -263,11 +265,11 @@ def decide(container: Container) -> int:
             ).scalars()
         )
         if policies:
-            begun += tell_hangs(tx, policies, stopped=stopped)
+            begun += report_hangs(tx, policies, stopped=stopped)
             fleet = fleet_of(tx, stopped=stopped)
             for blamed in blamed_machines(tx):
                 limits = limits_of(blamed.case, fleet)
-                ordered = [_consider(container, tx, one, blamed, limits) for one in policies]
+                ordered = [_apply_policy(container, tx, one, blamed, limits) for one in policies]
                 if any(ordered):
                     begun += sum(ordered)
                     fleet = replace(
@@ -276,7 +278,7 @@ def decide(container: Container) -> int:
                         taken_at={**fleet.taken_at, blamed.case.node: fleet.now},
                         out_everywhere=fleet.out_everywhere + (blamed.case.node not in fleet.out),
                     )
-        _pump(tx)
+        _start_due(tx)
     return begun
 
 
@@ -297,7 +299,7 @@ def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
     tx.enqueue(ACT_ON_MACHINE, row.id)
 
 
-def _consider(
+def _apply_policy(
     container: Container,
     tx: UnitOfWork,
     policy: ActionPolicy,
@@ -315,7 +317,7 @@ def _consider(
         .with_for_update()
     ).scalar_one_or_none()
     if row is None:
-        news = _news(tx, policy.kind, blamed)
+        news = _undecided_incident(tx, policy.kind, blamed)
         if news is None:
             return False
         row = MachineAction(
@@ -338,7 +340,7 @@ def _consider(
         tx.session.add(row)
     elif row.state not in ActionState.UNDECIDED:
         return False
-    state = _state(policy.mode, limits)
+    state = _state_under(policy.mode, limits)
     found = {
         "gpus": list(blamed.gpus),
         "confidence": blamed.case.confidence,
@@ -351,13 +353,13 @@ def _consider(
         setattr(row, name, value)
     if changed or not row.command:
         try:
-            config = opened(container.settings, policy)
+            config = open_config(container.settings, policy)
         except SecretKeyError as error:
             _log.warning("policy of actions cannot be read", kind=policy.kind, error=error.message)
             return False
         at_first = order_of(container.settings, tx, row, tx.now)
         # People copy what they read: of a name that is no node's there is nothing to run.
-        nameless = NAMELESS.intersection(limits)
+        nameless = NOT_A_NODE_NAME.intersection(limits)
         row.command = "" if nameless else REGISTRY_KINDS[policy.kind].describe(config, at_first)
     if state is ActionState.WAITING:
         order(tx, row, None)
@@ -365,7 +367,7 @@ def _consider(
             tx,
             INSTALLATION,
             Action.ORDERED,
-            called(row),
+            audit_name(row),
             detail=row.command,
         )
         return True
@@ -374,15 +376,15 @@ def _consider(
     return False
 
 
-def _state(mode: ActionMode, limits: Sequence[Limit]) -> ActionState:
+def _state_under(mode: ActionMode, limits: Sequence[Limit]) -> ActionState:
     if mode is ActionMode.DRY_RUN:
         return ActionState.DRY_RUN
     if mode is ActionMode.ASK:
-        return ActionState.HELD if hard(limits) else ActionState.ASKED
+        return ActionState.HELD if hard_limits(limits) else ActionState.ASKED
     return ActionState.HELD if limits else ActionState.WAITING
 
 
-def _news(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
+def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
     """Return an incident that nothing was decided about yet, the oldest of these.
 
     What a person declined or put back, and what failed, was decided about all that were open then:
@@ -448,12 +450,12 @@ def _release(tx: UnitOfWork) -> int:
         else:
             continue
         release(tx, row, None)
-        record(tx, INSTALLATION, Action.RELEASED, called(row), detail=f"{why}: {repair.what}")
+        record(tx, INSTALLATION, Action.RELEASED, audit_name(row), detail=f"{why}: {repair.what}")
         begun += 1
     return begun
 
 
-def _pump(tx: UnitOfWork) -> None:
+def _start_due(tx: UnitOfWork) -> None:
     """Start what is due and has no task run any more."""
     underway = select(TaskRun.id).where(
         TaskRun.kind == ACT_ON_MACHINE,

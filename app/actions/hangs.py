@@ -18,7 +18,7 @@ from app.actions.kinds.event import EventType
 from app.actions.kinds.kind import Limit
 from app.actions.kinds.registry import KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
-from app.actions.store import called, order
+from app.actions.store import audit_name, order
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import HANG_CAUSE, HangFacts
 from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
@@ -29,7 +29,7 @@ from app.platform.identity import INSTALLATION
 
 # Jobs that are looked at in a pass, those that hang for longest first. The others are looked at in
 # the next ones: who was is not again until something changes.
-MOST: Final = 200
+MAX_JOBS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class _Hanging:
     job: str
 
 
-def tell_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: bool) -> int:
+def report_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: bool) -> int:
     """Write what policies make of jobs that hang; return how many events are ordered."""
     return sum(
-        _tell(tx, policy, one, stopped=stopped)
+        _report(tx, policy, one, stopped=stopped)
         for policy in policies
-        if KINDS[policy.kind].tell_hang is not None
-        for one in _unsaid(tx, policy, stopped=stopped)
+        if KINDS[policy.kind].report_hang is not None
+        for one in _unreported(tx, policy, stopped=stopped)
     )
 
 
-def _unsaid(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[_Hanging]:
+def _unreported(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[_Hanging]:
     """Return incidents of which nothing is written yet, or something else than what holds now."""
     of_incident = (
         (MachineAction.incident_id == AlertIncident.id)
@@ -78,7 +78,7 @@ def _unsaid(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[
             | (MachineAction.state.in_(ActionState.UNDECIDED) & or_(*changes)),
         )
         .order_by(AlertIncident.fired_at, AlertIncident.id)
-        .limit(MOST)
+        .limit(MAX_JOBS)
     ).all()
     found = [(incident_of(row), job) for row, job in rows]
     return [
@@ -88,7 +88,7 @@ def _unsaid(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[
     ]
 
 
-def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: bool) -> bool:
+def _report(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: bool) -> bool:
     incident = hanging.incident
     row = tx.session.execute(
         select(MachineAction)
@@ -128,7 +128,7 @@ def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: b
         row.state = state
         return False
     order(tx, row, None)
-    record(tx, INSTALLATION, Action.ORDERED, called(row), detail=row.command)
+    record(tx, INSTALLATION, Action.ORDERED, audit_name(row), detail=row.command)
     return True
 
 

@@ -28,7 +28,7 @@ from app.web.lists import Column, Listing, Page, PageRequest, read, read_page
 # ---- Which actions on machines wait for a person, as messages say it ---------------------------
 
 
-def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[PendingAction]]:
+def pending_actions(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[PendingAction]]:
     """Return what waits for a person, by machine.
 
     Parameters
@@ -172,7 +172,7 @@ class Show(StrEnum):
     OVER = "over"
 
 
-SHOWN: Final[Mapping[Show, tuple[str, ...]]] = {
+STATES_SHOWN: Final[Mapping[Show, tuple[str, ...]]] = {
     Show.ALL: tuple(ActionState),
     Show.PERSON: ActionState.ALLOWABLE,
     Show.OUT: ActionState.OUT,
@@ -215,14 +215,14 @@ def actions_found(
     tx: Reads, settings: Settings, asked: ActionsQuery, request: PageRequest
 ) -> ActionsFound:
     """Return a page of actions with the policies and the switch."""
-    where = _where(asked)
+    where = _filters(asked)
     states = tx.session.execute(
         select(MachineAction.state, func.count().label("number"))
         .where(*where)
         .group_by(MachineAction.state)
     )
     counts = {row.state: row.number for row in states}
-    wanted = SHOWN[asked.show]
+    wanted = STATES_SHOWN[asked.show]
     page = read_page(
         tx,
         ACTIONS,
@@ -242,11 +242,11 @@ def actions_found(
 
 def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
     """Return the actions that are asked for, on no pages."""
-    wanted = MachineAction.state.in_(SHOWN[asked.show])
-    return read(tx, ACTIONS, *_where(asked), wanted, sort=sort, limit=EXPORTED)
+    wanted = MachineAction.state.in_(STATES_SHOWN[asked.show])
+    return read(tx, ACTIONS, *_filters(asked), wanted, sort=sort, limit=EXPORTED)
 
 
-def _where(asked: ActionsQuery) -> list[ColumnElement[bool]]:
+def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if asked.kind in KINDS:
         found.append(MachineAction.kind == asked.kind)

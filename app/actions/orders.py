@@ -8,10 +8,10 @@ from sqlalchemy import select
 
 from app.access.audit import Action, record
 from app.actions.decide import blamed_machines, fleet_of, release
-from app.actions.kinds.kind import SENTENCES, Limit, hard, limits_of
+from app.actions.kinds.kind import SENTENCES, Limit, hard_limits, limits_of
 from app.actions.listed import ActionRow, get_action
 from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
-from app.actions.store import called, is_stopped, lock_action, lock_switch, order
+from app.actions.store import audit_name, is_stopped, lock_action, lock_switch, order
 from app.errors import ConflictError
 from app.incidents.models.tables import AlertIncident, IncidentState
 from app.platform.container import Container
@@ -48,7 +48,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
         ).first()
         if other is not None:
             raise ConflictError("Another action on the machine is open.", code="action.wrong_state")
-        limits = _hard_now(container, tx, switch, row)
+        limits = _current_hard_limits(container, tx, switch, row)
         if limits:
             raise ConflictError(SENTENCES[limits[0]], code=limits[0])
         order(tx, row, container.principal.name)
@@ -56,7 +56,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
             tx,
             container.principal,
             Action.ORDERED,
-            called(row),
+            audit_name(row),
             detail=row.command,
         )
     return _read(container, action_id)
@@ -74,7 +74,7 @@ def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state in ActionState.DECLINABLE, "be declined")
         row.state, row.ended_at = ActionState.DECLINED, tx.now
-        record(tx, container.principal, Action.DECLINED, called(row))
+        record(tx, container.principal, Action.DECLINED, audit_name(row))
     return _read(container, action_id)
 
 
@@ -90,7 +90,7 @@ def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state is ActionState.DONE and row.hang is None, "be taken back")
         release(tx, row, container.principal.name)
-        record(tx, container.principal, Action.RELEASED, called(row))
+        record(tx, container.principal, Action.RELEASED, audit_name(row))
     return _read(container, action_id)
 
 
@@ -114,7 +114,7 @@ def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa:
         )
 
 
-def _hard_now(
+def _current_hard_limits(
     container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
 ) -> tuple[Limit, ...]:
     """Return the limits that no person can allow, as things are now."""
@@ -131,4 +131,4 @@ def _hard_now(
         raise ConflictError(
             "No open incident blames the machine any more.", code="action.no_incident"
         )
-    return hard(limits_of(blamed[0].case, fleet))
+    return hard_limits(limits_of(blamed[0].case, fleet))

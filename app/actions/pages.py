@@ -18,7 +18,7 @@ from app.actions.kinds.registry import KINDS, title_of
 from app.actions.listed import (
     ACTIONS,
     PAGE,
-    SHOWN,
+    STATES_SHOWN,
     ActionRow,
     ActionsFound,
     ActionsQuery,
@@ -401,7 +401,7 @@ def _choices(found: ActionsFound, asked: ActionsQuery, address: Address) -> list
     return [
         Choice(
             one.value,
-            f"{label} {count(sum(found.counts.get(state, 0) for state in SHOWN[one]))}",
+            f"{label} {count(sum(found.counts.get(state, 0) for state in STATES_SHOWN[one]))}",
             one is asked.show,
             address.but(show=None if one is Show.ALL else one, page=None),
         )

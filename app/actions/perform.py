@@ -19,11 +19,18 @@ from sqlalchemy import delete, select, union
 
 from app.access.audit import Action, record
 from app.actions.decide import decide
-from app.actions.kinds.kind import ActionKind, HangOrder, Limit, Means, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, HangOrder, Limit, Order
 from app.actions.kinds.registry import KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
-from app.actions.policies import opened
-from app.actions.store import called, hang_order_of, is_stopped, lock_action, lock_switch, order_of
+from app.actions.policies import open_config
+from app.actions.store import (
+    audit_name,
+    hang_order_of,
+    is_stopped,
+    lock_action,
+    lock_switch,
+    order_of,
+)
 from app.errors import NotFoundError, SecretKeyError
 from app.incidents.deliver import guard
 from app.incidents.held_machines import is_one_node
@@ -82,11 +89,11 @@ def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
     scontrol = None if settings.slurm_scontrol is None else str(settings.slurm_scontrol)
     kind, order = started.kind, started.order
     with Outbound(guard(settings), settings.alert_attempt_limit_s) as outbound:
-        means = Means(outbound, scontrol)
+        means = AttemptTools(outbound, scontrol)
         if isinstance(order, HangOrder):
-            if kind.tell_hang is None:
+            if kind.report_hang is None:
                 raise DeliveryError("action.no_hangs", "The kind tells of no job.", permanent=True)
-            return kind.tell_hang(started.config, order, means)
+            return kind.report_hang(started.config, order, means)
         do = kind.release if started.release else kind.act
         return do(started.config, order, means)
 
@@ -117,7 +124,9 @@ def _start(container: Container, claim: Claim) -> _Started | None:
                 order = order_of(container.settings, tx, row, at)
             else:
                 order = hang_order_of(container.settings, tx, row, row.hang, at)
-            return _Started(KINDS[row.kind], opened(container.settings, policy), order, release)
+            return _Started(
+                KINDS[row.kind], open_config(container.settings, policy), order, release
+            )
     return None
 
 
@@ -146,7 +155,7 @@ def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryE
         else:
             row.state, row.done_at = ActionState.DONE, tx.now
         done = f"release of {row.host}" if release else row.command
-        record(tx, INSTALLATION, Action.DONE, called(row), detail=done)
+        record(tx, INSTALLATION, Action.DONE, audit_name(row), detail=done)
 
 
 def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release: bool) -> None:
@@ -171,7 +180,7 @@ def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release
         tx,
         INSTALLATION,
         Action.NOT_DONE,
-        called(row),
+        audit_name(row),
         detail=f"{error.code}: {error.sentence}",
     )
 

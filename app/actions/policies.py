@@ -15,7 +15,7 @@ from app.actions.kinds.registry import KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionSwitch
 from app.actions.store import lock_switch
 from app.errors import InvalidActionError, NotFoundError
-from app.incidents.channel_settings import checked, refuse_private
+from app.incidents.channel_settings import refuse_private, split_config
 from app.incidents.secrets import hints, seal, unseal
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
@@ -99,7 +99,7 @@ def set_policy(
         ).scalar_one_or_none()
         known = {} if row is None else row.config | unseal(container.settings, row.secrets)
         merged = {k: v for k, v in (known | dict(config or {})).items() if v is not None}
-        shown, secrets = checked(kind.config, kind.secrets, merged, InvalidActionError)
+        shown, secrets = split_config(kind.config, kind.secrets, merged, InvalidActionError)
         if row is None:
             row = ActionPolicy(kind=name, mode=ActionMode.DRY_RUN)
             tx.session.add(row)
@@ -176,7 +176,7 @@ def kind_of(name: str) -> ActionKind:
     return kind
 
 
-def opened(settings: Settings, row: ActionPolicy) -> Any:  # noqa: ANN401 - of the kind
+def open_config(settings: Settings, row: ActionPolicy) -> Any:  # noqa: ANN401 - of the kind
     """Return the whole configuration of a policy.
 
     Raises

@@ -1,14 +1,14 @@
-"""Use case: do what a button in a message of Slack says.
+"""Use case: execute a button that was pressed in a message of Slack, and its route.
 
-Protocol. The channel that the button names gives the secret that has to have signed the request,
-and the project in which all else is looked for: whoever can sign for one project finds nothing of
-another. Then, each in a transaction of its own:
+Protocol. The button names a channel. That channel determines the secret that must have signed the
+request, and the project of everything else: a signature for one project finds nothing of another.
+Then, each in a transaction of its own:
 
 claim
-    INSERT of the signature's hash; a row that is there already: replayed, and refused. Signatures
-    are forgotten when their timestamps are too old to be accepted.
+    INSERT of the signature's hash; where the row exists the request is a replay, and refused. Rows
+    are deleted once their timestamps are too old to be accepted.
 act
-    The use case that a click on the page runs, in the name of the member.
+    The same use case as a click on the page, in the name of the member.
 
 A server that dies in between has done nothing: the member presses again, which Slack signs anew.
 """
@@ -33,7 +33,7 @@ from app.access.guard import Turns, api_router
 from app.actions.orders import allow
 from app.errors import PacelineError, SecretKeyError, SlackRefusedError
 from app.incidents.channels.kind import JSON_HEADERS, encode
-from app.incidents.channels.slack import SILENCE_HOURS, SLACK, Pressed, SlackConfig
+from app.incidents.channels.slack import SILENCE_HOURS, SLACK, Button, SlackConfig
 from app.incidents.deliver import guard
 from app.incidents.evaluate import acknowledge_incident, silence_incident
 from app.incidents.models.tables import AlertChannel, SlackRequest
@@ -42,7 +42,7 @@ from app.incidents.slack import (
     MAX_BODY_BYTES,
     REFUSED,
     WINDOW,
-    Interaction,
+    ButtonPress,
     check_signature,
     read_interaction,
 )
@@ -52,23 +52,23 @@ from app.platform.outbound import DeliveryError, Outbound, check
 from app.web.bodies import arriving
 from app.web.problems import problem_of
 
-# Slack waits for 3 s for the answer itself; what is said to the member is sent after it.
-SAID_WITHIN_S: Final = 5.0
-# Of a member's name, in the audit log.
+# Slack waits 3 s for the answer itself; the text to the member is sent after it.
+REPORT_LIMIT_S: Final = 5.0
+# Longest name of a member in the audit log.
 NAME_CHARACTERS: Final = 60
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a button, for whoever pressed it."""
+class ButtonOutcome:
+    """The outcome of a button: a text to the member, and the refusal if there is one."""
 
     words: str
-    everybody: bool  # whether all of the channel are to read it
-    # of Slack's own host; empty where it gave none
+    everybody: bool  # whether the whole channel sees it
+    # on Slack's own host; else empty
     response_url: str = ""
-    refusal: PacelineError | None = None  # what the answer says instead of 200
+    refusal: PacelineError | None = None  # answered instead of 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +77,29 @@ class _Channel:
     config: SlackConfig
 
 
-def interact(container: Container, body: bytes, timestamp: str, signature: str) -> Outcome:
-    """Do what a signed request says; what a member may not do is an outcome too.
+def interact(container: Container, body: bytes, timestamp: str, signature: str) -> ButtonOutcome:
+    """Execute a signed request; a refusal to a member is an outcome too.
 
     Raises
     ------
     InvalidSlackError, SlackRefusedError
     """
-    asked = read_interaction(body)
-    channel = _verified(container, asked, body, timestamp, signature)
-    there = urlsplit(asked.response_url)[:2] == urlsplit(channel.config.url)[:2]
-    response_url = asked.response_url if there else ""
+    press = read_interaction(body)
+    channel = _verify(container, press, body, timestamp, signature)
+    same_host = urlsplit(press.response_url)[:2] == urlsplit(channel.config.url)[:2]
+    response_url = press.response_url if same_host else ""
     try:
-        words = _act(container, channel, asked)
+        words = _press(container, channel, press)
     except PacelineError as error:
-        _log.info("button refused", code=error.stable_code, user=asked.user.id)
-        return Outcome(error.message, everybody=False, response_url=response_url, refusal=error)
-    return Outcome(words, everybody=True, response_url=response_url)
+        _log.info("button refused", code=error.stable_code, user=press.user.id)
+        return ButtonOutcome(
+            error.message, everybody=False, response_url=response_url, refusal=error
+        )
+    return ButtonOutcome(words, everybody=True, response_url=response_url)
 
 
-def tell(container: Container, outcome: Outcome) -> None:
-    """Say in Slack what came of a button: the incident says it too, so once is enough."""
+def report_outcome(container: Container, outcome: ButtonOutcome) -> None:
+    """Post the outcome of a button to Slack; once, as the page of the incident shows it too."""
     if not outcome.response_url:
         return
     body = {
@@ -106,16 +108,16 @@ def tell(container: Container, outcome: Outcome) -> None:
         "text": outcome.words,
     }
     try:
-        with Outbound(guard(container.settings), SAID_WITHIN_S) as outbound:
+        with Outbound(guard(container.settings), REPORT_LIMIT_S) as outbound:
             check(outbound.post(outcome.response_url, encode(body), JSON_HEADERS))
     except DeliveryError as error:
         _log.info("slack not told", code=error.code, error=error.sentence)
 
 
-def _verified(
-    container: Container, asked: Interaction, body: bytes, timestamp: str, signature: str
+def _verify(
+    container: Container, press: ButtonPress, body: bytes, timestamp: str, signature: str
 ) -> _Channel:
-    """Return the channel whose secret signed the request, which is claimed then."""
+    """Return the channel whose secret signed the request, and claim the request."""
     with container.everywhere().reading() as tx:
         row = tx.session.execute(
             select(
@@ -123,10 +125,10 @@ def _verified(
                 AlertChannel.config,
                 AlertChannel.secrets,
                 AlertChannel.enabled,
-            ).where(AlertChannel.id == asked.channel, AlertChannel.kind == SLACK.name)
+            ).where(AlertChannel.id == press.channel, AlertChannel.kind == SLACK.name)
         ).one_or_none()
         now = tx.now
-    # One that is not there, or has no secret, is refused as a wrong signature is.
+    # A missing channel, or one without a secret, answers as a wrong signature does.
     if row is None:
         raise SlackRefusedError(REFUSED)
     try:
@@ -134,7 +136,7 @@ def _verified(
             row.config | unseal(container.settings, row.secrets)
         )
     except SecretKeyError:
-        _log.warning("secrets of a channel cannot be read", channel=str(asked.channel))
+        _log.warning("secrets of a channel cannot be read", channel=str(press.channel))
         raise
     if config.signing_secret is None:
         raise SlackRefusedError(REFUSED)
@@ -157,14 +159,14 @@ def _verified(
     return _Channel(row.project_id, config)
 
 
-def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
-    """Do it, and return what came of it.
+def _press(container: Container, channel: _Channel, press: ButtonPress) -> str:
+    """Execute the button in the name of the member; return the outcome as a sentence.
 
     Raises
     ------
     SlackRefusedError, NotFoundError, ConflictError
     """
-    user = asked.user
+    user = press.user
     if user.id not in channel.config.operators:
         raise SlackRefusedError(
             f"The member {clipped(user.id, NAME_CHARACTERS)} is no operator of this channel.",
@@ -173,32 +175,29 @@ def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
     name = f"{clipped(user.username or user.id, NAME_CHARACTERS)} (Slack {user.id})"
     rights = frozenset({Right.READ, Right.OPERATE})
     who = Principal(ActorKind.PERSON, name, in_projects=((channel.project_id, rights),))
-    here = container.within(channel.project_id, who)
-    match asked.what:
-        case Pressed.ACKNOWLEDGE:
-            acknowledge_incident(here, asked.about)
+    project = container.within(channel.project_id, who)
+    match press.what:
+        case Button.ACKNOWLEDGE:
+            acknowledge_incident(project, press.about)
             return f"Acknowledged by <@{user.id}>."
-        case Pressed.SILENCE:
-            with here.reading() as tx:
+        case Button.SILENCE:
+            with project.reading() as tx:
                 until = tx.now + timedelta(hours=SILENCE_HOURS)
             reason = f"silenced in Slack for {SILENCE_HOURS} h"
-            silence_incident(here, asked.about, until=until, reason=reason)
-            return f"Silenced by <@{asked.user.id}> until {until:%H:%M} UTC."
-        case Pressed.APPROVE:
-            done = allow(here, asked.about)
-            return f"Approved by <@{user.id}>: `{done.command.replace('`', chr(39))}`"
+            silence_incident(project, press.about, until=until, reason=reason)
+            return f"Silenced by <@{user.id}> until {until:%H:%M} UTC."
+        case Button.APPROVE:
+            action = allow(project, press.about)
+            return f"Approved by <@{user.id}>: `{action.command.replace('`', chr(39))}`"
 
 
-# ---- Buttons in messages of Slack: the request address of an app's interactivity ---------------
-
-
-# Whoever sends is known by the signature only: buttons hold no threads of other routes.
+# The sender is authenticated by the signature alone, so these requests have threads of their own.
 AT_ONCE: Final = 4
 WAITING: Final = 64
 
 
 def router(container: Container) -> APIRouter:
-    """Return the route; the channel that a request names says in which project it is."""
+    """Return the route of Slack's buttons; the channel in a request determines the project."""
     routes = api_router("alerts", "/api/v1")
     turns = Turns(AT_ONCE, WAITING)
 
@@ -218,7 +217,7 @@ def router(container: Container) -> APIRouter:
         # Slack shows that something was refused; the text that follows says why.
         refused = outcome.refusal
         answer = Response() if refused is None else problem_of(refused)
-        answer.background = BackgroundTask(tell, container, outcome)
+        answer.background = BackgroundTask(report_outcome, container, outcome)
         return answer
 
     return routes

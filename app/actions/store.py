@@ -76,7 +76,7 @@ def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
     return row
 
 
-def called(row: MachineAction) -> str:
+def audit_name(row: MachineAction) -> str:
     """Return what the audit log calls an action."""
     return f"{row.kind} action on {row.host or f'job {row.job}'}"
 

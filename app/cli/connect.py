@@ -9,7 +9,7 @@ from typing import Final
 import typer
 from rich.console import Console
 
-from app.analysis.trace.formats.ndjson import NDJSON
+from app.analysis.trace.formats.own import NDJSON
 from app.cli.server import Body, Server
 from app.errors import PacelineError
 from app.jobs.connect import LAUNCHERS, WAYS, Target

@@ -1,4 +1,4 @@
-"""Ingest of the files of a job that stands still, and the verdicts on them."""
+"""Routes of the API: files of hanging jobs, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ class UploadBody(BaseModel):
     not_read: list[str] = Field(description="Files of it that are of no kind that is read.")
 
     @classmethod
-    def of(cls, found: Upload, pages: str) -> Self:
-        """Return what is said of an archive; pages are at an address."""
+    def of(cls, upload: Upload, pages: str) -> Self:
+        """Return the body of an archive; `pages` is the address of the dashboard."""
         return cls(
-            upload=found.id,
-            job=found.job,
-            state=found.state,
-            hang=found.hang,
-            url=None if found.hang is None else f"{pages}/hangs/{found.hang}",
-            reason_code=found.reason_code,
-            reason=found.reason,
-            not_read=list(found.not_read),
+            upload=upload.id,
+            job=upload.job,
+            state=upload.state,
+            hang=upload.hang,
+            url=None if upload.hang is None else f"{pages}/hangs/{upload.hang}",
+            reason_code=upload.reason_code,
+            reason=upload.reason,
+            not_read=list(upload.not_read),
         )
 
 

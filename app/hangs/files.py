@@ -1,4 +1,4 @@
-"""The files of a job that stands still: which kind each is of, and what all of them say."""
+"""Files of a hanging job: detection of their kinds, and the state of the job from all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
 from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
 
-# State of a silent process, as the client writes it.
+# Start of the document in which the client describes the process of a silent rank.
 _BEGINS: Final = b'{"process":'
 _INVALID: Final = "hang.invalid_process"
 
@@ -35,30 +35,30 @@ class _Document(BaseModel):
 
 
 def is_process(body: bytes) -> bool:
-    """Return whether a body is one of these."""
+    """Return whether a body describes the process of a silent rank."""
     return body.startswith(_BEGINS)
 
 
 def read_process(body: bytes) -> Process:
-    """Return what a body says.
+    """Return the process that a body describes.
 
     Raises
     ------
     InvalidTraceError
-        It is no such document.
+        The body is no such document.
     """
     try:
-        known = _Document.model_validate_json(body).process
+        process = _Document.model_validate_json(body).process
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the document"
         raise InvalidTraceError(
             f"It says nothing of a process: {place}: {first['msg']}", code=_INVALID
         ) from error
-    return Process(known.pid, known.state, known.wait_channel)
+    return Process(process.pid, process.state, process.wait_channel)
 
 
-# Of a file; of RAS, which says all of 16,384 ranks, more.
+# Sizes of a file; one of RAS holds up to 16,384 ranks.
 MOST_BYTES: Final = 32 * 1024 * 1024
 MOST_RAS_BYTES: Final = 128 * 1024 * 1024
 _MOST_RANKS: Final = 1 << 17
@@ -66,7 +66,7 @@ _RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt))?$")
 
 
 class FileKind(StrEnum):
-    """What wrote a file."""
+    """Kinds of files, by their writer."""
 
     FLIGHT_RECORDER = "flight_recorder"
     PY_SPY = "py_spy"
@@ -76,12 +76,12 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangFile:
-    """A file that was read; one of its contents is there.
+    """A parsed file, with the content of its kind.
 
     Parameters
     ----------
     rank : int or None
-        None of a file that is about all ranks.
+        None of a file about all ranks.
     """
 
     name: str
@@ -94,7 +94,7 @@ class HangFile:
 
 
 def kind_of(body: bytes) -> FileKind | None:
-    """Return what wrote a file; None where it is of none of the kinds."""
+    """Return the kind of a file by its first bytes; None if unknown."""
     start = body[:256].lstrip()[:1]
     if start == b"[":
         return FileKind.PY_SPY
@@ -107,23 +107,22 @@ def kind_of(body: bytes) -> FileKind | None:
 
 def rank_in_name(name: str) -> int | None:
     """Return the rank that the name of a dump ends with: `_dump_3`, `nccl_trace_rank_3.json`."""
-    found = _RANK_IN_NAME.search(name)
-    return int(found[1]) if found else None
+    match = _RANK_IN_NAME.search(name)
+    return int(match[1]) if match else None
 
 
 def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile | None:
-    """Return what a file says; None where it is of none of the kinds.
+    """Return a parsed file; None of an unknown kind.
 
     Parameters
     ----------
     rank : int, optional
-        Whose it is; by default the number that its name ends with.
+        Rank of the file; by default the number at the end of its name.
 
     Raises
     ------
     InvalidTraceError
-        It is no whole file of its kind, or nothing says of which rank it is; the message begins
-        with its name.
+        The file is damaged, or has no rank; the message begins with its name.
     """
     kind = kind_of(body)
     if kind is None:
@@ -159,42 +158,44 @@ def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
 
 
 def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
-    """Return what files say of a job together.
+    """Return the state of a job from all its files.
 
-    Dumps of recorders say what ranks wait for; without any, what RAS counts does, and without that
-    stacks do. RAS also says on which host and GPU each rank is. What a rank said before its host
-    said how its process is, is left out: it says nothing any more.
+    Recorder dumps show what ranks wait for; without any, the counts of RAS do, and without these
+    the stacks. RAS also has the host and GPU of each rank. Dumps and stacks of a rank whose process
+    its host describes are left out: the process no longer answers.
 
     Parameters
     ----------
     gone : collection of int, optional
-        Further ranks of which nothing is heard any more.
+        Further ranks that no longer answer.
 
     Raises
     ------
     InvalidTraceError
-        ``hang.no_dumps``: there is none of these; ``hang.rank_twice``: two are of one rank;
+        ``hang.no_dumps``: there is none of these files; ``hang.rank_twice``: two dumps of a rank;
         ``hang.too_large``, ``hang.no_world``: see the readers.
     """
-    given = tuple(files)
+    files = tuple(files)
     processes = {
-        one.rank: one.process for one in given if one.process is not None and one.rank is not None
+        file.rank: file.process
+        for file in files
+        if file.process is not None and file.rank is not None
     }
     silent = frozenset((*processes, *gone))
     recorder = FlightRecorder()
     communicators: tuple[Communicator, ...] = ()
     stacks: dict[int, tuple[Frame, ...]] = {}
     has_dumps = False
-    for one in given:
-        if one.rank is None:
-            communicators = one.communicators
-        elif one.rank in silent:
+    for file in files:
+        if file.rank is None:
+            communicators = file.communicators
+        elif file.rank in silent:
             continue
-        elif one.dump is not None:
-            recorder.add(one.rank, one.dump)
+        elif file.dump is not None:
+            recorder.add(file.rank, file.dump)
             has_dumps = True
         else:
-            stacks[one.rank] = one.stack
+            stacks[file.rank] = file.stack
     job = _recorded(recorder if has_dumps else None, communicators, stacks, silent)
     ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
@@ -208,7 +209,7 @@ def _recorded(
     stacks: Mapping[int, tuple[Frame, ...]],
     silent: Collection[int],
 ) -> JobState:
-    """Return what recorders or RAS say of a job; nothing where there are only stacks."""
+    """Return the state by recorders or RAS; an empty one if there are only stacks."""
     if recorder is not None:
         job = recorder.job(silent)
         return replace(job, places=ras_places(communicators)) if communicators else job

@@ -1,8 +1,8 @@
-"""Dumps of PyTorch's flight recorder: what each rank has enqueued and not completed.
+"""Dumps of PyTorch's flight recorder: the collectives of each rank that are not completed.
 
 `_dump_nccl_trace` writes a pickle, `_dump_nccl_trace_json` JSON, of the same fields
-(torch/csrc/distributed/c10d/FlightRecorder.hpp). Groups are known by names, which all ranks share,
-and on each rank by numbers of its own.
+(torch/csrc/distributed/c10d/FlightRecorder.hpp). Groups have names, which all ranks share, and
+numbers, which differ from rank to rank.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ from app.hangs.plain_pickle import plain_pickle
 _PICKLE: Final = b"\x80"
 _COMPLETED: Final = "completed"
 _DEFAULT_GROUP: Final = "default_pg"
-# What PyTorch calls a group that was given no description.
+# PyTorch's description of a group without one.
 _UNDESCRIBED: Final = "undefined"
-# "nccl:send 0->3", "gloo:recv 0<-3": ranks are those of the group.
+# "nccl:send 0->3", "gloo:recv 0<-3"; ranks within the group.
 _TRANSFER: Final = re.compile(r"(?:send|recv|isend|irecv)\s*(\d+)\s*(->|<-)\s*(\d+)$")
 _MOST_RANKS: Final = 1 << 20
-# A recorder has a few thousand; those that are over are left out.
+# A recorder holds a few thousand; completed ones are left out.
 _MOST_ENTRIES: Final = 1 << 16
 _MOST_GROUPS: Final = 1 << 16
-# What a rank waits for is the first of these.
+# Pending operations of a rank; it waits for the first.
 _MOST_PENDING: Final = 256
-# Of all groups together: 16,384 ranks in 64 groups each are a quarter.
+# Ranks of all groups together: 16,384 ranks in 64 groups each are a quarter of it.
 _MOST_MEMBERS: Final = 1 << 22
 _PAIR: Final = 2
 _MOST_DIMENSIONS: Final = 64
 _LONGEST_NAME: Final = 512
-_RANK_IN_NAME: Final = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|pt))?$")
 _INVALID: Final = "hang.invalid_dump"
 
 
 def _ranks_of(value: object) -> object:
-    """Return ranks that a pickle has as text, such as "[0, 1]"."""
+    """Return the ranks of a text such as "[0, 1]", as pickles have them."""
     if not isinstance(value, str):
         return value
     return [int(number) for number in re.findall(r"\d{1,9}", value)[:_MOST_RANKS]]
 
 
 def _first(value: object) -> object:
-    """Return sizes up to the first one: the others are not kept."""
+    """Return only the first of several input sizes."""
     return value[:1] if isinstance(value, list | tuple) else value
 
 
@@ -57,16 +56,32 @@ Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 _Size = Annotated[tuple[int, ...], Field(max_length=_MOST_DIMENSIONS)]
 
 
-class _Written(BaseModel):
+class Written(BaseModel):
+    """Part of a document of a foreign writer; unknown fields are ignored."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Group(_Written):
+def invalid(error: ValidationError, code: str, what: str, whole: str) -> InvalidTraceError:
+    """Return the error of a document that does not match its model.
+
+    Parameters
+    ----------
+    what, whole : str
+        Start of the sentence, such as "It is no dump", and name of the whole document.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"])) or whole
+    message = f"{what}: {place}: {first['msg']}"
+    return InvalidTraceError(message, code=code, faults=(Fault(code, message),))
+
+
+class _Group(Written):
     desc: Name = ""
     ranks: Annotated[tuple[int, ...], BeforeValidator(_ranks_of)] = Field(max_length=_MOST_RANKS)
 
 
-class _Status(_Written):
+class _Status(Written):
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
 
@@ -77,7 +92,7 @@ def _pair(value: object) -> object:
     return value
 
 
-class _Entry(_Written):
+class _Entry(Written):
     pg_id: int = -1
     process_group: Annotated[tuple[Name, Name], BeforeValidator(_pair)] = ("", "")
     record_id: int = 0
@@ -93,7 +108,7 @@ class _Entry(_Written):
 
 
 def _bounded(value: object) -> object:
-    """Refuse groups with too many ranks together; values of a pickle may be shared."""
+    """Refuse groups with too many ranks in all: a small pickle may share large values."""
     if isinstance(value, dict):
         members = sum(
             len(ranks)
@@ -106,8 +121,8 @@ def _bounded(value: object) -> object:
     return value
 
 
-def _without_those_over(value: object) -> object:
-    """Leave out entries that are over, but for one of each group: it has the group's name."""
+def _without_completed(value: object) -> object:
+    """Return the entries without completed ones, except one of each group for the group's name."""
     if not isinstance(value, list | tuple):
         return value
     kept, seen = [], set()
@@ -116,7 +131,7 @@ def _without_those_over(value: object) -> object:
             group = entry.get("process_group")
             names = tuple(group) if isinstance(group, list | tuple) and len(group) == _PAIR else ()
             key = entry.get("pg_id"), names
-            if all(isinstance(one, str | int | None) for one in (key[0], *names)):
+            if all(isinstance(part, str | int | None) for part in (key[0], *names)):
                 if key in seen:
                     continue
                 seen.add(key)
@@ -124,25 +139,19 @@ def _without_those_over(value: object) -> object:
     return kept
 
 
-class _Dump(_Written):
+class _Dump(Written):
     pg_config: Annotated[dict[str, _Group], BeforeValidator(_bounded)] = Field(
         max_length=_MOST_GROUPS
     )
     pg_status: dict[int, _Status] = Field(default_factory=dict, max_length=_MOST_GROUPS)
-    entries: Annotated[tuple[_Entry, ...], BeforeValidator(_without_those_over)] = Field(
+    entries: Annotated[tuple[_Entry, ...], BeforeValidator(_without_completed)] = Field(
         default=(), max_length=_MOST_ENTRIES
     )
 
 
-def rank_in_name(name: str) -> int | None:
-    """Return the rank that the name of a dump ends with: `_dump_3`, `nccl_trace_rank_3.json`."""
-    found = _RANK_IN_NAME.search(name)
-    return int(found[1]) if found else None
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A process group as a rank knows it; ranks are None where its recorder lists none."""
+    """A process group in the dump of a rank; ranks are None if the recorder lists none."""
 
     name: str
     description: str
@@ -151,12 +160,12 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperation:
-    """An operation that a rank has enqueued and that is not over.
+    """An operation that a rank has enqueued and not completed.
 
     Parameters
     ----------
     collective, transfer : int
-        Its number among the collectives, and among the sends and receives, of its group.
+        Sequence number among the collectives, and among the sends and receives, of its group.
     """
 
     group: str
@@ -169,7 +178,7 @@ class RecordedOperation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDump:
-    """What is kept of a dump: groups, what is pending, and how far each group has come."""
+    """The used content of a dump: groups, pending operations, and the progress of each group."""
 
     groups: tuple[RecordedGroup, ...]
     pending: tuple[RecordedOperation, ...]
@@ -177,38 +186,51 @@ class RecordedDump:
 
 
 def read_dump(body: bytes) -> RecordedDump:
-    """Return what is kept of a rank's dump, a pickle or JSON.
+    """Return the used content of a rank's dump, a pickle or JSON.
 
     Raises
     ------
     InvalidTraceError
-        It is no dump.
+        The body is no dump.
     """
-    dump = _read(body)
+    if body.startswith(_PICKLE):
+        value = plain_pickle(body)
+    else:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise InvalidTraceError(
+                f"It is neither a pickle nor JSON: {error}", code=_INVALID
+            ) from error
+    try:
+        dump = _Dump.model_validate(value)
+    except ValidationError as error:
+        what = "It is no dump of a flight recorder"
+        raise invalid(error, _INVALID, what, "the dump") from error
     groups = {
         name: RecordedGroup(name, group.desc, group.ranks)
         for name, group in dump.pg_config.items()
         if group.ranks
     }
-    for name, description in dict.fromkeys(one.process_group for one in dump.entries):
+    for name, description in dict.fromkeys(entry.process_group for entry in dump.entries):
         groups.setdefault(name, RecordedGroup(name, description, None))
-    names = _names_of_ids(dump)
+    names = _group_names(dump)
     pending = sorted(
-        (one for one in dump.entries if one.state != _COMPLETED and not one.retired),
-        key=lambda one: one.record_id,
+        (entry for entry in dump.entries if entry.state != _COMPLETED and not entry.retired),
+        key=lambda entry: entry.record_id,
     )
     return RecordedDump(
         groups=tuple(groups.values()),
         pending=tuple(
             RecordedOperation(
-                group=one.process_group[0],
-                name=one.profiling_name,
-                collective=one.collective_seq_id,
-                transfer=one.p2p_seq_id,
-                size=one.input_sizes[0] if one.input_sizes else (),
-                since_ns=one.time_created_ns,
+                group=entry.process_group[0],
+                name=entry.profiling_name,
+                collective=entry.collective_seq_id,
+                transfer=entry.p2p_seq_id,
+                size=entry.input_sizes[0] if entry.input_sizes else (),
+                since_ns=entry.time_created_ns,
             )
-            for one in pending[:_MOST_PENDING]
+            for entry in pending[:_MOST_PENDING]
         ),
         reached={
             names[number]: Reached(
@@ -221,19 +243,19 @@ def read_dump(body: bytes) -> RecordedDump:
 
 
 class FlightRecorder:
-    """Joins the dumps of ranks, one after the other.
+    """The joined dumps of the ranks of a job.
 
-    Recorders other than NCCL's list no groups. Then a group has the ranks that used it, and the
-    default one has all, up to the largest that is known.
+    Recorders other than NCCL's list no groups: a group then has the ranks that used it, and the
+    default group has all ranks up to the largest known one.
     """
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, tuple[int, ...] | None], int] = {}
         self._described: list[Group] = []
         self._members = 0
-        # the ranks that used a group which no dump lists, by its index
+        # ranks that used a group without listed ranks, by its index
         self._used_by: dict[int, set[int]] = {}
-        # by rank: its dump, and the indices of the groups by the names that it knows them by
+        # by rank: its dump, and the indices of its groups by their names
         self._dumps: dict[int, tuple[RecordedDump, Mapping[str, int]]] = {}
 
     def add(self, rank: int, dump: RecordedDump) -> None:
@@ -242,7 +264,7 @@ class FlightRecorder:
         Raises
         ------
         InvalidTraceError
-            The rank has one already, or the groups of all have too many ranks together.
+            The rank has a dump already, or the groups have too many ranks in all.
         """
         if rank in self._dumps:
             raise InvalidTraceError(f"Rank {rank} has two dumps", code="hang.rank_twice")
@@ -254,32 +276,35 @@ class FlightRecorder:
         self._dumps[rank] = dump, indices
 
     def job(self, others: Collection[int] = ()) -> JobState:
-        """Return what is known of the job.
+        """Return the state of the job.
 
         Parameters
         ----------
         others : collection of int, optional
-            Ranks that are known to be of the job, and have no dump.
+            Further ranks of the job, without a dump.
         """
         groups = list(self._described)
-        # Numbered without gaps, whether they left a dump or not.
+        # Ranks have no gaps, although some may have left no dump.
         everyone = tuple(range(max((*self._dumps, *others), default=-1) + 1))
         for index, ranks in self._used_by.items():
             is_default = groups[index].description == _DEFAULT_GROUP
-            found = everyone if is_default else tuple(sorted(ranks))
-            groups[index] = replace(groups[index], ranks=found)
-        ranks_of = {
+            members = everyone if is_default else tuple(sorted(ranks))
+            groups[index] = replace(groups[index], ranks=members)
+        states = {
             rank: RankState(
                 rank,
-                tuple(_pending(one, groups, indices[one.group]) for one in dump.pending),
+                tuple(
+                    _pending(operation, groups, indices[operation.group])
+                    for operation in dump.pending
+                ),
                 {indices[name]: reached for name, reached in dump.reached.items()},
             )
             for rank, (dump, indices) in self._dumps.items()
         }
-        return JobState(tuple(groups), ranks_of)
+        return JobState(tuple(groups), states)
 
     def _group(self, group: RecordedGroup) -> int:
-        """Return the index of a group; names of unlike ranks are unlike groups."""
+        """Return the index of a group; the same name with other ranks is another group."""
         key = group.name, group.ranks
         if key not in self._groups:
             self._members += len(group.ranks or ())
@@ -289,62 +314,36 @@ class FlightRecorder:
                     code="hang.too_large",
                 )
             self._groups[key] = len(self._described)
-            said = "" if group.description == _UNDESCRIBED else group.description
-            self._described.append(Group(group.name, said, group.ranks or ()))
+            description = "" if group.description == _UNDESCRIBED else group.description
+            self._described.append(Group(group.name, description, group.ranks or ()))
         return self._groups[key]
 
 
-def _pending(one: RecordedOperation, groups: Sequence[Group], group: int) -> Pending:
-    found = _TRANSFER.search(one.name)
+def _pending(operation: RecordedOperation, groups: Sequence[Group], group: int) -> Pending:
+    transfer = _TRANSFER.search(operation.name)
     ranks = groups[group].ranks
-    peer = ranks[int(found[3])] if found and int(found[3]) < len(ranks) else None
+    peer = ranks[int(transfer[3])] if transfer and int(transfer[3]) < len(ranks) else None
     return Pending(
         group=group,
-        number=one.collective if peer is None else one.transfer,
-        name=one.name if peer is None else one.name.partition(" ")[0],
+        number=operation.collective if peer is None else operation.transfer,
+        name=operation.name if peer is None else operation.name.partition(" ")[0],
         peer=peer,
-        is_send=found is not None and found[2] == "->",
-        size=one.size,
-        since_ns=one.since_ns,
+        is_send=transfer is not None and transfer[2] == "->",
+        size=operation.size,
+        since_ns=operation.since_ns,
     )
 
 
-def _read(body: bytes) -> _Dump:
-    value = plain_pickle(body) if body.startswith(_PICKLE) else _json(body)
-    try:
-        return _Dump.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the dump"
-        message = f"It is no dump of a flight recorder: {place}: {first['msg']}"
-        raise InvalidTraceError(
-            message, code=_INVALID, faults=(Fault(_INVALID, message),)
-        ) from error
+def _group_names(dump: _Dump) -> Mapping[int, str]:
+    """Return the names of groups by their numbers in a dump.
 
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidTraceError(
-            f"It is neither a pickle nor JSON: {error}", code=_INVALID
-        ) from error
-
-
-def _names_of_ids(dump: _Dump) -> Mapping[int, str]:
-    """Return the names of the groups that a rank numbers.
-
-    Pending entries say both. Where none does, groups are numbered in the order in which they were
-    made, and so are names that are numbers; unless an entry contradicts that.
+    Entries have both. Groups without entries are numbered in the order of their creation, as names
+    that are numbers are, unless an entry contradicts that.
     """
-    said = {one.pg_id: one.process_group[0] for one in dump.entries if one.pg_id >= 0}
+    by_entry = {entry.pg_id: entry.process_group[0] for entry in dump.entries if entry.pg_id >= 0}
     listed = [name for name, group in dump.pg_config.items() if group.ranks]
     if len(listed) != len(dump.pg_status) or not all(name.isdecimal() for name in listed):
-        return said
-    ordered = _in_order(sorted(dump.pg_status), sorted(listed, key=int))
-    agrees = all(ordered.get(number) == name for number, name in said.items())
-    return ordered if agrees else said
-
-
-def _in_order(numbers: Sequence[int], names: Sequence[str]) -> dict[int, str]:
-    return dict(zip(numbers, names, strict=True))
+        return by_entry
+    by_order = dict(zip(sorted(dump.pg_status), sorted(listed, key=int), strict=True))
+    agrees = all(by_order.get(number) == name for number, name in by_entry.items())
+    return by_order if agrees else by_entry

@@ -1,8 +1,4 @@
-"""Tables of what is noticed between sessions: in pulses, and of hangs.
-
-Of a pulse the kept state of each attempt's detection, what it noticed, its rows as blocks, and
-what minutes and hours come to; of a hang the verdict, and what the files say that it was made of.
-"""
+"""Tables of hangs: verdicts, their files, and large archives that workers read."""
 
 from __future__ import annotations
 
@@ -46,14 +42,13 @@ class StoredHang(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # when its last file came
+    # when its last file was received
     changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # of the archive; null where its files came one by one
+    # digest of the archive; null of single files
     content_sha256: Mapped[bytes | None]
-    # when it was over, by which person, or else why
+    # when it ended, and the person who said so; null if a later session did
     over_at: Mapped[datetime | None]
     over_by: Mapped[str | None]
-    # of the verdict
     kind: Mapped[HangKind] = mapped_column(StateColumn(HangKind))
     sentence: Mapped[str]
     # when ranks began to wait, by the clocks of their hosts
@@ -67,21 +62,21 @@ class StoredHang(OfProject, Base):
 
 
 class StoredHangFile(OfProject, Base):
-    """What is kept of a file of a hang; of a rank the latest one of each kind."""
+    """A parsed file of a hang; the latest of each rank and kind."""
 
     __tablename__ = "hang_file"
     __table_args__ = (one_of("kind", FileKind), belongs_to("hang_id", "hang.id"))
 
     hang_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     kind: Mapped[FileKind] = mapped_column(StateColumn(FileKind), primary_key=True)
-    # -1 of a file about all ranks
+    # -1 for a file about all ranks
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     # app.hangs.files.HangFile as JSON, compressed with zstd
     content: Mapped[bytes]
 
 
 class HangUpload(OfProject, Base):
-    """An archive of the files of a hang, which a worker reads; its bytes go when it has."""
+    """An archive of files of a hang that a worker reads; its bytes are deleted then."""
 
     __tablename__ = "hang_upload"
     __table_args__ = (
@@ -97,10 +92,10 @@ class HangUpload(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     content_sha256: Mapped[bytes]
     state: Mapped[UploadState] = mapped_column(StateColumn(UploadState))
-    # why it is not read
+    # why it was refused
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
-    # that it became; it may be deleted before this
+    # the hang of its files, which may be deleted before this row
     hang_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     not_read: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
 

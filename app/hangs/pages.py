@@ -1,4 +1,4 @@
-"""What the page of a hang shows."""
+"""The page of a hang: its graph, facts, stacks and steps; its CSV files and evidence archive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Table, csv_file, one_of
 
-# Graph of waiting ranks.
+# Layout of the graph of waiting ranks: from left to right or, on a phone, downward.
 _WIDTH: Final = 240
 _HEIGHT: Final = 66
 _GAP: Final = 20
@@ -40,14 +40,14 @@ _BETWEEN: Final = 80
 _EDGE: Final = 2
 # Characters that fit into a line of a box.
 _CHARACTERS: Final = 38
-# Of a title, which is bold.
+# Characters of a title, which is bold.
 _TITLE_CHARACTERS: Final = 34
 _SPANS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A box: its corner, its lines, all of it in words, and whether it is a culprit's."""
+    """A box of the graph: corner, title, lines, text alternative, and whether it is a culprit's."""
 
     x: int
     y: int
@@ -59,7 +59,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Boxes and the paths of arrows, in units of the drawing."""
+    """The boxes of a graph and the SVG paths of its arrows."""
 
     width: int
     height: int
@@ -70,7 +70,7 @@ class Graph:
 
 
 def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
-    """Return the graph of a hang; None where no rank is waited for."""
+    """Return the graph of a hang; None if no rank is waited for."""
     boxes = document.boxes
     if not any(box.distance for box in boxes):
         return None
@@ -102,7 +102,7 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
 
 
 def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
-    # a culprit's kind, or else the operation; then the operation, or its group
+    # a culprit's kind and operation, or the operation of waiting ranks and its group
     what, _, rest = box.what.partition(" of " if box.distance else ": ")
     rest = rest if box.distance else rest.partition(" of ")[0]
     if len(box.ranks) == 1:
@@ -127,16 +127,16 @@ def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
 def _downward(
     columns: Sequence[Sequence[int]], corners: dict[int, tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Return an arrow between each two columns: lines would cross the boxes between."""
-    found = []
+    """Return one arrow between consecutive columns; an arrow a box would cross other boxes."""
+    arrows = []
     for above, below in pairwise(columns):
         top, bottom = corners[above[-1]][1] + _HEIGHT, corners[below[0]][1]
-        found.append(f"M{_EDGE + 24} {top + 2}L{_EDGE + 24} {bottom - 4}")
-    return tuple(found)
+        arrows.append(f"M{_EDGE + 24} {top + 2}L{_EDGE + 24} {bottom - 4}")
+    return tuple(arrows)
 
 
 def graph_words(document: HangDocument) -> str:
-    """Return the graph as a sentence."""
+    """Return the text alternative of the graph."""
     parts = [
         f"{plural(len(box.ranks), 'rank')} ({ranks_text(box.ranks)}): {box.what}"
         for box in document.boxes
@@ -152,9 +152,9 @@ KINDS: Final = {
     HangKind.ALL_ENTERED: ("All entered", "none is missing"),
     HangKind.NOTHING_PENDING: ("Nothing pending", "no rank waits"),
 }
-# The name of one group among those of a kind: "(43)".
+# The name of a group after its description, such as "(43)".
 _UNLIKE: Final = re.compile(r" \([^()]*\)$")
-# Stacks, frames of each and groups of ranks that the page shows; files have all.
+# Stacks, frames of a stack and groups of ranks on the page; the files have all.
 _STACKS: Final = 3
 _FRAMES: Final = 14
 _GROUPS: Final = 8
@@ -167,7 +167,7 @@ _UNSURE: Final = StateLabel("none", "No culprit", 2)
 
 @dataclass(frozen=True, slots=True)
 class FrameLine:
-    """A frame: function, and where it is."""
+    """A frame of a stack: its function, and its file and line."""
 
     function: str
     at: str
@@ -175,7 +175,7 @@ class FrameLine:
 
 @dataclass(frozen=True, slots=True)
 class StackView:
-    """Equal stacks of ranks."""
+    """A stack that several ranks share."""
 
     title: str
     note: str
@@ -240,7 +240,11 @@ def hang_page(
     """Return the page of a hang; `guessed` are hosts whose names may be those of containers."""
     hang = document.verdict
     groups = _groups(document, row.now)
-    known = sum(line.known for line in document.ranks)
+    heard = sum(line.known for line in document.ranks)
+    blamed = plural(len(hang.culprits), "rank")
+    stuck = [stack for stack in document.stacks if stack.stuck]
+    others = [stack for stack in document.stacks if not stack.stuck]
+    stacks = [*stuck[: _STACKS - 1], *others[: _STACKS - min(len(stuck), _STACKS - 1)]]
     return HangPage(
         id=row.id,
         url=f"/hangs/{row.id}",
@@ -251,15 +255,15 @@ def hang_page(
         received=row.created_at,
         heading=heading_of(hang),
         facts=tuple(_facts(row, document)),
-        graph_title=_graph_title(hang),
+        graph_title=f"All who wait, wait in the end for {blamed}",
         graph_words=graph_words(document),
         graph=graph_of(document),
         narrow=graph_of(document, downward=True),
-        stacks=_stacks(document),
+        stacks=tuple(_stack(stack) for stack in stacks),
         steps=tuple(steps_of(document)),
         commands=_commands(hang, row, guessed),
         unknown=hang.unknown,
-        groups_title=f"{count(known)} of {plural(len(document.ranks), 'rank')} left something",
+        groups_title=f"{count(heard)} of {plural(len(document.ranks), 'rank')} left something",
         groups=groups[:_GROUPS],
         more_groups=max(len(groups) - _GROUPS, 0),
         incidents=incidents,
@@ -267,7 +271,7 @@ def hang_page(
 
 
 def hang_line(row: HangRow) -> HangLine:
-    """Return a hang as a list shows it."""
+    """Return a hang for a list."""
     return HangLine(
         url=f"/hangs/{row.id}",
         at=row.created_at,
@@ -279,14 +283,14 @@ def hang_line(row: HangRow) -> HangLine:
 
 
 def hang_state(row: HangRow) -> StateLabel:
-    """Return how a hang stands."""
+    """Return the state of a hang."""
     if not row.is_going_on:
         return _PAST if row.is_past else _OVER
     return _GOING_ON if row.culprits else _UNSURE
 
 
 def heading_of(hang: Hang) -> str:
-    """Return who waits for whom, and why, in one sentence without a full stop."""
+    """Return who waits for whom and why, in one sentence without a full stop."""
     if not hang.culprits:
         return hang.sentence.removesuffix(".")
     blamed = [one.rank for one in hang.culprits]
@@ -316,9 +320,16 @@ def _and(ranks: Sequence[int]) -> str:
 def _facts(row: HangRow, document: HangDocument) -> list[Fact]:
     hang = document.verdict
     kind, what = KINDS[hang.kind]
+    if row.is_past:
+        duration = f"recorded {age((row.now - row.began).total_seconds())} ago"
+        cost = "GPU-hours; how long is not known"
+    else:
+        lasted = age(row.lasted.total_seconds())
+        duration = f"for {lasted}" if row.is_going_on else f"lasted {lasted}"
+        cost = f"GPU-hours; {hours(row.gpu_hours)} " + ("so far" if row.is_going_on else "in all")
     facts = [
-        Fact("Waiting", f"{count(row.waiting)} of {plural(row.ranks, 'rank')}", _lasting(row)),
-        Fact("Costs", f"{count(document.gpu_hours_each_hour)} an hour", _cost(row)),
+        Fact("Waiting", f"{count(row.waiting)} of {plural(row.ranks, 'rank')}", duration),
+        Fact("Costs", f"{count(document.gpu_hours_each_hour)} an hour", cost),
     ]
     if hang.culprits:
         blamed = [one.rank for one in hang.culprits]
@@ -335,43 +346,17 @@ def _facts(row: HangRow, document: HangDocument) -> list[Fact]:
     return facts
 
 
-def _lasting(row: HangRow) -> str:
-    if row.is_past:
-        return f"recorded {age((row.now - row.began).total_seconds())} ago"
-    lasted = age(row.lasted.total_seconds())
-    return f"for {lasted}" if row.is_going_on else f"lasted {lasted}"
-
-
-def _cost(row: HangRow) -> str:
-    if row.is_past:
-        return "GPU-hours; how long is not known"
-    return f"GPU-hours; {hours(row.gpu_hours)} " + ("so far" if row.is_going_on else "in all")
-
-
-def _graph_title(hang: Hang) -> str:
-    blamed = plural(len(hang.culprits), "rank")
-    return f"All who wait, wait in the end for {blamed}"
-
-
-def _stacks(document: HangDocument) -> tuple[StackView, ...]:
-    stuck = [one for one in document.stacks if one.stuck]
-    others = [one for one in document.stacks if not one.stuck]
-    shown = [*stuck[: _STACKS - 1], *others[: _STACKS - min(len(stuck), _STACKS - 1)]]
-    return tuple(_stack(one) for one in shown)
-
-
-def _stack(one: FoldedStack) -> StackView:
-    top = one.frames[0]
-    many = len(one.ranks) > 1
-    who = plural(len(one.ranks), "stuck rank" if one.stuck else "other rank")
-    does = ("stand" if one.stuck else "wait") + ("" if many else "s")
+def _stack(stack: FoldedStack) -> StackView:
+    many = len(stack.ranks) > 1
+    who = plural(len(stack.ranks), "stuck rank" if stack.stuck else "other rank")
+    does = ("stand" if stack.stuck else "wait") + ("" if many else "s")
     equal = ", equal" if many else ""
     return StackView(
-        title=f"{who} {does} in {top.function}",
-        note=f"Rank{'s' if many else ''} {ranks_text(one.ranks)}{equal}; innermost first; "
+        title=f"{who} {does} in {stack.frames[0].function}",
+        note=f"Rank{'s' if many else ''} {ranks_text(stack.ranks)}{equal}; innermost first; "
         "function, file, line; never values",
-        frames=tuple(FrameLine(frame.function, _at(frame)) for frame in one.frames[:_FRAMES]),
-        more=max(len(one.frames) - _FRAMES, 0),
+        frames=tuple(FrameLine(frame.function, _at(frame)) for frame in stack.frames[:_FRAMES]),
+        more=max(len(stack.frames) - _FRAMES, 0),
     )
 
 
@@ -380,7 +365,7 @@ def _at(frame: Frame) -> str:
 
 
 def steps_of(document: HangDocument) -> list[str]:
-    """Return what to do, in order."""
+    """Return the steps to resolve a hang, in order."""
     hang = document.verdict
     stuck = [one for one in document.stacks if one.stuck]
     steps = []
@@ -399,7 +384,7 @@ def steps_of(document: HangDocument) -> list[str]:
 
 
 def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
-    """Return how to take a host out, where one is at fault and its name is no guess."""
+    """Return the commands that cordon the host at fault, if it is one with a certain name."""
     hosts = {one.host for one in hang.culprits}
     if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
         return ()
@@ -410,7 +395,7 @@ def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tu
 
 
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
-    """Fold ranks by what they wait in; culprits and those of which nothing is known come first."""
+    """Group ranks by the operation they wait in; culprits and unheard ranks come first."""
     blamed = {one.rank: one for one in document.verdict.culprits}
     folded: dict[tuple[int, str], list[RankLine]] = {}
     for line in document.ranks:
@@ -422,23 +407,18 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
         else:
             key = 2, _UNLIKE.sub("", line.waits_in or "nothing pending")
         folded.setdefault(key, []).append(line)
-    ordered = sorted(folded.items(), key=lambda one: (one[0][0], -len(one[1]), one[0][1]))
-    return tuple(
-        GroupLine(ranks_text([line.rank for line in lines]), what, _since(lines, now))
-        for (_, what), lines in ordered
-    )
+    groups = []
+    for (_, what), lines in sorted(
+        folded.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1])
+    ):
+        since_ns = min((one.since_ns for one in lines if one.since_ns is not None), default=None)
+        since = "–" if since_ns is None else age(max(now.timestamp() - since_ns / 1e9, 0.0))
+        groups.append(GroupLine(ranks_text([line.rank for line in lines]), what, since))
+    return tuple(groups)
 
 
-def _since(lines: Sequence[RankLine], now: datetime) -> str:
-    since_ns = min((one.since_ns for one in lines if one.since_ns is not None), default=None)
-    if since_ns is None:
-        return "–"
-    return age(max(now.timestamp() - since_ns / 1e9, 0.0))
-
-
-# CSV files and the evidence archive.
 def ranks_csv(document: HangDocument) -> Table:
-    """Return every rank: where it is, what it waits in, since when."""
+    """Return every rank with its place and the operation that it waits in."""
     blamed = {one.rank: one.kind for one in document.verdict.culprits}
     header = ("rank", "host", "gpu", "culprit", "known", "waits_in", "since_ns")
     return Table(
@@ -454,7 +434,7 @@ def ranks_csv(document: HangDocument) -> Table:
 
 
 def chain_csv(document: HangDocument) -> Table:
-    """Return who waits for whom, the nearest to the culprits first."""
+    """Return the chain of waiting ranks, the nearest to the culprits first."""
     header = ("distance", "operation", "waiting", "waits_for")
     return Table(
         header,
@@ -466,7 +446,7 @@ def chain_csv(document: HangDocument) -> Table:
 
 
 def stacks_csv(document: HangDocument) -> Table:
-    """Return every stack, a frame a row, the innermost first."""
+    """Return every stack, one row a frame, the innermost first."""
     header = ("ranks", "stuck", "frame", "function", "file", "line")
     return Table(
         header,
@@ -504,7 +484,7 @@ def hangs_csv(rows: Sequence[HangRow]) -> Table:
 
 
 def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
-    """Return everything about a hang as one archive."""
+    """Return the text, document and tables of a hang as a ZIP archive."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("hang.txt", hang_text(row, document))
@@ -515,7 +495,7 @@ def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
 
 
 def hang_text(row: HangRow, document: HangDocument) -> str:
-    """Return a hang in words, for a ticket."""
+    """Return a hang as plain text, for a ticket."""
     hang = document.verdict
     lines = [f"{row.job}: {heading_of(hang)}", "", hang.sentence]
     lines += [
@@ -536,11 +516,10 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    # Without a limit: this is the file with all of them.
+    # Without a limit, as files have all ranks.
     return ranks_text(ranks, len(ranks)).replace("–", "-")
 
 
-# Routes.
 def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of hangs to the dashboard."""
 

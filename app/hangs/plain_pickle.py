@@ -1,11 +1,9 @@
-"""Values of a pickle, read without unpickling it.
+"""Reader of pickles with plain values only, which does not unpickle them.
 
-A pickle is a program that may call anything. This reader knows the opcodes that build dictionaries,
-lists, tuples, texts, bytes, numbers, truth values and None, and refuses all others by name and
-offset: nothing is imported, constructed or called. Values may be shared, also within themselves:
-what reads them bounds what it visits.
-
-Opcodes: `pickletools` of the standard library.
+A pickle is a program that may call anything. This reader executes the opcodes that build
+dictionaries, lists, tuples, texts, bytes, numbers, booleans and None, and refuses all others by
+name and offset: nothing is imported, constructed or called. Values may be shared, and may contain
+themselves: the caller must bound its traversal. Opcodes: `pickletools` of the standard library.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from typing import Final
 
 from app.errors import Fault, InvalidTraceError
 
-# Each makes a value of a few dozen bytes at most, or text of the pickle's own.
+# Bounds memory: an opcode makes a value of a few dozen bytes, or text as long as in the pickle.
 _MOST_OPCODES: Final = 1 << 22
-# Open marks: containers that are being filled inside one another.
+# Nested containers.
 _DEEPEST: Final = 64
 _LONGEST_INTEGER: Final = 16
 _NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
@@ -32,8 +30,8 @@ _CONTAINERS: Final = frozenset((list, tuple, dict))
 _BEGINS: Final = frozenset(b"]}")
 _ENDS: Final = frozenset(b"eu")
 _PUTS: Final = frozenset({b"q", b"r", b"p", b"\x94"})
-# Lists and dictionaries of small numbers and of what was memorized: sizes, types, the stack of a
-# call. A dump has the same ones a thousand times; nothing in them is put into the memo.
+# Lists and dictionaries of small numbers and memo references, such as sizes, types and stacks. A
+# dump repeats them thousands of times; equal bytes without a memo entry are built once.
 _PLAIN: Final = rb"[hK].|M.{2}|[jJ].{4}|[\x88\x89N]"
 _FLAT: Final = rb"\}\((?:%b){0,64}+u|\]\((?:%b){0,64}+e" % (_PLAIN, _PLAIN)
 _ALIKE: Final = re.compile(rb"%b|\]\((?:%b|%b){0,64}+e" % (_FLAT, _PLAIN, _FLAT), re.DOTALL)
@@ -66,7 +64,7 @@ class _Machine:
         self._stack: list[object] = []
         self._marks: list[int] = []
         self._memo: dict[int, object] = {}
-        # Values by their bytes, their identities, and whether the same bytes are the same still.
+        # Values by their bytes, their identities, and whether equal bytes still mean equal values.
         self._built: dict[bytes, object] = {}
         self._shared: set[int] = set()
         self._is_alike = True
@@ -74,29 +72,29 @@ class _Machine:
     def run(self) -> object:  # noqa: C901, PLR0912 - a call an opcode takes twice as long
         body, opcodes, built = self._body, _OPCODES, self._built
         stack, memo = self._stack, self._memo
-        # The bytes of values that are being built, by where these end.
+        # Bytes of values under construction, by their end.
         building: dict[int, bytes] = {}
         at = 0
         try:
             for _ in range(_MOST_OPCODES):
                 code = body[at]
-                # Most opcodes are these: a dump is read in a third of the time.
+                # The most frequent opcodes, inline: a dump is read in a third of the time.
                 if code == _BINGET:
                     stack.append(memo[body[at + 1]])
                     at += 2
                 elif code == _BININT1:
                     stack.append(body[at + 1])
                     at += 2
-                elif code in _BEGINS and (found := self._alike(at)):
-                    known = built.get(found[0])
-                    if known is None:
-                        building[found.end()] = found[0]
+                elif code in _BEGINS and (match := self._repeatable(at)):
+                    value = built.get(match[0])
+                    if value is None:
+                        building[match.end()] = match[0]
                         self._at = at + 1
                         opcodes[code](self)
                         at += 1
                     else:
-                        stack.append(known)
-                        at = found.end()
+                        stack.append(value)
+                        at = match.end()
                 elif code == _BININT2 and at + 3 <= len(body):
                     stack.append(body[at + 1] | body[at + 2] << 8)
                     at += 3
@@ -111,8 +109,9 @@ class _Machine:
                     stack.append(memo[int.from_bytes(body[at + 1 : at + 5], "little")])
                     at += 5
                 elif code == _STOP:
-                    self._at = at
-                    return self._end()
+                    if len(stack) != 1 or self._marks:
+                        raise _refused("It ends within a value", at)
+                    return stack[0]
                 else:
                     self._at = at + 1
                     opcodes[code](self)
@@ -124,24 +123,19 @@ class _Machine:
             raise self._refusal(at) from error
         raise _refused(f"It has more than {_MOST_OPCODES} opcodes", at)
 
-    def _alike(self, at: int) -> re.Match[bytes] | None:
-        """Return the value that begins at a byte, where the same bytes may be the same value.
+    def _repeatable(self, at: int) -> re.Match[bytes] | None:
+        """Return the bytes of the value at an offset, if equal bytes may share one object.
 
-        That it is not put into the memo it has in common with all of them: each is referred to
-        from one place then, and may be the same one as long as nothing is added to it.
+        A value that is not put into the memo is referred to from one place only, and may be
+        shared as long as nothing is added to it.
         """
-        found = _ALIKE.match(self._body, at) if self._is_alike else None
-        if found is None or self._body[found.end() : found.end() + 1] in _PUTS:
+        match = _ALIKE.match(self._body, at) if self._is_alike else None
+        if match is None or self._body[match.end() : match.end() + 1] in _PUTS:
             return None
-        return found
-
-    def _end(self) -> object:
-        if len(self._stack) != 1 or self._marks:
-            raise _refused("It ends within a value", self._at)
-        return self._stack[0]
+        return match
 
     def _refusal(self, at: int) -> InvalidTraceError:
-        """Return why the opcode at a byte is refused."""
+        """Return the error of the opcode at an offset."""
         if at >= len(self._body):
             return _refused(f"It is cut off at byte {at}", at)
         code = self._body[at]
@@ -160,7 +154,7 @@ class _Machine:
         return taken
 
     def unsigned(self, count: int) -> int:
-        """Return a number of that many bytes."""
+        """Return a little-endian number of `count` bytes."""
         return int.from_bytes(self.take(count), "little")
 
     def line(self) -> bytes:
@@ -181,7 +175,7 @@ class _Machine:
         self._marks.append(len(self._stack))
 
     def marked(self) -> list[object]:
-        """Take what was pushed since the last mark."""
+        """Remove and return the values since the last mark."""
         start = self._marks.pop()
         values = self._stack[start:]
         del self._stack[start:]
@@ -191,7 +185,7 @@ class _Machine:
         return [self.pop() for _ in range(count)][::-1]
 
     def last(self) -> object:
-        """Return what is added to: of a value that stands at several places a copy."""
+        """Return the top of the stack for appending; a copy of a shared value."""
         last = self._stack[-1]
         if id(last) in self._shared:
             last = self._stack[-1] = copy(last)
@@ -205,7 +199,7 @@ class _Machine:
 
     def set_items(self, values: list[object]) -> None:
         last = self.last()
-        # A tuple within tuples would be hashed by as many calls within one another.
+        # Nested tuples as keys would be hashed recursively, without a bound.
         if not isinstance(last, dict) or len(values) % 2:
             raise TypeError
         if not _CONTAINERS.isdisjoint(map(type, values[::2])):
@@ -213,7 +207,7 @@ class _Machine:
         last.update(zip(values[::2], values[1::2], strict=True))
 
     def put(self, number: int) -> None:
-        # The same bytes may be another value from now on.
+        # With a memo entry that is overwritten, equal bytes may mean another value.
         self._is_alike = self._is_alike and number not in self._memo
         self._memo[number] = self._stack[-1]
 
@@ -232,7 +226,7 @@ class _Machine:
         text = self.line().rstrip(b"L")
         if len(text) > 2 * _LONGEST_INTEGER:
             raise ValueError
-        # protocol 0 writes truth values so
+        # protocol 0 writes booleans as 00 and 01
         self.push({b"00": False, b"01": True}[text] if text in {b"00", b"01"} else int(text))
 
 

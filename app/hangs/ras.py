@@ -1,10 +1,9 @@
-"""What NCCL's RAS says of a job: `ncclras -f json`, one document for all ranks (NCCL 2.28 on).
+"""Readers of NCCL's RAS (`ncclras -f json`, NCCL 2.28 on) and of stacks by `py-spy dump --json`.
 
-For each communicator it counts how many operations of each kind every rank has launched, and names
-the ranks that do not answer. It says neither which operation comes first nor what is over: a rank
-that has launched more than another one of its communicator waits for it.
-
-Format: `src/ras/client_support.cc` of NCCL.
+A RAS document covers all ranks of a job. For each communicator it counts the operations of each
+kind that every rank has launched, and names the ranks that do not answer. It has neither the order
+of operations nor their completion: a rank that has launched more operations than another rank of
+its communicator waits for that rank. Format: `src/ras/client_support.cc` of NCCL.
 """
 
 from __future__ import annotations
@@ -14,25 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from app.analysis.hangs.state import Frame, Group, JobState, Pending, Place, RankState, Reached
-from app.errors import Fault, InvalidTraceError
+from app.errors import InvalidTraceError
+from app.hangs.flight_recorder import Written, invalid
 
 _INVALID: Final = "hang.invalid_ras"
 _MOST_RANKS: Final = 1 << 16
 _MOST_COMMUNICATORS: Final = 1 << 16
-# Sends and receives differ from rank to rank by right.
+# Counts of sends and receives may differ from rank to rank.
 _TRANSFERS: Final = re.compile(r"Send|Recv")
-# Dumps of recorders may begin with the first key, too.
+# Recorder dumps may begin with the same first key.
 _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
 
 
-class _Written(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Process(_Written):
+class _Process(Written):
     rank: int = Field(ge=0, lt=_MOST_RANKS)
     host: str = Field("", max_length=256)
     pid: int = -1
@@ -44,7 +40,7 @@ class _Rank(_Process):
     collective_counts: dict[str, int] = Field(default_factory=dict, max_length=64)
 
 
-class _MissingStatus(_Written):
+class _MissingStatus(Written):
     unresponsive: bool = False
     considered_dead: bool = False
 
@@ -53,14 +49,14 @@ class _MissingRank(_Process):
     status: _MissingStatus = _MissingStatus()
 
 
-class _Communicator(_Written):
+class _Communicator(Written):
     hash: str = Field(max_length=64)
     size: int
     ranks: tuple[_Rank, ...] = Field(max_length=_MOST_RANKS)
     missing_ranks: tuple[_MissingRank, ...] = Field((), max_length=_MOST_RANKS)
 
 
-class _Document(_Written):
+class _Document(Written):
     communicators: tuple[_Communicator, ...] = Field(max_length=_MOST_COMMUNICATORS)
 
 
@@ -71,9 +67,9 @@ class Member:
     Parameters
     ----------
     rank : int
-        Of the communicator.
+        Rank within the communicator.
     launched : mapping of str to int, or None
-        Collectives by their kinds; None of a rank that does not answer.
+        Number of launched collectives by kind; None of a rank that does not answer.
     """
 
     rank: int
@@ -84,13 +80,13 @@ class Member:
 
     @property
     def process(self) -> tuple[str, int, int]:
-        """Return what tells it from the others, whatever communicator it stands in."""
+        """Return the identity of the process, which is the same in all communicators."""
         return self.host, self.pid, self.gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator with those of its processes that RAS knows of."""
+    """A communicator with its processes that RAS lists."""
 
     name: str
     size: int
@@ -98,7 +94,7 @@ class Communicator:
 
 
 def is_ras(body: bytes) -> bool:
-    """Return whether a file begins as what RAS writes."""
+    """Return whether a file begins like a RAS document."""
     return _MARK.match(body[:1024]) is not None
 
 
@@ -108,71 +104,65 @@ def read_ras(body: bytes) -> tuple[Communicator, ...]:
     Raises
     ------
     InvalidTraceError
-        It is not what `ncclras -f json` prints.
+        The body is no output of `ncclras -f json`.
     """
     try:
         document = _Document.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the document"
-        message = f"It is not what ncclras prints: {place}: {first['msg']}"
-        raise InvalidTraceError(
-            message, code=_INVALID, faults=(Fault(_INVALID, message),)
-        ) from error
-    return tuple(
-        Communicator(
-            one.hash,
-            one.size,
-            tuple(_member(rank, _collectives(rank.collective_counts)) for rank in one.ranks)
-            + tuple(
-                _member(rank, None if _is_gone(rank.status) else {}) for rank in one.missing_ranks
-            ),
-        )
-        for one in document.communicators
-    )
+        what = "It is not what ncclras prints"
+        raise invalid(error, _INVALID, what, "the document") from error
+    communicators = []
+    for communicator in document.communicators:
+        members = []
+        for rank in communicator.ranks:
+            launched = {
+                name: count
+                for name, count in rank.collective_counts.items()
+                if count and not _TRANSFERS.search(name)
+            }
+            members.append(_member(rank, launched))
+        for missing in communicator.missing_ranks:
+            is_gone = missing.status.unresponsive or missing.status.considered_dead
+            members.append(_member(missing, None if is_gone else {}))
+        communicators.append(Communicator(communicator.hash, communicator.size, tuple(members)))
+    return tuple(communicators)
 
 
-def _is_gone(status: _MissingStatus) -> bool:
-    return status.unresponsive or status.considered_dead
-
-
-def _collectives(counts: Mapping[str, int]) -> Mapping[str, int]:
-    return {name: count for name, count in counts.items() if count and not _TRANSFERS.search(name)}
-
-
-def _member(one: _Process, launched: Mapping[str, int] | None) -> Member:
-    gpu = one.cuda_dev if one.nvml_dev < 0 else one.nvml_dev
-    return Member(one.rank, one.host, one.pid, gpu, launched)
+def _member(process: _Process, launched: Mapping[str, int] | None) -> Member:
+    gpu = process.cuda_dev if process.nvml_dev < 0 else process.nvml_dev
+    return Member(process.rank, process.host, process.pid, gpu, launched)
 
 
 def ras_job(communicators: Sequence[Communicator]) -> JobState:
-    """Return what the counts of communicators say of a job's ranks.
+    """Return the state of a job's ranks by the counts of its communicators.
 
     Raises
     ------
     InvalidTraceError
-        ``hang.no_world``: no communicator has all processes, and so nothing numbers them.
+        ``hang.no_world``: no communicator has all processes, so that their ranks are unknown.
     """
     ranks = _ranks_of_processes(communicators)
     groups = []
     pending: dict[int, list[Pending]] = {}
     reached: dict[int, dict[int, Reached]] = {}
     silent = set[int]()
-    for index, one in enumerate(communicators):
-        members = {ranks[member.process]: member for member in one.members}
-        groups.append(Group(one.name, "communicator", tuple(sorted(members))))
+    for index, communicator in enumerate(communicators):
+        members = {ranks[member.process]: member for member in communicator.members}
+        groups.append(Group(communicator.name, "communicator", tuple(sorted(members))))
         silent |= {rank for rank, member in members.items() if member.launched is None}
-        known = {rank: each.launched for rank, each in members.items() if each.launched is not None}
-        totals = {rank: sum(launched.values()) for rank, launched in known.items()}
+        counts = {
+            rank: member.launched for rank, member in members.items() if member.launched is not None
+        }
+        totals = {rank: sum(launched.values()) for rank, launched in counts.items()}
         most, least = max(totals.values(), default=0), min(totals.values(), default=0)
-        behind = [known[rank] for rank, total in totals.items() if total == least]
+        behind = [counts[rank] for rank, total in totals.items() if total == least]
         fewest = {name: min(one.get(name, 0) for one in behind) for one in behind for name in one}
-        # Where all that answer are as far, they wait in the last one for those that do not.
-        number = most if most == least and len(known) < len(members) else least + 1
+        # If all answering ranks are equally far, they wait in their last collective for the others.
+        number = most if most == least and len(counts) < len(members) else least + 1
         for rank, total in totals.items():
             reached.setdefault(rank, {})[index] = Reached(total, min(total, number - 1))
             if 0 < number <= total:
-                name = _name(known[rank], fewest)
+                name = _collective_ahead(counts[rank], fewest)
                 pending.setdefault(rank, []).append(Pending(index, number, name))
     return JobState(
         tuple(groups),
@@ -186,19 +176,19 @@ def ras_job(communicators: Sequence[Communicator]) -> JobState:
 
 
 def ras_places(communicators: Sequence[Communicator]) -> dict[int, Place]:
-    """Return the host and the GPU of each rank; of ranks that do not answer, too."""
+    """Return the host and the GPU of each rank, including ranks that do not answer."""
     ranks = _ranks_of_processes(communicators)
     return {
         ranks[member.process]: Place(
             member.host or None, None if member.gpu < 0 else str(member.gpu)
         )
-        for one in communicators
-        for member in one.members
+        for communicator in communicators
+        for member in communicator.members
     }
 
 
-def _name(launched: Mapping[str, int], least: Mapping[str, int]) -> str:
-    """Return which collective a rank has launched more often than those that are behind."""
+def _collective_ahead(launched: Mapping[str, int], least: Mapping[str, int]) -> str:
+    """Return the kind of collective that a rank launched more often than the ranks behind."""
     ahead = [name for name, count in launched.items() if count > least.get(name, 0)]
     return ahead[0] if len(ahead) == 1 else "collective"
 
@@ -206,10 +196,10 @@ def _name(launched: Mapping[str, int], least: Mapping[str, int]) -> str:
 def _ranks_of_processes(
     communicators: Sequence[Communicator],
 ) -> Mapping[tuple[str, int, int], int]:
-    """Return each process's rank: that of the communicator which has all of them."""
+    """Return the global rank of each process, by the communicator with all processes."""
     processes = {member.process for one in communicators for member in one.members}
-    for one in communicators:
-        ranks = {member.process: member.rank for member in one.members}
+    for communicator in communicators:
+        ranks = {member.process: member.rank for member in communicator.members}
         if ranks.keys() == processes and len(set(ranks.values())) == len(processes):
             return ranks
     raise InvalidTraceError(
@@ -218,31 +208,30 @@ def _ranks_of_processes(
     )
 
 
-# Stacks by `py-spy dump --json`; variables are not read.
-# Frames of a stack that are kept, the innermost ones.
+# Innermost frames of a stack that are kept.
 MOST_FRAMES: Final = 40
 _MAIN: Final = "MainThread"
 _INVALID_STACKS: Final = "hang.invalid_stack"
 
 
-class _Frame(_Written):
+class _Frame(Written):
     name: str
     filename: str
     short_filename: str | None = None
     line: int
 
 
-class _Thread(_Written):
+class _Thread(Written):
     pid: int | None = None
     os_thread_id: int | None = None
-    # null where the program does not import threading
+    # null if the program does not import threading
     thread_name: str | None = None
     owns_gil: bool = False
     frames: tuple[_Frame, ...] = Field(max_length=1 << 16)
 
     @property
     def is_main(self) -> bool:
-        """Return whether it is the main one: Linux numbers that as its process."""
+        """Return whether it is the main thread, whose id Linux takes from the process."""
         is_first = self.pid is not None and self.os_thread_id == self.pid
         return self.thread_name == _MAIN or is_first
 
@@ -251,28 +240,23 @@ _THREADS: Final = TypeAdapter(tuple[_Thread, ...])
 
 
 def stack_of(body: bytes) -> tuple[Frame, ...]:
-    """Return what the thread that trains does, the innermost frame first.
+    """Return the frames of the training thread, the innermost first; variables are not read.
 
-    That is the main one; where none is called so, the one that holds the interpreter's lock.
+    That is the main thread or, if none is named so, the thread that holds the interpreter's lock.
 
     Raises
     ------
     InvalidTraceError
-        It is no dump of py-spy.
+        The body is no dump of py-spy.
     """
     try:
         threads = _THREADS.validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the dump"
-        message = f"It is no dump of py-spy: {place}: {first['msg']}"
-        raise InvalidTraceError(
-            message, code=_INVALID_STACKS, faults=(Fault(_INVALID_STACKS, message),)
-        ) from error
+        raise invalid(error, _INVALID_STACKS, "It is no dump of py-spy", "the dump") from error
     if not threads:
         return ()
-    training = max(threads, key=lambda one: (one.is_main, one.owns_gil))
+    training = max(threads, key=lambda thread: (thread.is_main, thread.owns_gil))
     return tuple(
-        Frame(one.name, one.short_filename or one.filename, one.line)
-        for one in training.frames[:MOST_FRAMES]
+        Frame(frame.name, frame.short_filename or frame.filename, frame.line)
+        for frame in training.frames[:MOST_FRAMES]
     )

@@ -1,4 +1,4 @@
-"""The read side of hangs."""
+"""Queries of stored hangs, for lists, pages and the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.tensor.models import TensorGroup
 
-# Of a job, the latest.
+# Hangs of a job in a list, the latest.
 MOST_LISTED: Final = 200
 
 
@@ -33,10 +33,10 @@ class HangRow:
     job: str
     created_at: datetime
     changed_at: datetime
-    """When its last file came."""
+    """When its last file was received."""
     over_at: datetime | None
     over_by: str | None
-    """The person who said so; None where a later session of the job did."""
+    """The person who ended it; None if a later session of the job did."""
     kind: HangKind
     sentence: str
     since: datetime | None
@@ -46,11 +46,11 @@ class HangRow:
     culprits: int
     confidence: float
     now: datetime
-    """When this was read."""
+    """When the row was read."""
 
     @property
     def facts(self) -> HangFacts:
-        """Return what says how long it lasted and what it cost."""
+        """Return the facts from which duration and cost follow."""
         return HangFacts(
             id=self.id,
             since=self.since,
@@ -64,27 +64,27 @@ class HangRow:
 
     @property
     def is_past(self) -> bool:
-        """Return whether its files are of another day: when it ended is not known."""
+        """Return whether its files are of an earlier day, so that its end is unknown."""
         return self.facts.is_past
 
     @property
     def is_going_on(self) -> bool:
-        """Return whether nothing says that it is over."""
+        """Return whether it is open."""
         return self.facts.is_going_on(self.now)
 
     @property
     def began(self) -> datetime:
-        """Return when it began; no later than its files came."""
+        """Return when it began, at most when its first file was received."""
         return self.facts.began
 
     @property
     def lasted(self) -> timedelta:
-        """Return how long it lasted, or lasts."""
+        """Return its duration, up to now if it is open."""
         return self.facts.lasted(self.now)
 
     @property
     def gpu_hours(self) -> float:
-        """Return what it has cost."""
+        """Return its cost in GPU-hours."""
         return self.facts.gpu_hours(self.now)
 
 
@@ -98,7 +98,7 @@ def hangs_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[HangRow]:
 
 
 def hangs_and_groups(tx: Reads, job: str, most: int = MOST_LISTED) -> tuple[list[HangRow], int]:
-    """Return the same, and how many tensor-parallel groups a job reports, with one statement."""
+    """Return the hangs of a job and its number of tensor-parallel groups, with one statement."""
     groups = select(func.count(func.distinct(TensorGroup.name))).join(
         Job, Job.id == TensorGroup.job_id
     )
@@ -117,12 +117,12 @@ def get_hang(tx: Reads, hang: uuid.UUID) -> tuple[HangRow, HangDocument]:
     ------
     NotFoundError
     """
-    found = tx.session.execute(
+    stored = tx.session.execute(
         _rows().add_columns(StoredHang.document).where(StoredHang.id == hang)
     ).one_or_none()
-    if found is None:
+    if stored is None:
         raise NotFoundError(f"There is no hang {hang}.")
-    row = found._asdict()
+    row = stored._asdict()
     document = open_hang(row.pop("document"))
     return HangRow(**row, now=tx.now), document
 

@@ -1,7 +1,7 @@
-"""Use case: keep a large archive of a hang, which a worker reads, and read it.
+"""Use case: store a large archive of a hang for a worker, and read it there.
 
-Its bytes, its row and the work are one transaction, and what comes of it is another: killed at any
-moment, and run twice, it gives one hang.
+Its bytes, its row and the task are one transaction, and the result is another: the archive gives
+one hang even if workers are killed or run twice.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from app.sessions.receive import check_job_name, make_job
 log = structlog.get_logger(__name__)
 
 _PART_BYTES: Final = 1 << 20
-# Where an archive stands is told for so long.
-_TOLD: Final = timedelta(days=7)
+# The row of an archive, with its state, is kept for so long.
+_KEPT: Final = timedelta(days=7)
 _REFUSALS: Final = (InvalidTraceError, InvalidArchiveError, BodyTooLargeError)
 
 
@@ -51,9 +51,9 @@ class Upload:
     Parameters
     ----------
     hang : UUID or None
-        That it became.
+        The hang of its files, once they are read.
     reason_code, reason : str or None
-        Why it became none.
+        Why it was refused.
     """
 
     id: uuid.UUID
@@ -68,30 +68,26 @@ class Upload:
 def receive_any(
     container: Container, job: str, body: Body, *, name: str = "", rank: int | None = None
 ) -> HangReceipt | Upload:
-    """Judge the files in a body, or keep a large archive of them, which a worker reads.
+    """Store the hang of the files in a body, or a large archive of them for a worker.
 
     Parameters and errors are those of `receive_hang`.
     """
     check_job_name(job)
     if not is_large(container.settings, body):
         return receive_hang(container, job, body, name=name, rank=rank)
-    return _keep(container, job, body)
-
-
-def _keep(container: Container, job: str, body: Body) -> HangReceipt | Upload:
     with container.uow() as tx:
         # The job's row is locked: of two equal archives the second finds the first.
         job_id = make_job(container, tx, job)
-        known = tx.session.execute(
+        existing = tx.session.execute(
             select(StoredHang.id).where(
                 StoredHang.job_id == job_id, StoredHang.content_sha256 == body.sha256
             )
         ).scalar()
-        if known is not None:
-            return HangReceipt(known, created=False)
+        if existing is not None:
+            return HangReceipt(existing, created=False)
         tx.session.execute(
             delete(HangUpload).where(
-                HangUpload.job_id == job_id, HangUpload.created_at < tx.now - _TOLD
+                HangUpload.job_id == job_id, HangUpload.created_at < tx.now - _KEPT
             )
         )
         open_one = tx.session.execute(
@@ -102,8 +98,8 @@ def _keep(container: Container, job: str, body: Body) -> HangReceipt | Upload:
             )
         ).scalar()
         if open_one is not None:
-            return _of(tx, open_one)
-        # One that came to nothing is read again.
+            return get_upload(tx, open_one)
+        # An archive that was refused is read again.
         tx.session.execute(
             delete(HangUpload).where(
                 HangUpload.job_id == job_id, HangUpload.content_sha256 == body.sha256
@@ -127,22 +123,18 @@ def _keep(container: Container, job: str, body: Body) -> HangReceipt | Upload:
                 )
                 part += 1
         tx.enqueue(READ_HANG, upload)
-        kept = _of(tx, upload)
+        stored = get_upload(tx, upload)
     log.info("hang kept to be read", upload=str(upload), job=job, bytes=body.size)
-    return kept
+    return stored
 
 
 def get_upload(tx: Reads, upload: uuid.UUID) -> Upload:
-    """Return where an archive stands.
+    """Return an archive with its state.
 
     Raises
     ------
     NotFoundError
     """
-    return _of(tx, upload)
-
-
-def _of(tx: Reads, upload: uuid.UUID) -> Upload:
     row = tx.session.execute(
         select(
             HangUpload.id,
@@ -162,7 +154,7 @@ def _of(tx: Reads, upload: uuid.UUID) -> Upload:
 
 
 def read_upload(container: Container, claim: Claim) -> None:
-    """Read the archive of a claim, and store what it says.
+    """Read the archive of a claim, and store its hang or why it is refused.
 
     Raises
     ------
@@ -202,14 +194,18 @@ def read_upload(container: Container, claim: Claim) -> None:
 
 
 def _write(container: Container, claim: Claim, path: Path) -> None:
-    """Write an archive's bytes to a file, a part in memory at a time."""
+    """Write the bytes of an archive to a file, with one part in memory at a time."""
     upload = claim.subject_id
     with container.reading() as tx, path.open("wb") as target:
         count = tx.session.execute(
             select(func.count()).where(HangUploadPart.upload_id == upload)
         ).scalar_one()
         if not count:
-            raise _without(tx, claim)
+            # It was deleted, or moved to another project together with its task.
+            held = select(TaskRun.id).where(TaskRun.id == claim.run_id)
+            if tx.session.execute(held).scalar() is None:
+                raise LostClaimError(f"the archive {upload} is in another project by now")
+            raise NotFoundError(f"The archive {upload} is gone.")
         for part in range(count):
             target.write(
                 tx.session.execute(
@@ -218,14 +214,6 @@ def _write(container: Container, claim: Claim, path: Path) -> None:
                     )
                 ).scalar_one()
             )
-
-
-def _without(tx: Reads, claim: Claim) -> LostClaimError | NotFoundError:
-    """Return why an archive is not there: it was deleted, or went to another project with all."""
-    held = tx.session.execute(select(TaskRun.id).where(TaskRun.id == claim.run_id)).scalar()
-    if held is None:
-        return LostClaimError(f"the archive {claim.subject_id} is in another project by now")
-    return NotFoundError(f"The archive {claim.subject_id} is gone.")
 
 
 def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
@@ -242,6 +230,6 @@ def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
 
 
 def _end(tx: UnitOfWork, upload: uuid.UUID, **values: object) -> None:
-    """Say how an archive ended, and drop its bytes."""
+    """Set the final state of an archive, and delete its bytes."""
     tx.session.execute(update(HangUpload).where(HangUpload.id == upload).values(**values))
     tx.session.execute(delete(HangUploadPart).where(HangUploadPart.upload_id == upload))

@@ -1,4 +1,4 @@
-"""Hosts over the API: what each cost, its sessions, and its repair log."""
+"""API of hosts: lists by cost, sessions, repair log, and probes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from app.access.guard import Here, api_router
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.hosts.costs import HOSTS, HostRow, Show, Span
+from app.hosts.detail import host_view
 from app.hosts.listed import list_hosts
-from app.hosts.one import host_view
 from app.hosts.probes import (
     Measure,
     ProbedDevice,

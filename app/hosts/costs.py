@@ -1,4 +1,7 @@
-"""Every host of a time with its sums, over all jobs and sessions."""
+"""Costs of hosts over a time: GPU-hours of each verdict, sums by host, whole weeks of the ledger.
+
+A verdict counts until the next session of its job, for at most six hours.
+"""
 
 from __future__ import annotations
 
@@ -39,29 +42,26 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 from app.web.lists import Column, Listing, Page
 
-# ---- What a host cost over a time: each verdict stands until the next session of its job -------
-
-
-# A verdict stands for no longer: the job may have ended, or have been changed.
-STANDS: Final = timedelta(hours=6)
+# Longest time for which a verdict counts: afterwards the job may have ended or changed.
+LONGEST_VERDICT: Final = timedelta(hours=6)
 _HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time; None where it has no bound."""
+    """A range of time; None: no bound."""
 
     since: datetime | None = None
     until: datetime | None = None
 
     def holds(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions for a moment to be in it."""
-        found = []
+        """Return the conditions for a moment to be in the range."""
+        conditions = []
         if self.since is not None:
-            found.append(moment >= self.since)
+            conditions.append(moment >= self.since)
         if self.until is not None:
-            found.append(moment <= self.until)
-        return found
+            conditions.append(moment <= self.until)
+        return conditions
 
 
 def seconds(time: Any) -> ColumnElement[float]:  # noqa: ANN401 - an interval
@@ -75,23 +75,23 @@ def priced(
     host: str | None = None,
     *,
     slow: bool = False,
-    stands: CTE | None = None,
+    durations: CTE | None = None,
 ) -> CTE:
-    """Return the readings of a time with what each costs, GPU-hours.
+    """Return the readings of a time with the cost of each in GPU-hours.
 
-    A verdict stands from its session until the next one of the job, at most `STANDS`; the latest
-    one of a job for as long as the one before did, and at least for the steps that were analyzed.
+    A verdict counts from its session until the next one of the job, at most `LONGEST_VERDICT`; the
+    latest one of a job as long as the one before, and at least for the steps that were analyzed.
 
     Parameters
     ----------
     slow : bool
-        Only those that a cause names: no other reading costs anything.
-    stands : CTE, optional
-        What `standing` returned for this time or a longer one, where it is in the statement.
+        Return only readings that a cause names: the others cost nothing.
+    durations : CTE, optional
+        Result of `verdict_durations` for this time or a longer one, if the statement has it.
     """
-    if stands is None:
-        stands = standing(tx, span)
-    standing_s = func.greatest(HostReading.measured_s, seconds(stands.c.stands))
+    if durations is None:
+        durations = verdict_durations(tx, span)
+    verdict_s = func.greatest(HostReading.measured_s, seconds(durations.c.duration))
     query = (
         select(
             HostReading.host,
@@ -106,10 +106,10 @@ def priced(
             HostReading.cause,
             HostReading.gpus,
             HostReading.guessed,
-            (HostReading.lost_each_hour * standing_s / _HOUR_S).label("cost"),
+            (HostReading.lost_each_hour * verdict_s / _HOUR_S).label("cost"),
         )
-        .join(stands, stands.c.id == HostReading.session_id)
-        # Outer, so that it is left out where no name is asked for.
+        .join(durations, durations.c.id == HostReading.session_id)
+        # An outer join, which the planner drops from statements that read no name of a job.
         .outerjoin(Job, Job.id == HostReading.job_id)
         .where(*span.holds(HostReading.received_at.expression))
     )
@@ -120,37 +120,34 @@ def priced(
     return query.cte("priced")
 
 
-def standing(tx: Reads, span: Span) -> CTE:
-    """Return for how long the verdict of each session stands, with what it takes of a cluster."""
+def verdict_durations(tx: Reads, span: Span) -> CTE:
+    """Return the sessions of a time with the interval for which the verdict of each counts."""
     received, order = Session.received_at, (Session.received_at, Session.id)
     following = func.lead(received).over(partition_by=Session.job_id, order_by=order)
     before = func.lag(received).over(partition_by=Session.job_id, order_by=order)
     gap_before = received - before
     end = func.least(
         func.coalesce(following, received + gap_before, received),
-        received + STANDS,
+        received + LONGEST_VERDICT,
         literal(tx.now if span.until is None else min(tx.now, span.until)),
     )
     columns = (Session.id, Session.job_id, Session.world, Session.labels, received)
-    query = select(*columns, (end - received).label("stands"))
+    query = select(*columns, (end - received).label("duration"))
     if span.since is not None:
-        # Sessions of before matter only for the gap that follows them.
-        query = query.where(received >= span.since - STANDS)
-    return query.cte("standing")
+        # An earlier session matters only for the gap between it and the next one.
+        query = query.where(received >= span.since - LONGEST_VERDICT)
+    return query.cte("verdict_durations")
 
 
-# ---- What a list of hosts holds ----------------------------------------------------------------
-
-
-# Hosts to a page, and to a file.
+# Hosts of a page, and of a file.
 PAGE: Final = 50
 MOST: Final = 10_000
-# Slow in fewer sessions a host is not blamed: its neighbor may have been at fault, or chance.
+# Slow sessions from which on a host is blamed: a single one may be by chance or its neighbor's.
 BLAMED_FROM: Final = 2
 
 
 class Show(StrEnum):
-    """Which hosts a list holds."""
+    """Hosts that a list shows."""
 
     BLAMED = "blamed"
     REPAIRED = "repaired"
@@ -189,15 +186,15 @@ class HostSums:
     ]
     first_seen: Annotated[datetime, Column(csv=None)]
     last_seen: Annotated[datetime, Column(sort="-seen")]
-    # The most that a job had there.
+    # Largest number of ranks of one job on the host.
     ranks: Annotated[int, Field(exclude=True)]
-    # Whether the latest session's causes name it.
+    # Whether a cause of the host's latest session names it.
     is_slow: Annotated[bool, Field(exclude=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRow(HostSums):
-    """A host over a time, with what is read of those on a page alone.
+    """A host over a time, with details that are read only for the hosts of a page.
 
     `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
     second one on.
@@ -213,7 +210,7 @@ class HostRow(HostSums):
     firing: Annotated[bool, Column(csv=None)]
     # Slowdown in the latest sessions, oldest first.
     trend: Annotated[Sequence[float], Field(exclude=True)]
-    # The last one; none in a brief list.
+    # Latest repair; None in a brief list.
     repair: Annotated[Repair | None, Field(exclude=True)]
 
 
@@ -222,17 +219,15 @@ HOSTS: Final = Listing(HostSums, default_sort="-cost")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All hosts of a time."""
+    """Sums over all hosts of a time."""
 
     hosts: int
     ranks: int
-    # blamed, repaired: hosts
-    blamed: int
-    repaired: int
-    cost: float  # of those that are blamed, GPU-hours
-    # first, first_cost: the most expensive of these, as people read its name
-    first: str | None
-    first_cost: float
+    blamed: int  # hosts
+    repaired: int  # hosts
+    cost: float  # of the blamed hosts, GPU-hours
+    first: str | None  # display name of the most expensive blamed host
+    first_cost: float  # its cost, GPU-hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +240,6 @@ class Hosts:
     look_alikes: Sequence[HostSums]
 
 
-# ---- Which weeks lie in a time whole: of these a list reads sums, of the rest of it readings ----
-
-
 # Weeks begin on Mondays at midnight, UTC, as the database's `host_week_of` counts them.
 WEEK: Final = timedelta(days=7)
 _FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
@@ -255,24 +247,23 @@ _FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Weeks:
-    """The weeks that lie whole in a time."""
+    """The whole weeks within a time; a list reads their sums, and readings for the rest of it."""
 
-    # first, end: where the first one begins and where the last one ends; None
-    # where the time has no bound. Where no week is whole both are the same.
+    # Begin of the first week and end of the last one; None: no bound. Equal if no week is whole.
     first: datetime | None
     end: datetime | None
 
     def holds(self, week: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions for a week, by its beginning, to be one of these."""
-        found = []
+        """Return the conditions for a week, given its beginning, to be one of these."""
+        conditions = []
         if self.first is not None:
-            found.append(week >= self.first)
+            conditions.append(week >= self.first)
         if self.end is not None:
-            found.append(week < self.end)
-        return found
+            conditions.append(week < self.end)
+        return conditions
 
     def leaves(self, moment: ColumnElement[datetime]) -> ColumnElement[bool]:
-        """Return the condition for a moment to be in none of these."""
+        """Return the condition for a moment to be in none of these weeks."""
         if self.first is None and self.end is None:
             return ~true()
         if self.first is None:
@@ -283,7 +274,7 @@ class Weeks:
 
 
 def weeks_in(span: Span) -> Weeks:
-    """Return the weeks that lie whole in a time.
+    """Return the whole weeks within a time.
 
     Examples
     --------
@@ -304,11 +295,11 @@ def _begin(moment: datetime, *, up: bool) -> datetime:
 
 
 def ledger(tx: Reads, span: Span, words: str) -> CTE:
-    """Return every host with its sums, whether it was repaired, and whether it has the words.
+    """Return every host with its sums, whether it was repaired, and whether it matches the words.
 
-    What whole weeks add up to is kept; only readings at the ends of the time are counted one by
-    one, from an index, and only those that a cause names, which are few, are priced. All is first
-    added up by job, so that words look at few rows.
+    Sums of whole weeks are stored; readings are counted one by one, from an index, only at the ends
+    of the time, and priced only where a cause names them, which are few. Everything is first summed
+    by job, so that the words are compared with few rows.
     """
     of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())
     seen, slow = of_all.c, of_slow.c
@@ -329,7 +320,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
             seen.worst.label("slowdown_worst"),
             seen.computing.label("computing_worst"),
             func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
-            # looked up for those that are shown
+            # looked up later, for the hosts of the page alone
             false().label("guessed"),
             seen.first_seen,
             seen.last_seen,
@@ -341,13 +332,13 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
         .select_from(of_all)
         .outerjoin(of_slow, slow.host == seen.host)
         .cte("ledger")
-        # Made once, whatever is asked of it.
+        # Several parts of a statement read it; it is computed once.
         .prefix_with("MATERIALIZED", dialect="postgresql")
     )
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
-    """Return each host as all its readings have it, and which words are in it or in its jobs."""
+    """Return the sums of each host over all its readings, and which words match it or its jobs."""
     both = (
         union_all(
             select(
@@ -379,8 +370,8 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
         .group_by(both.host, both.job_id)
         .subquery("seen_in_jobs")
     )
-    one = parts.c
-    # Jobs are fewer than their hosts: their names are looked at once.
+    part = parts.c
+    # There are fewer jobs than hosts: each name of a job is compared once.
     named = select(
         Job.id,
         *(
@@ -389,25 +380,25 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
         ),
     ).subquery("named")
     has = [
-        or_(one.host.icontains(word, autoescape=True), func.bool_or(named.c[f"word_{at}"]))
+        or_(part.host.icontains(word, autoescape=True), func.bool_or(named.c[f"word_{at}"]))
         for at, word in enumerate(words)
     ]
     query = select(
-        one.host,
-        func.max(one.ranks).label("ranks"),
-        cast(func.sum(one.sessions), Integer).label("sessions"),
+        part.host,
+        func.max(part.ranks).label("ranks"),
+        cast(func.sum(part.sessions), Integer).label("sessions"),
         func.count().label("jobs"),
-        func.max(one.worst).label("worst"),
-        func.max(one.computing).label("computing"),
-        func.min(one.first_seen).label("first_seen"),
-        func.max(one.last_seen).label("last_seen"),
-        *(found.label(f"word_{at}") for at, found in enumerate(has)),
-    ).group_by(one.host)
-    return (query.join(named, named.c.id == one.job_id) if words else query).subquery("seen")
+        func.max(part.worst).label("worst"),
+        func.max(part.computing).label("computing"),
+        func.min(part.first_seen).label("first_seen"),
+        func.max(part.last_seen).label("last_seen"),
+        *(matches.label(f"word_{at}") for at, matches in enumerate(has)),
+    ).group_by(part.host)
+    return (query.join(named, named.c.id == part.job_id) if words else query).subquery("seen")
 
 
 def _ends(span: Span) -> Select[*tuple[Any, ...]]:
-    """Return the same of what a time has before and after these weeks."""
+    """Return the sums of the readings before and after the whole weeks of a time."""
     received = HostReading.received_at
     return (
         select(
@@ -426,7 +417,7 @@ def _ends(span: Span) -> Select[*tuple[Any, ...]]:
 
 
 def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
-    """Return each host that a cause names, as those readings have it, and which words do."""
+    """Return the sums of each host over its slow readings, and which words match a cause."""
     reading = priced(tx, span, slow=True).c
     causes = [
         [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]

@@ -1,4 +1,7 @@
-"""The read side of hosts: which cost most over all jobs and sessions, and which only look slow."""
+"""Lists of hosts by their cost over all jobs and sessions, as a page and as a file.
+
+The file reads thousands of lines with one statement.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from sqlalchemy.dialects.postgresql import ARRAY as POSTGRESQL_ARRAY
 from sqlalchemy.dialects.postgresql import JSONPATH, aggregate_order_by, array
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.hosts.costs import HOSTS, MOST, HostRow, Hosts, HostSums, Show, Span, Totals, ledger
 from app.hosts.models import HostReading
 from app.hosts.repairs import latest_repairs
@@ -37,16 +40,13 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.web.lists import Page, PageRequest, columns_of, csv_lines, in_files, last_page
 
-# ---- What a list says of the hosts on one page of it -------------------------------------------
-
-
-# Sessions of a trend: what a sparkline shows.
+# Sessions that a sparkline shows.
 TREND: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Incidents that name a host: those that were sent, and whether one fires."""
+    """Number of sent incidents that name a host, and whether one fires."""
 
     incidents: int
     firing: bool
@@ -56,7 +56,7 @@ NO_ALARM: Final = Alarms(0, firing=False)
 
 
 def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[str, list[float]]:
-    """Return the slowdown of each host in its latest sessions, at most `limit`, oldest first."""
+    """Return the slowdowns of each host in its latest `most` sessions, oldest first."""
     named = _named(hosts)
     received = HostReading.received_at
     latest = (
@@ -77,7 +77,7 @@ def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[st
 
 
 def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
-    """Return whether the name of each host is a guess, by the latest session that has it."""
+    """Return whether the name of each host is a guess according to its latest session."""
     named = _named(hosts)
     latest = (
         select(HostReading.guessed)
@@ -92,7 +92,7 @@ def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
 
 def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
     """Return the GPUs of each host that causes name."""
-    # Joined, so that all slow readings are looked through: they are few, and in an index.
+    # A join scans all slow readings, which are few and in an index.
     named = _named(hosts)
     gpus = func.jsonb_path_query_array(
         HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
@@ -105,7 +105,7 @@ def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]
         .distinct()
     ):
         found.setdefault(host, set()).update(some)
-    return {host: sorted(names, key=lambda one: (len(one), one)) for host, names in found.items()}
+    return {host: sorted(names, key=lambda gpu: (len(gpu), gpu)) for host, names in found.items()}
 
 
 def alarms_of(tx: Reads, hosts: Sequence[str]) -> dict[str, Alarms]:
@@ -152,7 +152,7 @@ _TOTALS: Final = TypeAdapter(tuple[_Counted, ...])
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a page shows, as the first statement returns it."""
+    """Result of the statement that reads a page of hosts."""
 
     totals: _Counted
     rows: Sequence[HostSums]
@@ -175,11 +175,11 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     words : str
-        Only those of which host, a job or a cause has each of these words.
+        Only hosts of which the name, a job or a cause contains each of these words.
     brief : bool
-        Whether trends of one session do, and no repairs are needed: for files of many hosts.
+        Read trends of one session and no repairs.
     alike_from : float
-        From this slowdown on a host that no cause names looks slow.
+        Slowdown from which on a host that no cause names looks slow.
     """
     found = _found(tx, span, request, show, words, alike_from)
     totals, alike, first = found.totals, found.alike, found.first
@@ -195,7 +195,7 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
             blamed=totals.blamed,
             repaired=totals.repaired,
             cost=totals.cost,
-            first=None if first is None else called(first.host, guessed=guessed[first.host]),
+            first=None if first is None else node_label(first.host, guessed=guessed[first.host]),
             first_cost=0.0 if first is None else first.cost_gpu_hours,
         ),
         page=Page(rows, number, totals.listed, request.size),
@@ -206,17 +206,19 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
 def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
     tx: Reads, span: Span, request: PageRequest, show: Show, words: str, alike_from: float
 ) -> _Found:
-    """Return what a page shows of the hosts of a time, with one statement."""
+    """Read the sums and the rows of a page of hosts with one statement."""
     hosts = ledger(tx, span, words)
-    one = hosts.c
-    listed = and_(one.matches, is_shown(one, show))
-    most_expensive = (one.cost_gpu_hours.desc(), one.host.asc())
-    alike = (~one.blamed) & ((one.slow_sessions > 0) | (one.slowdown_worst >= alike_from))
-    like = (one.slow_sessions.desc(), one.slowdown_worst.desc(), one.host.asc())
+    columns = hosts.c
+    listed = and_(columns.matches, is_shown(columns, show))
+    most_expensive = (columns.cost_gpu_hours.desc(), columns.host.asc())
+    alike = (~columns.blamed) & (
+        (columns.slow_sessions > 0) | (columns.slowdown_worst >= alike_from)
+    )
+    like = (columns.slow_sessions.desc(), columns.slowdown_worst.desc(), columns.host.asc())
     matching = select(func.count()).select_from(hosts).where(listed).scalar_subquery()
     last = func.greatest(0, (matching - 1) // request.size) * request.size
     sort = HOSTS.sort(request.sort)
-    column = one[HOSTS.sorts[sort.removeprefix("-")]]
+    column = columns[HOSTS.sorts[sort.removeprefix("-")]]
     by = (column.desc() if sort.startswith("-") else column.asc()).nulls_last()
     offset = func.least(request.size * (request.page - 1), last)
     # Among equals the most expensive one comes first.
@@ -228,7 +230,7 @@ def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
             as_json(_totals(hosts, listed)),
             as_json(rows),
             as_json(select(hosts).where(alike).order_by(*like).limit(LOOK_ALIKES)),
-            as_json(select(hosts).where(one.blamed).order_by(*most_expensive).limit(1)),
+            as_json(select(hosts).where(columns.blamed).order_by(*most_expensive).limit(1)),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
@@ -239,22 +241,22 @@ def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
 
 
 def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
-    one = hosts.c
+    columns = hosts.c
     return select(
         func.count().label("hosts"),
-        func.coalesce(func.sum(one.ranks), 0).label("ranks"),
-        func.count().filter(one.blamed).label("blamed"),
-        func.count().filter(one.repaired).label("repaired"),
+        func.coalesce(func.sum(columns.ranks), 0).label("ranks"),
+        func.count().filter(columns.blamed).label("blamed"),
+        func.count().filter(columns.repaired).label("repaired"),
         func.count().filter(listed).label("listed"),
-        func.coalesce(total(one.cost_gpu_hours, one.blamed), 0.0).label("cost"),
+        func.coalesce(total(columns.cost_gpu_hours, columns.blamed), 0.0).label("cost"),
     ).select_from(hosts)
 
 
-def is_shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return whether a host is one of those that a list holds."""
+def is_shown(columns: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return the condition for a host to be in a list."""
     if show is Show.BLAMED:
-        return and_(true(), one.blamed)
-    return true() if show is Show.ALL else and_(true(), one.repaired)
+        return and_(true(), columns.blamed)
+    return true() if show is Show.ALL else and_(true(), columns.repaired)
 
 
 def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -> list[HostRow]:
@@ -283,28 +285,27 @@ def _marked(rows: Sequence[HostSums], guessed: Mapping[str, bool]) -> list[HostS
     return [replace(row, guessed=guessed.get(row.host, False)) for row in rows]
 
 
-# ---- The file of hosts: thousands of lines, from one statement ---------------------------------
-
-
-# The columns of the file.
+# Columns of the file of hosts.
 HEADER: Final = tuple(in_files(HostRow))
-# What is looked up for each host that is listed, by the name in the file.
+# Columns of the file that are looked up for each listed host.
 _LOOKED_UP: Final = ("guessed", "slowdown_now", "gpus_named")
 
 
 def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "") -> str:
-    """Return the lines of the hosts of a time below `HEADER`; at most `MOST`.
+    """Return the lines of the file of hosts below `HEADER`; at most `MOST`.
 
     Parameters
     ----------
     sort : str
-        The name of an order of `HOSTS`.
+        Name of an order of `HOSTS`.
     show, words
-        As `app.hosts.listed.list_hosts` takes them.
+        As of `list_hosts`.
     """
     hosts = ledger(tx, span, words)
+    by = HOSTS.sort(sort)
+    column = HOSTS.sorts[by.removeprefix("-")]
     # Among equals the most expensive one comes first.
-    order = [_column(HOSTS.sort(sort)), "-cost_gpu_hours", "host"]
+    order = [f"-{column}" if by.startswith("-") else column, "-cost_gpu_hours", "host"]
     listed = select(hosts).where(hosts.c.matches, is_shown(hosts.c, show)).cte("listed")
     of_time, gpus = _latest(listed, span, "of_time"), _gpus(span)
     ever = of_time if span.until is None else _latest(listed, Span(), "ever")
@@ -325,12 +326,6 @@ def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "")
     return tx.session.execute(lines).scalar_one() or ""
 
 
-def _column(sort: str) -> str:
-    """Return the column of an order, with the minus sign of the order."""
-    minus = "-" if sort.startswith("-") else ""
-    return minus + HOSTS.sorts[sort.removeprefix("-")]
-
-
 def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
     """Return the latest reading of each host in a time."""
     received = HostReading.received_at
@@ -345,12 +340,12 @@ def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
 
 def _gpus(span: Span) -> Subquery:
     """Return the GPUs of each host that causes name in a time."""
-    found = func.jsonb_path_query(
+    slow_gpu = func.jsonb_path_query(
         HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
     )
     # all slow readings: they are few, and in an index
     named = (
-        select(HostReading.host, found.op("#>>")(array([], type_=Text)).label("gpu"))
+        select(HostReading.host, slow_gpu.op("#>>")(array([], type_=Text)).label("gpu"))
         .where(HostReading.cause.is_not(None), *span.holds(HostReading.received_at.expression))
         .distinct()
         .subquery("named")

@@ -1,4 +1,4 @@
-"""Tables of hosts: what sessions say of each, what was repaired, and what actions did to it."""
+"""Tables of hosts: readings of sessions, sums by week, places of GPUs, repairs and probes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.incidents.models.facts import HangFacts
 from app.platform.database.columns import Base, DumpedDocument, OfProject, belongs_to, in_project
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 HANG_FACTS: Final = DumpedDocument(TypeAdapter(HangFacts))
 
 
 class HostReading(OfProject, Base):
-    """What a session with a verdict says of a host: an `app.hosts.readings.Reading`."""
+    """A host in a session: an `app.hosts.readings.Reading`."""
 
     __tablename__ = "host_reading"
     __table_args__ = (
@@ -49,15 +46,15 @@ class HostReading(OfProject, Base):
     job_id: Mapped[int] = mapped_column(BigInteger)
     # of the session
     received_at: Mapped[datetime]
-    # of the job there
+    # ranks of the job on the host
     ranks: Mapped[int]
     workers: Mapped[int]
     slowdown: Mapped[float]
     computing: Mapped[float | None]
-    # the leading cause that names a worker there, and what these cost, GPU-hours each hour
+    # the leading cause that names a worker on it, and the cost of all these, GPU-hours an hour
     cause: Mapped[str | None]
     lost_each_hour: Mapped[float]
-    # how long the analyzed steps took, seconds
+    # total time of the analyzed steps, seconds
     measured_s: Mapped[float]
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     # whether the host's name may be that of a container
@@ -65,10 +62,9 @@ class HostReading(OfProject, Base):
 
 
 class HostWeek(OfProject, Base):
-    """What the readings of a host in a job add up to in a week, which `week` begins.
+    """Sums of a host's readings in a job over the week that begins at `week`.
 
-    No code writes it: triggers on `host_reading` keep it, whatever adds readings or takes them
-    away.
+    Triggers on `host_reading` maintain it; no code writes it.
     """
 
     __tablename__ = "host_week"
@@ -81,7 +77,7 @@ class HostWeek(OfProject, Base):
     week: Mapped[datetime] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     sessions: Mapped[int]
-    # the largest of each
+    # maxima over the sessions
     ranks: Mapped[int]
     slowdown: Mapped[float]
     computing: Mapped[float | None]
@@ -90,7 +86,7 @@ class HostWeek(OfProject, Base):
 
 
 class GpuPlace(OfProject, Base):
-    """A host on which a GPU was seen; the latest one is where it is."""
+    """A host on which a GPU was seen; the latest one is its current place."""
 
     __tablename__ = "gpu_place"
     __table_args__ = (
@@ -98,7 +94,7 @@ class GpuPlace(OfProject, Base):
         Index("ix_gpu_place_project_id_host", "project_id", "host"),
     )
 
-    # its UUID
+    # UUID
     gpu: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     # whether the host's name may be that of a container
@@ -110,7 +106,7 @@ class GpuPlace(OfProject, Base):
 
 
 class HostRepair(OfProject, Base):
-    """A repair of a host, or to one of its GPUs."""
+    """A repair of a host or of one of its GPUs."""
 
     __tablename__ = "host_repair"
     __table_args__ = (
@@ -120,7 +116,7 @@ class HostRepair(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     host: Mapped[str]
-    # as the metadata of sessions name it; null where it was the whole host
+    # name in the metadata of sessions; null: the whole host
     gpu: Mapped[str | None]
     what: Mapped[str]
     by: Mapped[str]
@@ -129,7 +125,7 @@ class HostRepair(OfProject, Base):
 
 
 class HostProbe(OfProject, Base):
-    """What a probe measured of a device of a host, while no job ran on it."""
+    """Measurements of a device by a probe, while no job ran on the host."""
 
     __tablename__ = "host_probe"
     __table_args__ = (
@@ -139,15 +135,15 @@ class HostProbe(OfProject, Base):
     )
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # of the probe, chosen by who measured: the same one twice is one
+    # id of the probe, chosen by the client: a repeated request stores nothing
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # its number among those of the probe
+    # number of the device within the probe
     device: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     host: Mapped[str]
     # whether the host's name may be that of a container
     guessed: Mapped[bool]
     at: Mapped[datetime]
-    # the number that the host gives it, what it is, and its UUID
+    # number on the host, model, UUID
     index: Mapped[str]
     model: Mapped[str]
     gpu: Mapped[str | None]
@@ -157,5 +153,5 @@ class HostProbe(OfProject, Base):
     host_to_device_gbs: Mapped[float | None] = mapped_column(Double)
     device_to_host_gbs: Mapped[float | None] = mapped_column(Double)
     all_reduce_gbs: Mapped[float | None] = mapped_column(Double)
-    # why it could not be measured
+    # reason why it could not be measured
     fault: Mapped[str | None]

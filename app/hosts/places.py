@@ -1,8 +1,8 @@
-"""On which nodes GPUs were seen: what a machine is called where its name is only guessed.
+"""Identity of hosts by their GPUs: on which node each GPU was seen, and which GPUs have moved.
 
-A GPU keeps its UUID when ranks are renumbered, pods renamed and nodes drained. Where a session
-guesses the name of a host, its GPUs say which known machine it is. A GPU that a session names on
-another node than before has moved.
+A GPU keeps its UUID when ranks are renumbered, pods renamed and nodes drained. If a session can
+only guess the name of a host, the UUIDs of its GPUs identify the node. A GPU that a session reports
+on another node than before has moved.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from app.analysis.trace.rank_metadata import MovedGpu
 from app.hosts.models import GpuPlace
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# For so long after it came a GPU is said to have moved; the pages of both hosts always say it.
+# Reports name a move for this long after it; the pages of both hosts list it without limit.
 MOVED_FOR: Final = timedelta(days=30)
-# The most that a report names.
+# Moved GPUs that a report names.
 MOST_MOVED: Final = 64
-# A place is written again after this time, not with each session of each of thousands of GPUs.
+# Age from which on a place is updated: one update a session would be thousands of GPUs each time.
 REFRESH: Final = timedelta(hours=1)
-# Where the name of a host comes from if its GPUs say it.
+# Source of a host's name that was found by its GPUs.
 BY_GPU: Final = "gpu_uuids"
 
 
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A GPU that went from one node to another."""
+    """A move of a GPU from one node to another."""
 
     gpu: str
     before: str
@@ -58,11 +58,11 @@ Places = Mapping[str, Sequence[Place]]
 
 
 def places_of(tx: Reads, gpus: Iterable[str]) -> dict[str, list[Place]]:
-    """Return where each of these GPUs was seen, the latest place first."""
+    """Return the places of each of these GPUs, the latest first."""
     wanted = sorted(set(gpus))
-    found: dict[str, list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     if not wanted:
-        return found
+        return places
     for gpu, host, guessed, first_seen, last_seen in tx.session.execute(
         select(
             GpuPlace.gpu, GpuPlace.host, GpuPlace.guessed, GpuPlace.first_seen, GpuPlace.last_seen
@@ -70,34 +70,34 @@ def places_of(tx: Reads, gpus: Iterable[str]) -> dict[str, list[Place]]:
         .where(GpuPlace.gpu == any_(literal(wanted, ARRAY(Text))))
         .order_by(GpuPlace.gpu, GpuPlace.last_seen.desc(), GpuPlace.host)
     ):
-        found.setdefault(gpu, []).append(Place(host, guessed, first_seen, last_seen))
-    return found
+        places.setdefault(gpu, []).append(Place(host, guessed, first_seen, last_seen))
+    return places
 
 
 def moves_of(tx: Reads, host: str, most: int) -> list[Move]:
-    """Return the GPUs that came to a node or went from it, the latest first; no guesses."""
+    """Return the moves of GPUs to or from a node, the latest first; guessed names do not count."""
     gpus = tx.session.execute(
         select(GpuPlace.gpu).where(GpuPlace.host == host, GpuPlace.guessed.is_(False))
     ).scalars()
     found = []
     for gpu, places in places_of(tx, gpus).items():
         known = sorted(
-            (place for place in places if not place.guessed), key=lambda one: one.first_seen
+            (place for place in places if not place.guessed), key=lambda move: move.first_seen
         )
         found += [
             Move(gpu, before.host, after.host, before.last_seen, after.first_seen)
             for before, after in pairwise(known)
             if host in {before.host, after.host} and _is_other(before.host, after.host)
         ]
-    found.sort(key=lambda one: one.gpu)
-    found.sort(key=lambda one: (one.at, one.after == host), reverse=True)
+    found.sort(key=lambda move: move.gpu)
+    found.sort(key=lambda move: (move.at, move.after == host), reverse=True)
     return found[:most]
 
 
 def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
-    """Return metadata in which a guessed host has the name under which its GPUs are known.
+    """Return metadata in which guessed hosts have the name of the node where their GPUs were seen.
 
-    The most of them decide. It remains a guess: they may have moved.
+    The majority of the GPUs decides. The name remains a guess: they may have moved.
     """
     guessed = meta.whereabouts.guessed_hosts
     if not guessed:
@@ -122,7 +122,7 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
 
 
 def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple[MovedGpu, ...]:
-    """Return the GPUs of a session that were on another node before; guesses do not count."""
+    """Return the GPUs of a session that were on another node before; guessed names do not count."""
     found = []
     for rank, uuid in sorted(meta.uuids.items()):
         host = meta.hosts.get(rank)
@@ -141,21 +141,21 @@ def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple
 
 
 def _is_other(one: str, host: str) -> bool:
-    """Return whether two names are of two nodes, and not one of them with its domain."""
+    """Return whether two names are of different nodes; a domain name does not count."""
     return one.partition(".")[0] != host.partition(".")[0]
 
 
 def with_moved(report: Report, moved: Sequence[MovedGpu]) -> Report:
-    """Return a report that says which of its GPUs have moved, those that causes name first."""
+    """Return a report with its moved GPUs, those that causes name first."""
     blamed = {
         report.rank_of(worker) for cause in report.causes for worker in cause.where.workers
     } | {rank for cause in report.causes for rank in cause.where.ranks}
-    ranked = sorted(moved, key=lambda one: (one.rank not in blamed, one.rank))
+    ranked = sorted(moved, key=lambda gpu: (gpu.rank not in blamed, gpu.rank))
     return replace(report, moved=tuple(ranked[:MOST_MOVED]))
 
 
 def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
-    """Write where the GPUs of a session are, as far as that is new."""
+    """Store the places of a session's GPUs that are new or older than `REFRESH`."""
     seen = {
         uuid: machine
         for rank in sorted({*report.whereabouts.gpu_uuids, *report.gpus})
@@ -181,7 +181,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
         added.on_conflict_do_update(
             index_elements=["gpu", "host", "project_id"],
             set_={
-                # Once known, a name is no guess any more.
+                # A name that one session reports is no guess in the others.
                 "guessed": kept.guessed & new.guessed,
                 "first_seen": func.least(kept.first_seen, new.first_seen),
                 "last_seen": func.greatest(kept.last_seen, new.last_seen),
@@ -192,7 +192,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
 
 
 def _is_fresh(places: Sequence[Place], host: str, guessed: bool, at: datetime) -> bool:  # noqa: FBT001
-    """Return whether a GPU's latest place says this already, and about as late."""
+    """Return whether the latest stored place of a GPU is this one and recent."""
     if not places or places[0].host != host or (places[0].guessed and not guessed):
         return False
     return places[0].first_seen <= at <= places[0].last_seen + REFRESH

@@ -1,4 +1,4 @@
-"""The read side of probes: the latest of a host, against what its like reach elsewhere."""
+"""Probes of hosts: stored, compared with devices of the same model, and put into words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import percent
 from app.errors import ConflictError
 from app.hosts.models import HostProbe, HostReading
@@ -21,19 +21,16 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.quotas.usage import PROBED_DEVICES, count_made
 
-# ---- Whether a probe confirms that a device is slow: its figures against those of its like -----
-
-
-# Devices of a model that make a comparison: fewer have no spread to speak of.
+# Devices of a model from which on figures are compared: fewer have no meaningful spread.
 ENOUGH: Final = 4
 # Healthy devices of a model differ by a few percent; SuperBench (ATC 2024) takes 0.95 too.
 SLOW_BELOW: Final = 0.95
-# Tukey's fence: within it, so low a figure is among what the others do.
+# Factor of Tukey's fence: figures above it are within the spread of the other devices.
 _FENCE: Final = 1.5
 
 
 class Measure(StrEnum):
-    """What a probe measures of a device; more is faster."""
+    """Measure of a probe; more is faster."""
 
     MATMUL = "matmul_tflops"
     MEMORY_COPY = "memory_copy_gbs"
@@ -43,13 +40,13 @@ class Measure(StrEnum):
 
 
 class ProbeOutcome(StrEnum):
-    """What a probe says of a device, or of a host."""
+    """Verdict of a probe on a device or on a host."""
 
     CONFIRMED = "confirmed"
     CLEARED = "cleared"
-    # slower than most, and not than all of the others
+    # below 0.95 of the median, but within Tukey's fence
     UNCLEAR = "unclear"
-    # too few of its like were ever probed
+    # too few devices of the model were probed
     NO_PEERS = "no peers"
 
     # The worst first.
@@ -58,18 +55,17 @@ class ProbeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What other devices of a model reach in a measure."""
+    """Figures of other devices of a model in a measure."""
 
     count: int
-    # low, high: the quartiles
-    low: float
+    low: float  # lower quartile
     median: float
-    high: float
+    high: float  # upper quartile
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of a device; `ratio` is to the median of its peers, None without enough of them."""
+    """A figure of a device; `ratio` is to the median of its peers, None if these are too few."""
 
     value: float
     ratio: float | None
@@ -90,16 +86,16 @@ class JudgedDevice:
 
     @property
     def worst(self) -> tuple[Measure, Compared] | None:
-        """Return the measure of the worst outcome, of these the least ratio; None without any."""
+        """Return the measure of the worst outcome and least ratio; None if none has peers."""
         known = [item for item in self.measures.items() if item[1].ratio is not None]
         return min(known, key=lambda item: _badness(item[1]), default=None)
 
 
 def compare(value: float, peers: Peers | None) -> Compared:
-    """Return a figure against its peers'.
+    """Return the comparison of a figure with those of its peers.
 
-    It is confirmed as slow below 0.95 of their median, where it is also outside of Tukey's fence:
-    under the lower quartile by more than 1.5 times what lies between the quartiles.
+    The device is confirmed as slow if the figure is below 0.95 of their median and outside of
+    Tukey's fence: below the lower quartile by more than 1.5 times the interquartile range.
 
     Examples
     --------
@@ -128,14 +124,14 @@ def judge_device(
     fault: str | None,
     measures: Mapping[Measure, Compared],
 ) -> JudgedDevice:
-    """Return what a probe says of a device; one that fails is confirmed."""
-    outcomes = [one.outcome for one in measures.values()]
+    """Return the verdict on a device; one that could not be measured is confirmed as slow."""
+    outcomes = [compared.outcome for compared in measures.values()]
     outcome = ProbeOutcome.CONFIRMED if fault is not None else overall(outcomes)
     return JudgedDevice(index, model, gpu, fault, measures, outcome)
 
 
 def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
-    """Return what outcomes say together: the worst that is known.
+    """Return the worst of several outcomes; ``no peers`` only if all are.
 
     Examples
     --------
@@ -146,7 +142,7 @@ def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
 
 
 def badness(device: JudgedDevice) -> tuple[bool, int, float]:
-    """Return by what the worst device sorts first: one that failed, else by its worst measure."""
+    """Return a sort key by which the worst device comes first: failed ones, then slow ones."""
     worst = device.worst
     known = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
     return device.fault is None, *(known if worst is None else _badness(worst[1]))
@@ -157,12 +153,9 @@ def _badness(figure: Compared) -> tuple[int, float]:
     return ProbeOutcome.RANKED.index(figure.outcome), ratio
 
 
-# ---- Use case: write what a probe found into the ledger ----------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ProbedDevice:
-    """What was measured of a device."""
+    """Measurements of a device."""
 
     index: str
     model: str
@@ -171,7 +164,7 @@ class ProbedDevice:
     measures: Mapping[Measure, float]
 
 
-def note_probe(  # noqa: PLR0913 - what a probe says
+def note_probe(  # noqa: PLR0913 - the fields of a probe
     container: Container,
     host: str,
     devices: Sequence[ProbedDevice],
@@ -180,9 +173,9 @@ def note_probe(  # noqa: PLR0913 - what a probe says
     at: datetime,
     guessed: bool,
 ) -> None:
-    """Write down a probe of a host; the same one twice is one entry.
+    """Store a probe of a host; a repeated one is stored once.
 
-    A host that no session named is taken: a sweep probes healthy ones, to compare with.
+    Hosts that no session has named are accepted: healthy ones are probed for comparison.
 
     Raises
     ------
@@ -213,9 +206,9 @@ def note_probe(  # noqa: PLR0913 - what a probe says
         count_made(tx, container.settings, container.project_id, PROBED_DEVICES)
 
 
-# Drivers and settings change what healthy devices reach.
+# Age up to which probes are compared: new drivers and settings change the figures.
 COUNTS_FOR: Final = timedelta(days=180)
-# Of one host, for its file.
+# Probed devices in the file of one host.
 MOST_LISTED: Final = 2000
 _QUARTILES: Final = (0.25, 0.5, 0.75)
 
@@ -228,22 +221,22 @@ class ProbeView:
     guessed: bool
     at: datetime
     devices: Sequence[JudgedDevice]
-    gpus_there: int = 0  # on which the latest session there ran, where it names them
+    gpus_there: int = 0  # GPUs of the latest session on the host; 0 if it names none
 
     @property
     def gpus(self) -> int:
-        """Return how many GPUs were measured."""
+        """Return the number of measured GPUs."""
         return sum(device.gpu is not None for device in self.devices)
 
     @property
     def misses(self) -> bool:
-        """Return whether its devices are well, and not all: of a lost GPU nothing is measured."""
-        found = overall([device.outcome for device in self.devices])
-        return found is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
+        """Return whether all measured devices are cleared but a GPU of the host is missing."""
+        outcome = overall([device.outcome for device in self.devices])
+        return outcome is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 
     @property
     def outcome(self) -> ProbeOutcome:
-        """Return what it says of the host."""
+        """Return the verdict on the host."""
         if self.misses:
             return ProbeOutcome.UNCLEAR
         return overall([device.outcome for device in self.devices])
@@ -251,7 +244,7 @@ class ProbeView:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """A device of a probe, as the file has it."""
+    """A probed device as a line of the file."""
 
     at: datetime
     gpu: str
@@ -266,10 +259,10 @@ class ProbeRow:
 
 
 def latest_probe(tx: Reads, host: str) -> ProbeView | None:
-    """Return the latest probe of a host; None where it was never probed.
+    """Return the latest probe of a host; None if it was never probed.
 
-    Each device is held against the latest probes of other hosts' devices of its model, within
-    half a year; where these are fewer than four, against those of its own host too.
+    Each device is compared with the latest probes of devices of its model on other hosts, at most
+    half a year old; if these are fewer than four, with those of its own host too.
     """
     last = (
         select(HostProbe.id)
@@ -312,8 +305,8 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
 
 
 def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
-    """Return whether the latest probe of a host is of later than that and cleared every device."""
-    # Mostly there is none: nothing is compared for that.
+    """Return whether the latest probe of a host is after `since` and cleared every device."""
+    # Most hosts have no probe: a cheap query first.
     later = select(HostProbe.id).where(HostProbe.host == host, HostProbe.at > since).limit(1)
     if tx.session.execute(later).first() is None:
         return False
@@ -326,7 +319,7 @@ def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
 
 
 def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
-    """Return what probes found of each device of a host, the latest first."""
+    """Return the probed devices of a host, the latest first."""
     rows = tx.session.scalars(
         select(HostProbe)
         .where(HostProbe.host == host)
@@ -353,10 +346,12 @@ def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
 def _peers(
     tx: Reads, host: str, models: set[str], until: datetime
 ) -> dict[tuple[str, Measure], Peers]:
-    """Return what devices of each model reach, by model and measure."""
+    """Return the figures of probed devices by model and measure."""
     own = func.coalesce(HostProbe.gpu, HostProbe.host + "/" + HostProbe.index)
     latest = (
-        select(HostProbe.model, HostProbe.host, *(getattr(HostProbe, one) for one in Measure))
+        select(
+            HostProbe.model, HostProbe.host, *(getattr(HostProbe, measure) for measure in Measure)
+        )
         .where(HostProbe.model.in_(models), HostProbe.at > until - COUNTS_FOR)
         .ext(distinct_on(own))
         .order_by(own, HostProbe.at.desc())
@@ -391,10 +386,7 @@ def _figures(
     return counted, quartiles
 
 
-# ---- What a probe says, in a sentence ----------------------------------------------------------
-
-
-# What a measure is called, and its unit.
+# Measure → its name in sentences, and its unit.
 WORDS: Final = {
     Measure.MATMUL: ("matrix products", "TFLOP/s"),
     Measure.MEMORY_COPY: ("memory copies", "GB/s"),
@@ -405,21 +397,21 @@ WORDS: Final = {
 
 
 def sentence_of(view: ProbeView) -> str:
-    """Return what a probe says of its host."""
-    host = called(view.host, guessed=view.guessed)
+    """Return the verdict of a probe on its host as a sentence."""
+    host = node_label(view.host, guessed=view.guessed)
     if view.outcome is ProbeOutcome.NO_PEERS:
         return (
             f"{host}: nothing to compare with: probe {ENOUGH} or more other devices of its kind "
-            f"({', '.join(sorted({one.model for one in view.devices}))})"
+            f"({', '.join(sorted({device.model for device in view.devices}))})"
         )
     if view.outcome is ProbeOutcome.CLEARED:
         return f"{host}: cleared by probe: no device is under {SLOW_BELOW} of its like's median"
-    said = "confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "unclear"
-    return f"{host}: {said} by probe: {reason_of(view)}"
+    verdict = "confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "unclear"
+    return f"{host}: {verdict} by probe: {reason_of(view)}"
 
 
 def reason_of(view: ProbeView) -> str:
-    """Return why a probe does not clear its host."""
+    """Return the reason why a probe does not clear its host."""
     if view.misses:
         return (
             f"its latest session ran on {view.gpus_there} GPUs, and {view.gpus} of them were there"

@@ -1,4 +1,4 @@
-"""What a report says of each host: how slow it was, and what of the lost time is its own."""
+"""Readings of hosts: slowdown of each host in a report and its share of the lost GPU-hours."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from app.hosts.places import write_places
 from app.platform.database.unit_of_work import UnitOfWork
 from app.sessions.models.tables import Session
 
-# A cause on a larger share of a job's hosts is the job's: its code, its data, its network.
+# A cause on a larger share of a job's hosts is due to its code, data or network, not to machines.
 MOST_AT_FAULT: Final = 0.5
-# Share of a slow worker's excess that one without any gets, so that shares can be formed.
+# Least excess of a worker, so that shares of a cause can be formed if no worker has any.
 _LEAST_EXCESS: Final = 1e-6
 
 
@@ -30,14 +30,13 @@ _LEAST_EXCESS: Final = 1e-6
 class GpuReading:
     """A GPU of a host in a session."""
 
-    gpu: str  # as the metadata name it
-    # Largest slowdown of the job if only a worker there kept its recorded durations.
+    gpu: str  # name in the metadata
+    # Largest slowdown of the job if only a worker of this GPU kept its recorded durations.
     slowdown: float
-    # Largest time of a worker there ÷ that of its stage's other DP ranks; None where there are
-    # none.
+    # Largest time of a worker here ÷ that of the other DP ranks of its stage; None without any.
     computing: float | None
-    slow: bool  # whether a cause names a worker there
-    uuid: str | None = None  # where the metadata say it
+    slow: bool  # whether a cause names a worker here
+    uuid: str | None = None  # None if the metadata have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +44,20 @@ class Reading:
     """A host in a session."""
 
     host: str
-    ranks: int  # of the job there, traced or not
-    workers: int  # cells of DP rank and stage whose traced rank is there
-    # slowdown, computing: as of its GPUs
-    slowdown: float
-    computing: float | None
-    # The most expensive cause that blames the host for a worker there; None where none does.
+    ranks: int  # ranks of the job on it, traced or not
+    workers: int  # workers (DP rank, stage) whose traced rank is on it
+    slowdown: float  # as of `GpuReading`
+    computing: float | None  # as of `GpuReading`
+    # The most expensive cause that blames machines and names a worker here; None without any.
     cause: str | None
-    lost_each_hour: float  # GPU-hours that the job loses in each hour of running by such causes
-    gpus: tuple[GpuReading, ...] = ()  # by name; empty where GPUs are not known
+    lost_each_hour: float  # GPU-hours that the job loses by such causes in each hour
+    gpus: tuple[GpuReading, ...] = ()  # by name; empty if the GPUs are not known
     guessed: bool = False  # whether the host's name may be that of a container
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Gpu:
-    """A GPU of a host: its name as it is shown, and its UUID; empty where that is not known."""
+    """A GPU of a host: its display name, and its UUID, "" if unknown."""
 
     name: str
     uuid: str = ""
@@ -67,7 +65,7 @@ class _Gpu:
 
 @dataclass(slots=True)
 class _Blame:
-    """What causes say of a host, or of a GPU of it."""
+    """Costs of the causes that name a host, and the GPUs that they name."""
 
     lost_each_hour: float = 0.0
     causes: dict[str, float] = field(default_factory=dict)
@@ -75,12 +73,12 @@ class _Blame:
 
 
 def readings_of(report: Report) -> tuple[Reading, ...]:
-    """Return what a report says of each host, by name; nothing without names of hosts.
+    """Return a reading of each host in a report, by name.
 
-    Without a verdict only of hosts that a cause blames: nothing is said of the others.
+    Without a verdict, hosts that no cause blames have none.
 
-    Slow is a host whose workers a cause names that blames machines. A large slowdown of its own is
-    not enough: a heavy stage has one wherever it runs.
+    A host is slow if a cause that blames machines names a worker on it. A large slowdown is not
+    enough: a heavy stage has one on any host.
     """
     if report.known_waste is None:
         return ()
@@ -100,13 +98,13 @@ def _reading(
 ) -> Reading:
     blame = blamed.get(host, _Blame())
     by_gpu: dict[_Gpu, list[Worker]] = {}
-    # Of a worker with several GPUs nothing is known of the traced one alone.
+    # The times of a worker with several GPUs are not those of the traced one alone.
     for worker in cells if gpus_of_worker(report) == 1 else ():
         machine = report.machine(report.rank_of(worker))
         gpu = _gpu(machine.gpu, machine.uuid)
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(worker)
-    # Of these a cause may name one.
+    # A cause may name a GPU of such a worker.
     for gpu in blame.gpus - set(by_gpu):
         by_gpu[gpu] = []
     return Reading(
@@ -153,7 +151,7 @@ def _slowdown(report: Report, cells: list[Worker]) -> float:
 
 
 def _computing(report: Report, cells: list[Worker]) -> float | None:
-    """Return the largest of the workers' times against their peers, forward and backward alike."""
+    """Return the largest ratio of a worker's time to its peers', the mean of both directions."""
     found = []
     for dp, pp in cells:
         pair = (report.by_worker.forward_ratio[dp][pp], report.by_worker.backward_ratio[dp][pp])
@@ -164,7 +162,7 @@ def _computing(report: Report, cells: list[Worker]) -> float | None:
 
 
 def _blamed(report: Report) -> dict[str, _Blame]:
-    """Return what causes say of hosts, each cause's cost divided among the workers it names."""
+    """Return the causes by host, the cost of each divided among the workers that it names."""
     hosts = set(report.hosts.values())
     found: dict[str, _Blame] = {}
     for cause in report.causes:
@@ -194,18 +192,10 @@ def _blamed(report: Report) -> dict[str, _Blame]:
     return found
 
 
-# ---- Use case: write what reports say of hosts into the ledger ---------------------------------
-
-
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
-    """Write what a report says of hosts in place of what an earlier one of the session said.
+    """Replace the stored readings of a session by those of its report; None deletes them.
 
-    In the transaction that stores the report: the ledger never says anything else than reports do.
-
-    Parameters
-    ----------
-    report : Report or None
-        None where there is none any more.
+    Call it in the transaction that stores the report, so that both always agree.
     """
     tx.session.execute(delete(HostReading).where(HostReading.session_id == session_id))
     if report is None:

@@ -1,4 +1,4 @@
-"""The repair log of hosts: what was done, by whom, and whether it helped."""
+"""Repair log of hosts: entries, and whether each helped by the sessions before and after it."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ from app.hosts.models import HostReading, HostRepair
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 
-# ---- Whether a repair helped: a host's sessions before it against those after it ---------------
-
-
-# Sessions that count on either side: the latest before, the first after.
+# Sessions that are compared: the latest ones before the repair, the first ones after it.
 AROUND: Final = 5
-# One session may be slow, or quick, by chance.
+# Sessions after a repair from which on it is judged: one may be slow or fast by chance.
 ENOUGH: Final = 2
 
 
 class Outcome(StrEnum):
-    """What came of a repair."""
+    """Effect of a repair."""
 
     HELPED = "helped"
     NO_HELP = "no help"
-    # was not slow, and is not
+    # the host was slow neither before nor after it
     NO_CHANGE = "no change"
     WORSE = "worse"
-    # too few sessions since
+    # too few sessions after it
     OPEN = "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How slow a host, or a GPU of it, was in a session; `slow` is whether a cause names it."""
+    """Slowdown of a host or GPU in a session, and whether a cause names it."""
 
     slowdown: float
     slow: bool
@@ -48,28 +45,24 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of a repair, and the sessions that say so."""
+    """Effect of a repair, and the sessions before and after it."""
 
     outcome: Outcome
-    # before, after: median slowdown; None where there is no session
-    before: float | None
-    after: float | None
+    before: float | None  # median slowdown; None without a session
+    after: float | None  # median slowdown; None without a session
     sessions_before: int
     sessions_after: int
-    # slow_before, slow_after: in how many of these it was slow
-    slow_before: int
-    slow_after: int
 
 
 def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
-    """Return whether a repair helped.
+    """Return the effect of a repair.
 
-    It helped where the host was slow before and in none of at least two sessions after.
+    It helped if the host was slow before it and in none of at least two sessions after it.
 
     Parameters
     ----------
     before, after : sequence of Level
-        Nearest to the repair first; more than `AROUND` do not count.
+        Nearest to the repair first; the first `AROUND` count.
 
     Examples
     --------
@@ -87,24 +80,16 @@ def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
         outcome = Outcome.NO_HELP if slow_before else Outcome.WORSE
     else:
         outcome = Outcome.HELPED if slow_before else Outcome.NO_CHANGE
-    return Judged(
-        outcome,
-        _median(before),
-        _median(after),
-        len(before),
-        len(after),
-        slow_before,
-        slow_after,
-    )
+    return Judged(outcome, _median(before), _median(after), len(before), len(after))
 
 
 def _median(levels: Sequence[Level]) -> float | None:
     return statistics.median(level.slowdown for level in levels) if levels else None
 
 
-# Of one host that a page lists.
+# Repairs that the page of a host lists.
 MOST_LISTED: Final = 100
-# Clocks of people and of the database differ.
+# Tolerance for times in the future: clocks differ.
 EARLY: Final = timedelta(minutes=5)
 
 
@@ -114,14 +99,14 @@ class Repair:
 
     id: int
     host: str
-    gpu: str | None  # None where it was the whole host
+    gpu: str | None  # None: the whole host
     what: str
     by: str
     at: datetime  # when it was done
     judged: Judged
 
 
-def note_repair(  # noqa: PLR0913 - what people say of a repair
+def note_repair(  # noqa: PLR0913 - the fields of a repair
     container: Container,
     host: str,
     *,
@@ -130,14 +115,14 @@ def note_repair(  # noqa: PLR0913 - what people say of a repair
     at: datetime | None = None,
     by: str | None = None,
 ) -> None:
-    """Write down what was done to a host.
+    """Store a repair of a host.
 
     Parameters
     ----------
     at : datetime, optional
-        When it was done; now where it is not said.
+        When it was done; by default now.
     by : str, optional
-        The name that whoever did not sign in goes by.
+        Name of the author if they are not signed in.
 
     Raises
     ------
@@ -171,7 +156,7 @@ def repairs_of(tx: Reads, host: str) -> list[Repair]:
 
 
 def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
-    """Return the last repair of each of these hosts that has one."""
+    """Return the latest repair of each host that has one."""
     latest = (
         select(
             HostRepair.id,
@@ -191,14 +176,14 @@ def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
 
 
 def is_known(tx: Reads, host: str) -> bool:
-    """Return whether a session ever named a host."""
+    """Return whether a session named the host or a repair of it is stored."""
     named = select(HostReading.host).where(HostReading.host == host).limit(1)
     repaired = select(HostRepair.host).where(HostRepair.host == host).limit(1)
     return any(tx.session.execute(query).first() is not None for query in (named, repaired))
 
 
 def no_host(host: str) -> NotFoundError:
-    """Return what is raised where no session names a host."""
+    """Return the error for a host that no session names."""
     return NotFoundError(f"There is no host {host}: no session names it.")
 
 
@@ -254,8 +239,8 @@ def _around(tx: Reads, repairs: list[int]) -> tuple[dict[int, list[Level]], dict
 def _level(
     gpu: str | None, slowdown: float, cause: str | None, gpus: list[Mapping[str, Any]]
 ) -> Level | None:
-    """Return the level of what was repaired; None where the session did not trace that GPU."""
+    """Return the level of the repaired host or GPU; None if the session did not trace the GPU."""
     if gpu is None or not gpus:
         return Level(slowdown, cause is not None)
-    own = next((one for one in gpus if gpu in {one["gpu"], one.get("uuid")}), None)
-    return None if own is None else Level(own["slowdown"], own["slow"])
+    reading = next((item for item in gpus if gpu in {item["gpu"], item.get("uuid")}), None)
+    return None if reading is None else Level(reading["slowdown"], reading["slow"])

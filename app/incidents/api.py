@@ -1,4 +1,4 @@
-"""Incidents: found, acknowledged, silenced, resolved, assigned and talked about."""
+"""Routes of the API for alert rules, channels, deliveries and incidents."""
 
 from __future__ import annotations
 
@@ -46,12 +46,18 @@ from app.incidents.channel_writes import create_channel, delete_channel, reseal,
 from app.incidents.delivery_reads import list_deliveries, replay_delivery
 from app.incidents.evaluate import (
     acknowledge_incident,
+    acknowledging,
     end_incident_silence,
     reopen_incident,
+    reopening,
     resolve_incident,
+    resolving,
     silence_incident,
+    silencing,
     unacknowledge_incident,
+    unacknowledging,
 )
+from app.incidents.machines import members_ended_with
 from app.incidents.models.rules import Severity
 from app.incidents.models.tables import DeliveryState, IncidentState
 from app.incidents.reads import (
@@ -65,13 +71,9 @@ from app.incidents.rule_store import delete_rule, get_rule, preview, save_rule, 
 from app.incidents.store import load_rules
 from app.incidents.triage import (
     OrderOutcome,
-    acknowledge_many,
     assign_incidents,
     comment_on,
-    reopen_many,
-    resolve_many,
-    silence_many,
-    unacknowledge_many,
+    order_many,
 )
 from app.jobs.weekly import preview_note
 from app.platform.container import Container
@@ -81,7 +83,7 @@ MAX_LIMIT: Final = 1000
 MAX_OFFSET: Final = 1_000_000
 CREATED: Final = 201
 
-# No row holds the character that the database takes none of.
+# PostgreSQL stores no NUL characters in text.
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS, pattern=r"^[^\x00]*$")]
 By = Annotated[str | None, Query(min_length=1, max_length=200, description=BY)]
 Sort = Annotated[
@@ -94,7 +96,7 @@ Sort = Annotated[
 
 
 class Filters:
-    """What incidents are asked for by, in addition to their state and job."""
+    """Parameters that filter incidents, besides state and job."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -174,7 +176,7 @@ def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="The same order for many incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
         """All or none where one is not there; what the order does not apply to is listed."""
-        return _carried_out(container, body)
+        return _order_many(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
     def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
@@ -216,21 +218,22 @@ def _orders(routes: APIRouter) -> None:
         )
 
 
-def _carried_out(container: Container, body: OrderBody) -> OrderOutcome:
-    ids = set(body.incidents)
+def _order_many(container: Container, body: OrderBody) -> OrderOutcome:
+    ids, who = set(body.incidents), container.principal.called(body.by)
     match body:
-        case SilenceManyBody():
-            return silence_many(container, ids, until=body.until, reason=body.reason, by=body.by)
         case AssignManyBody():
             return assign_incidents(container, ids, to=body.to, by=body.by)
+        case SilenceManyBody():
+            order = silencing(who, body.until, body.reason)
+            return order_many(container, ids, order, who, body.reason)
         case AcknowledgeManyBody():
-            return acknowledge_many(container, ids, by=body.by, note=body.note)
+            return order_many(container, ids, acknowledging(who), who, body.note)
         case UnacknowledgeManyBody():
-            return unacknowledge_many(container, ids, by=body.by)
+            return order_many(container, ids, unacknowledging, who)
         case ReopenManyBody():
-            return reopen_many(container, ids, by=body.by, note=body.note)
+            return order_many(container, ids, reopening, who, body.note, inside=members_ended_with)
         case ResolveManyBody():
-            return resolve_many(container, ids, by=body.by, note=body.note)
+            return order_many(container, ids, resolving(who, body.note), who, body.note)
 
 
 def _notes(routes: APIRouter) -> None:
@@ -247,9 +250,6 @@ def _notes(routes: APIRouter) -> None:
         assign_incidents(container, [incident], to=body.to, by=body.by)
         with container.reading() as tx:
             return incident_detail_body(get_incident(tx, incident))
-
-
-# ---- Alerts: rules, channels and deliveries, and incidents -------------------------------------
 
 
 NO_CONTENT: Final = 204

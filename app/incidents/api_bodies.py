@@ -1,4 +1,4 @@
-"""Incidents as the API has them, made from what services return."""
+"""Bodies of the API for channels, deliveries, incidents, orders and alert rules."""
 
 from __future__ import annotations
 
@@ -28,14 +28,11 @@ from app.incidents.models.rules import (
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import Comment, EventRow, IncidentRow, IncidentView, InsideRow
 from app.incidents.rule_store import Preview
-from app.incidents.triage import MOST
+from app.incidents.triage import MAX_INCIDENTS
 from app.platform.validation import Moment
 from app.web.bodies import ReadBody
 
-# ---- Channels and their deliveries as the API has them -----------------------------------------
-
-
-# Messages in ten minutes; what is over it goes in the next digest.
+# Messages in ten minutes; further ones go into the next digest.
 RateLimit = Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
 
 
@@ -130,7 +127,7 @@ class IncidentListBody(BaseModel):
 
 
 def incident_values(row: IncidentRow) -> dict[str, Any]:
-    """Return what the body of an incident is made of."""
+    """Return the fields of an `IncidentBody`."""
     incident = row.incident
     silence = incident.silence
     same: Mapping[str, Any] = {
@@ -153,7 +150,7 @@ def incident_values(row: IncidentRow) -> dict[str, Any]:
 
 
 def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
-    """Return an incident with its history as the API has it."""
+    """Return the body of an incident with its history."""
     return IncidentDetailBody(
         **incident_values(view.row),
         events=list(view.events),
@@ -161,13 +158,9 @@ def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
     )
 
 
-# ---- What people say of incidents over the API: of one, or of many at once ---------------------
-
-
 Person = Annotated[str, Field(min_length=1, max_length=200, description="The user who acts.")]
 Note = Annotated[str, Field(max_length=2000)]
 
-# Who signed in is believed, who did not may say so.
 BY: Final = "The user who acts; taken from the sign-in where there is one."
 
 
@@ -203,7 +196,7 @@ class AssigneeBody(BaseModel):
 class ManyBody(BaseModel):
     """Incidents that an order is for."""
 
-    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MOST)]
+    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MAX_INCIDENTS)]
 
 
 class AcknowledgeManyBody(ManyBody, AckBody):
@@ -254,9 +247,6 @@ OrderBody = Annotated[
 ]
 
 
-# ---- Rules as the API has them, and what one would have done -----------------------------------
-
-
 class RuleBody(BaseModel):
     """A rule."""
 
@@ -272,7 +262,7 @@ class RuleBody(BaseModel):
     escalation: Escalation | None = None
 
     def rule(self, rule_id: uuid.UUID) -> Rule:
-        """Return the rule under an id."""
+        """Return the rule with an id."""
         return Rule(id=rule_id, **{name: getattr(self, name) for name in type(self).model_fields})
 
 
@@ -332,7 +322,7 @@ class PreviewBody(BaseModel):
 
 
 def preview_body(found: Preview, note: SummaryNote | None = None) -> PreviewBody:
-    """Return a preview as the API has it; `note` is what a weekly rule would send."""
+    """Return the body of a preview; `note` is the message of a weekly rule."""
     return PreviewBody(
         since=found.since,
         jobs=found.jobs,

@@ -1,10 +1,16 @@
-"""Use case: tell the channels of a group what is news, and start what is due.
+"""Use case: create deliveries for the news of groups, start those that are due, and make digests.
 
-A group is looked after when its `flush_at` has come: every channel for which there is news, or
-something to repeat, gets a delivery, all with the same number. What a delivery says is fixed only
-by its first attempt, so that a channel that was away hears of the present and not of the past. For
-the same reason a group has at most one delivery to a channel that was not tried yet; and news makes
-those that were tried, in vain, superseded: they are not due any more.
+A group is flushed when its `flush_at` has come: each channel with news, or something to repeat,
+gets a delivery, all with the same number. The content of a delivery is fixed only by its first
+attempt, so that a channel that was unavailable gets the present state and not the past. For the
+same reason a group has at most one untried delivery to a channel, and news supersedes those that
+failed before.
+
+Digests. A channel gets `alert_digest_above` messages a minute one by one. Further ones wait for the
+end of the minute, and those above the channel's own limit (`per_10_min`) for as long as that takes;
+then one digest carries them all. Each group keeps its own delivery, whose content is fixed with the
+others and whose outcome is the digest's. One of them, the carrier, is sent and retried; the others,
+its riders (`digest_id`), stay ``sending`` until it is over.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from app.incidents.channels.registry import KINDS
 from app.incidents.grouping import content_for, is_due
 from app.incidents.message import Message
 from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, DeliveryState
-from app.incidents.routing import audience, group_now, with_heard_of
+from app.incidents.routing import audience_of, group_snapshot, with_notified
 from app.incidents.store import lock_group, timing
 from app.jobs.models import WeeklySummary
 from app.platform.container import Container, TaskError
@@ -32,34 +38,26 @@ from app.platform.database.task_runs import DELIVER_ALERT
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.outbound import delay_before
 
-# ---- Storms become digests: what waits for a channel that has heard a lot is told in one message -
-# A channel hears of a few incidents one by one. What comes then within a minute waits for the end
-# of that minute, and what is over the channel's own limit for as long as that takes; all of it goes
-# in one message, the digest. Nothing is lost: each group keeps a delivery of its own, whose content
-# is fixed with the others' and whose outcome is the digest's. One of them, the carrier, is what is
-# sent and tried again; the others ride with it (`digest_id`), in ``sending`` until it is over.
-
-
-# Messages within this time that are sent one by one.
+# Windows in which messages to a channel are counted.
 STORM_WINDOW: Final = timedelta(minutes=1)
 LIMIT_WINDOW: Final = timedelta(minutes=10)
-# More groups than these go in the next digest: each is locked while the message is made.
-MOST: Final = 200
+# Groups in one digest: each stays locked while the message is made.
+MAX_GROUPS: Final = 200
 
 RIDES: Final = AlertDelivery.digest_id.is_not(None) & (AlertDelivery.digest_id != AlertDelivery.id)
 
 
-def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple[int, bool]:
-    """Return how many messages that were not tried yet may go now, and whether as one digest.
+def startable(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple[int, bool]:
+    """Return how many untried messages may be sent now, and whether as one digest.
 
     Parameters
     ----------
     few : int
-        Messages a minute that are sent one by one; 0: there are no digests, and no limits.
+        Messages a minute that are sent one by one; 0 disables digests and limits.
     waiting : int
-        Messages that were not tried yet and are due.
+        Untried messages that are due.
     """
-    if few == 0 or not KINDS[channel.kind].manner.digests:
+    if few == 0 or not KINDS[channel.kind].style.digests:
         return waiting, False
 
     def started(since: datetime) -> int:
@@ -78,7 +76,7 @@ def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
 
 
 def bundle(tx: UnitOfWork, ids: Sequence[uuid.UUID]) -> uuid.UUID:
-    """Let deliveries that have just been started ride with the first one; return the carrier."""
+    """Make the first of the started deliveries the carrier of the others; return its id."""
     carrier = ids[0]
     tx.session.execute(
         update(AlertDelivery)
@@ -90,7 +88,7 @@ def bundle(tx: UnitOfWork, ids: Sequence[uuid.UUID]) -> uuid.UUID:
 
 
 def riders_of(tx: Reads, carrier: AlertDelivery) -> list[AlertDelivery]:
-    """Return what rides with a delivery and is not over."""
+    """Return the riders of a carrier that are still ``sending``."""
     if carrier.digest_id != carrier.id:
         return []
     return list(
@@ -107,7 +105,7 @@ def riders_of(tx: Reads, carrier: AlertDelivery) -> list[AlertDelivery]:
 
 
 def groups_of(tx: Reads, delivery_id: uuid.UUID) -> list[uuid.UUID]:
-    """Return the groups that a delivery tells of, in the order in which they are locked."""
+    """Return the groups of a delivery and its riders, in the order of their locks."""
     carrier = aliased(AlertDelivery)
     return list(
         tx.session.execute(
@@ -123,10 +121,10 @@ def groups_of(tx: Reads, delivery_id: uuid.UUID) -> list[uuid.UUID]:
     )
 
 
-def set_free(tx: UnitOfWork) -> int:
-    """Let what rides with nothing any more wait for a message of its own; return how many.
+def release_orphans(tx: UnitOfWork) -> int:
+    """Let riders without a carrier wait for a message of their own; return how many.
 
-    Its carrier was given up with its channel, or deleted with its job.
+    The carrier was given up with its channel, or deleted with its job.
     """
     carrier = aliased(AlertDelivery)
     freed = tx.session.execute(
@@ -146,12 +144,12 @@ def set_free(tx: UnitOfWork) -> int:
 
 
 def digest(carrier: Message, messages: Sequence[Message]) -> Message:
-    """Return one message that says what several say, the worst first, under the carrier's id.
+    """Return one message with the alerts of several, the worst first, under the carrier's id.
 
     Parameters
     ----------
     messages : sequence of Message
-        One of a group each; at least one.
+        At least one, each of another group.
     """
     if len(messages) == 1:
         return replace(messages[0], id=carrier.id, number=carrier.number)
@@ -159,21 +157,20 @@ def digest(carrier: Message, messages: Sequence[Message]) -> Message:
     return replace(carrier, digest=True).with_alerts(alerts)
 
 
-# Deliveries of one channel that are under way at once. A channel that hangs occupies this many
-# threads of a worker from others, for one attempt each.
+# Concurrent deliveries of one channel. A channel that hangs occupies as many threads of a worker,
+# for one attempt each.
 IN_FLIGHT: Final = 3
-# After this number of consecutive failures there is one at a time, and after more a pause before
-# each.
+# From this number of consecutive failures on one at a time, after more with a pause before each.
 SUSPECT_FAILURES: Final = 3
 
 
 def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
-    """Make the deliveries of a group that is due; return the channels that got one."""
+    """Create the deliveries of a group that is due; return the channels that got one."""
     with container.uow() as tx:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.flush_at is None or group.flush_at > tx.now:
             return set()
-        told, outstanding = _tell(container, tx, group)
+        told, outstanding = _create_deliveries(container, tx, group)
         group.flushed_at = tx.now
         group.flush_at = (
             tx.now + timing(container.settings).repeat_interval if outstanding else None
@@ -181,9 +178,11 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
     return told
 
 
-def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[uuid.UUID], bool]:
-    """Return the channels that got a delivery, and whether anything may have to be repeated."""
-    here_now = group_now(tx, group)
+def _create_deliveries(
+    container: Container, tx: UnitOfWork, group: AlertGroup
+) -> tuple[set[uuid.UUID], bool]:
+    """Return the channels that got a delivery, and whether anything is left to repeat."""
+    snapshot = group_snapshot(tx, group)
     intervals = timing(container.settings)
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.id)
@@ -192,9 +191,9 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
     number: int | None = None
     outstanding = False
     for channel in channels:
-        heard = audience(tx, channel, group.id)
-        meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-        content = content_for(meant, heard, here_now.spoken_for)
+        heard = audience_of(tx, channel, group.id)
+        meant = with_notified(tx, snapshot.incidents_for(channel), heard)
+        content = content_for(meant, heard, snapshot.led_elsewhere)
         outstanding = outstanding or bool(content.present or content.resolved or content.withheld)
         if not is_due(content, meant, heard, intervals, tx.now):
             continue
@@ -208,7 +207,7 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
             continue
         tx.session.execute(
             update(AlertDelivery)
-            # What others ride with is theirs as well.
+            # A carrier stays, as it holds the news of its riders.
             .where(
                 *here,
                 AlertDelivery.state == DeliveryState.WAITING,
@@ -236,10 +235,10 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
 
 
 def pump(container: Container, channel_id: uuid.UUID) -> int:
-    """Start deliveries of a channel that are due, as many as may be under way; return how many.
+    """Start due deliveries of a channel, as many as its limits allow; return how many.
 
-    A delivery is started only when no earlier one of its group to this channel is open. Under the
-    channel's lock, so that two at once neither start one twice nor too many.
+    A delivery starts only when no earlier one of its group to this channel is open. The lock on the
+    channel keeps two workers from starting one twice, or too many.
     """
     with container.uow() as tx:
         channel = tx.session.execute(
@@ -278,16 +277,16 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             .order_by(AlertDelivery.next_attempt_at, AlertDelivery.number)
         )
         slots = allowed - under_way
-        due = tx.session.execute(heads.limit(MOST)).all()
+        due = tx.session.execute(heads.limit(MAX_GROUPS)).all()
         tried = [row.id for row in due if not row.fresh][:slots]
         untried = [row.id for row in due if row.fresh]
         few = container.settings.alert_digest_above
-        may, as_digest = may_start(tx, channel, few, len(untried))
+        may, as_digest = startable(tx, channel, few, len(untried))
         as_digest = as_digest and len(tried) < slots
         chosen = tried + untried[: may if as_digest else min(may, slots - len(tried))]
         if not chosen:
             return 0
-        # The state is asked for once more: a flush may have superseded it since it was selected.
+        # The state is checked again: a flush may have superseded it since it was selected.
         started = tx.session.execute(
             update(AlertDelivery)
             .where(AlertDelivery.id.in_(chosen), AlertDelivery.state == DeliveryState.WAITING)
@@ -316,25 +315,22 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
 
 
 def pause_after(failures: int) -> timedelta:
-    """Return how long a channel is left alone after a number of consecutive failures."""
+    """Return the pause of a channel after a number of consecutive failures."""
     if failures <= SUSPECT_FAILURES + 1:
         return timedelta(0)
     return timedelta(seconds=min(60, 2 ** min(10, failures - SUSPECT_FAILURES - 1)))
 
 
-# ---- How the subject of a task run follows the run from state to state -------------------------
-
-
-# Before the next attempt at a message whose workers were killed: of seconds there were enough.
+# Attempt whose delay (see `delay_before`) applies to a message whose workers were killed.
 DELAY: Final = 3
 
 
 def waiting_when_dead(
     table: type[AlertDelivery | WeeklySummary],
 ) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
-    """Return what lets a message wait whose workers were killed; it may have come through or not.
+    """Return a callback that lets a message wait after its task run died.
 
-    Whatever killed them, the next attempt has the same id; the message itself is given up only when
+    The message may have arrived or not; the next attempt has the same id. It is given up only when
     its time is over.
     """
 

@@ -1,4 +1,4 @@
-"""The read side of channels: settings and health, all without decrypting a secret."""
+"""Reads of channels: settings and health, without decrypting secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.platform.database.unit_of_work import Reads
 
 DISABLED_BY_PERSON: Final = "disabled by hand"
 
-# A channel that failed so often in a row is as good as dead.
+# Consecutive failures from which a channel counts as dead.
 FAILING: Final = 3
 COUNTED_FOR: Final = timedelta(hours=24)
 
@@ -87,7 +87,7 @@ def get_channel(tx: Reads, channel_id: uuid.UUID) -> ChannelView:
 
 
 def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, Tally]]:
-    """Return all channels by name, and the tallies of those that were sent something."""
+    """Return all channels by name, and tallies of those with deliveries."""
     state = AlertDelivery.state
     recent = AlertDelivery.created_at >= func.now() - COUNTED_FOR
     counted = (
@@ -100,7 +100,7 @@ def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, 
         .group_by(AlertDelivery.channel_id)
         .subquery()
     )
-    # What waits for another attempt has no end yet.
+    # A delivery that waits for another attempt has not finished.
     moment = func.coalesce(AlertDelivery.finished_at, AlertDelivery.next_attempt_at)
     latest = (
         select(
@@ -134,7 +134,7 @@ def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, 
 
 
 def no_channel(channel_id: uuid.UUID) -> NotFoundError:
-    """Return what is raised where there is no such channel."""
+    """Return the error for an unknown channel."""
     return NotFoundError(f"There is no channel {channel_id}.")
 
 

@@ -1,4 +1,4 @@
-"""A marked example, sent to a channel at once: how a message looks, and whether it arrives."""
+"""Configurations of channels: validation, test messages, and deliveries that did not arrive."""
 
 from __future__ import annotations
 
@@ -32,30 +32,27 @@ from app.platform.outbound import DeliveryError, ReceiverAnswer
 from app.platform.settings import Settings
 from app.platform.validation import field_faults
 
-# ---- Configurations of kinds: what of one may be shown, and which addresses none may have ------
-
-
 PORTS: Final = {"http": 80, "https": 443}
-# A user waits for the answer.
+# Limit of a DNS lookup while a user waits.
 LOOK_UP_S: Final = 3.0
 
 
-def checked(
+def split_config(
     of: TypeAdapter[Any],
     secret: Collection[str],
     config: Mapping[str, Any],
     refusal: type[PacelineError],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what may be shown of a configuration, and its secrets.
+    """Return the public part of a configuration, and its secrets.
 
     Parameters
     ----------
     of : TypeAdapter
-        What the kind takes.
+        Type of the configuration.
     secret : collection of str
-        Names of its secrets.
+        Names of its secret fields.
     refusal : type of PacelineError
-        What is raised where it is not valid.
+        Raised where it is not valid.
     """
     try:
         valid = of.validate_python(dict(config), extra="forbid")
@@ -71,23 +68,23 @@ def checked(
 def refuse_private(
     settings: Settings, config: Mapping[str, Any], refusal: type[PacelineError]
 ) -> None:
-    """Refuse addresses that nothing would be sent to, while the user looks at the form.
+    """Refuse addresses in forbidden networks when a configuration is saved.
 
-    A name that cannot be looked up now passes: it is looked up, and checked, at each attempt.
+    A host name that cannot be resolved now passes: it is resolved and checked at each attempt.
 
     Parameters
     ----------
     refusal : type of PacelineError
-        What is raised then.
+        Raised for a forbidden address.
     """
-    known = guard(settings)
+    address_guard = guard(settings)
     faults = []
     for name, value in config.items():
-        place = _place(value)
+        place = _address(value)
         if place is None:
             continue
         try:
-            known.addresses(*place, LOOK_UP_S)
+            address_guard.addresses(*place, LOOK_UP_S)
         except DeliveryError as error:
             if error.permanent:
                 faults.append(Fault("address_refused", error.sentence, column=f"config.{name}"))
@@ -95,8 +92,8 @@ def refuse_private(
         raise refusal("The address is refused.", faults=tuple(faults))
 
 
-def _place(value: object) -> tuple[str, int] | None:
-    """Return host and port of a value that is an address; whether it is well formed others say."""
+def _address(value: object) -> tuple[str, int] | None:
+    """Return host and port of a value that is a URL, else None."""
     if not isinstance(value, str):
         return None
     try:
@@ -126,7 +123,7 @@ class TestResult:
 
 
 def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
-    """Send a marked example, now, and return how it was received.
+    """Send a message marked as a test to a channel; return the receiver's answer.
 
     Raises
     ------
@@ -156,13 +153,12 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
 
 
 def example(container: Container, receiver: str, now: datetime, url: str) -> Message:
-    """Return a message that says what a real one does, marked as a test.
+    """Return an example of a message, marked as a test.
 
     Parameters
     ----------
-    now : datetime
     url : str
-        Of the dashboard, with a slash at its end.
+        Address of the project's pages, with a slash at its end.
     """
     facts = Facts(
         session=uuid.UUID(int=0),
@@ -219,24 +215,21 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
     )
 
 
-# ---- What the page of channels reads: what did not arrive, or has not yet ----------------------
-
-
 LISTED: Final = 50
 LISTED_FOR: Final = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """A delivery that did not arrive, or has not yet."""
+    """A delivery that failed or is not delivered yet."""
 
-    delivery: DeliveryRow  # it is waiting, sending or failed
-    overtaken: bool  # whether a later one of the same job was sent, which this one would contradict
+    delivery: DeliveryRow  # waiting, sending or failed
+    overtaken: bool  # whether a later one of the same job was attempted
     can_replay: bool
 
 
 def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[Undelivered], int]:
-    """Return what waits and what failed in the last seven days, and how many those are."""
+    """Return open deliveries and those that failed in the last seven days, and their number."""
     later = aliased(AlertDelivery)
     overtaken = exists().where(
         later.channel_id == AlertDelivery.channel_id,
@@ -268,7 +261,7 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
         .mappings()
         .all()
     )
-    found = [
+    page = [
         Undelivered(
             delivery=delivery,
             overtaken=row["overtaken"],
@@ -278,4 +271,4 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
         )
         for delivery, row in zip(DELIVERIES.rows(rows), rows, strict=True)
     ]
-    return found, rows[0]["in_all"] if rows else 0
+    return page, rows[0]["in_all"] if rows else 0

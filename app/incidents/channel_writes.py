@@ -1,4 +1,4 @@
-"""Channels: added and edited; their secrets go in and never come out."""
+"""Use cases: create, change and delete channels; their secrets are never returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from app.access.audit import Action, record
 from app.errors import ConflictError, Fault, InvalidChannelError
 from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, get_channel, no_channel
-from app.incidents.channel_settings import checked, refuse_private
+from app.incidents.channel_settings import refuse_private, split_config
 from app.incidents.channels.apprise import APPRISE
 from app.incidents.channels.kind import ChannelKind
 from app.incidents.channels.registry import KINDS
@@ -26,13 +26,13 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.names import lookalike
 
-# Messages in ten minutes, where a channel says nothing else.
+# Default of messages in ten minutes.
 RATE_LIMIT: Final = 10
-# More is no limit.
+# Largest value of that limit.
 MOST_MESSAGES: Final = 100_000
 
 
-def create_channel(  # noqa: PLR0913 - what a channel is made of
+def create_channel(  # noqa: PLR0913 - fields of a channel
     container: Container,
     *,
     name: str,
@@ -43,20 +43,20 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     enabled: bool = True,
     rate_limit: int = RATE_LIMIT,
 ) -> ChannelView:
-    """Add a channel; it hears of what fires from now on.
+    """Create a channel; it gets what fires from now on.
 
     Raises
     ------
     InvalidChannelError
-        With a fault for every field that is wrong.
+        With a fault for each invalid field.
     ConflictError
-        If there is one of this name.
+        If a channel of this name exists.
     """
     _check_name(name)
     known = _kind(kind)
     if known is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
-    shown, secrets = checked(known.config, known.secrets, config, InvalidChannelError)
+    shown, secrets = split_config(known.config, known.secrets, config, InvalidChannelError)
     refuse_private(container.settings, shown | secrets, InvalidChannelError)
     row = AlertChannel(
         id=uuid.uuid4(),
@@ -71,18 +71,18 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
         disabled_reason=None if enabled else DISABLED_BY_PERSON,
         failures=0,
     )
-    _keep(container, row, secrets)
+    _store_secrets(container, row, secrets)
     try:
         with container.uow() as tx:
             tx.session.add(row)
             record(tx, container.principal, Action.CREATED, f"channel {name}")
     except IntegrityError as error:
-        raise _taken(name) from error
-    look_after_all(container)
+        raise _name_taken(name) from error
+    flush_all_groups(container)
     return _read(container, row.id)
 
 
-def update_channel(  # noqa: PLR0913 - what of it is to change
+def update_channel(  # noqa: PLR0913 - fields of a channel
     container: Container,
     channel_id: uuid.UUID,
     *,
@@ -93,13 +93,13 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     enabled: bool | None = None,
     rate_limit: int | None = None,
 ) -> ChannelView:
-    """Change what is given; fields of `config` that are left out stay, those that are null go.
+    """Change the given fields; null removes a field of `config`, others there stay.
 
     Raises
     ------
     NotFoundError, InvalidChannelError, ConflictError
     """
-    # Before the transaction: names are looked up.
+    # Before the transaction, as it waits for DNS.
     refuse_private(container.settings, config or {}, InvalidChannelError)
     try:
         with container.uow() as tx:
@@ -117,8 +117,10 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 before = row.config | unseal(container.settings, row.secrets)
                 merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
                 of = _kind(row.kind)
-                row.config, secrets = checked(of.config, of.secrets, merged, InvalidChannelError)
-                _keep(container, row, secrets)
+                row.config, secrets = split_config(
+                    of.config, of.secrets, merged, InvalidChannelError
+                )
+                _store_secrets(container, row, secrets)
                 row.hold_until = None
             if enabled is not None and enabled != row.enabled:
                 _enable(row) if enabled else disable(tx, row, DISABLED_BY_PERSON)
@@ -135,12 +137,12 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 container.principal,
                 Action.CHANGED,
                 f"channel {row.name}",
-                # Which settings, not what they are: they hold secrets.
+                # Names of the settings only: values may be secrets.
                 detail=", ".join(key for key, value in given.items() if value is not None),
             )
     except IntegrityError as error:
-        raise _taken(name or "") from error
-    look_after_all(container)
+        raise _name_taken(name or "") from error
+    flush_all_groups(container)
     return _read(container, channel_id)
 
 
@@ -158,14 +160,14 @@ def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
 
 
 def reseal(container: Container) -> int:
-    """Encrypt the secrets of every channel with the newest key; return how many channels."""
+    """Encrypt the secrets of all channels with the newest key; return their number."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(AlertChannel).order_by(AlertChannel.id).with_for_update(key_share=True)
         ).scalars()
         count = 0
         for row in rows:
-            _keep(container, row, unseal(container.settings, row.secrets))
+            _store_secrets(container, row, unseal(container.settings, row.secrets))
             count += 1
         record(
             tx,
@@ -182,15 +184,15 @@ def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
         return get_channel(tx, channel_id)
 
 
-def _keep(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
-    """Store secrets, and what may be shown of them."""
+def _store_secrets(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
+    """Encrypt secrets into a row, with their hints."""
     row.secrets = seal(container.settings, secrets)
     row.secret_hints = hints(secrets)
     row.readable = True
 
 
 def _enable(row: AlertChannel) -> None:
-    """Enable a channel; it hears of every open incident anew."""
+    """Enable a channel; it gets all open incidents again."""
     row.enabled = True
     row.generation += 1
     row.disabled_reason = None
@@ -199,8 +201,8 @@ def _enable(row: AlertChannel) -> None:
     row.last_error = None
 
 
-def look_after_all(container: Container) -> None:
-    """Schedule a flush of every group with open incidents: a channel may be for them now.
+def flush_all_groups(container: Container) -> None:
+    """Schedule a flush of all groups with open incidents, which may now be routed to a channel.
 
     In a transaction of its own, because groups are locked before channels.
     """
@@ -250,5 +252,5 @@ def _locked(tx: UnitOfWork, channel_id: uuid.UUID) -> AlertChannel:
     return row
 
 
-def _taken(name: str) -> ConflictError:
+def _name_taken(name: str) -> ConflictError:
     return ConflictError(f"There is a channel {name} already.", code="channel.name_taken")

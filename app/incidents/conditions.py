@@ -1,9 +1,9 @@
-"""What a job's history and its rules make of its incidents: (history, rules, now) to transitions.
+"""Evaluation of alert rules: a pure function (history, rules, now) to transitions of incidents.
 
-Nothing is counted from session to session. Every evaluation reads the job's latest sessions in
-their own order, so that it comes to the same end whatever order they were analyzed in, whichever
-rule was edited in between, and however often the process was restarted. Only what a regression is
-measured against is kept with its incident: it may have begun before those sessions.
+No counters are kept between sessions. Each evaluation reads the job's latest sessions in their own
+order: the result is the same in whatever order they were analyzed, whichever rule was edited in
+between, and however often the process restarted. Only the baseline of a regression is kept with
+its incident: the regression may have begun before those sessions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.incidents.lifecycle import (
 )
 from app.incidents.models.facts import (
     HANG_CAUSE,
-    LONGEST,
+    HANG_LOST_AFTER,
     NO_DATA_CAUSE,
     Facts,
     HangFacts,
@@ -45,15 +45,12 @@ from app.incidents.models.facts import (
 from app.incidents.models.rules import Hanging, NoData, Noticed, Rule
 from app.incidents.models.tables import IncidentState
 
-# ---- What files of a hang, and a pulse that stands still, make of incidents --------------------
-
-
 HANG_UNHEARD: Final = "nothing was heard of the hang for a day"
 HANG_GONE: Final = "the hang was deleted"
 
 
 def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
-    """Open and confirm at once the incident of a hang; a later one of it is the same incident."""
+    """Open and confirm at once the incident of a hang; a later hang of it joins the incident."""
     hang = board.job.hang
     if hang is None or hang.confidence < condition.confidence or not hang.is_going_on(board.now):
         return
@@ -61,16 +58,16 @@ def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
     if settled is not None and settled >= hang.created_at:
         return
     fingerprint = fingerprint_of(board.job.job, HANG_CAUSE, "")
-    found = board.get(fingerprint) or board.open(rule, HANG_CAUSE, "")
-    board.join(found, rule, None, hang.confidence)
-    joined = replace(board.get(fingerprint) or found, hang=hang)
+    incident = board.get(fingerprint) or board.open(rule, HANG_CAUSE, "")
+    board.join(incident, rule, None, hang.confidence)
+    joined = replace(board.get(fingerprint) or incident, hang=hang)
     board.put(joined, "held")
     if can(joined.state, Trigger.CONFIRM):
         board.put(confirm(joined, board.now), "fired")
 
 
 def _end_of(hang: HangFacts, now: datetime) -> str:
-    """Return why the incident of a hang is over, how long that lasted and what it cost."""
+    """Return why the incident of a hang is over, with duration and cost."""
     if hang.over_at is None:
         return HANG_UNHEARD
     minutes = hang.lasted(now) / timedelta(minutes=1)
@@ -78,7 +75,7 @@ def _end_of(hang: HangFacts, now: datetime) -> str:
 
 
 def settle_hang(board: Board, incident: Incident) -> None:
-    """End the incident of files of a hang that is over, or gone."""
+    """End the incident of a hang that is over or deleted."""
     hang = board.job.hang
     if hang is None:
         board.put(clear(incident, board.now, HANG_GONE), "resolved")
@@ -87,16 +84,13 @@ def settle_hang(board: Board, incident: Incident) -> None:
         board.put(clear(last, board.now, _end_of(hang, board.now)), "resolved")
 
 
-# ---- What notices of the pulse make of incidents -----------------------------------------------
-
-
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
 ENDED: Final = "the job said that it ended"
 UNHEARD: Final = "nothing more was heard of the pulse"
 
 
 def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> None:
-    """Open, hold and confirm the incidents of what a rule means of the notices that go on."""
+    """Open, hold and confirm the incidents of ongoing notices that a rule selects."""
     settled = board.job.since.get(rule.id)
     if board.job.is_finished:
         return
@@ -105,10 +99,10 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
             continue
         if not _selects(condition, notice):
             continue
-        incident = _about_notice(board, notice)
+        incident = _incident_of_notice(board, notice)
         if incident is None:
             if settled is not None and settled >= notice.noticed_at:
-                continue  # a person said that it is over
+                continue  # a person resolved it since
             incident = board.open(rule, _cause(notice), notice.place)
         if incident.notice is not None and incident.notice.key != notice.key:
             other = _latest(board, incident.notice)
@@ -125,7 +119,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
 
 
 def settle_notice(board: Board, incident: Incident) -> None:
-    """End the incident of a notice that is over, was cleared by a session, or is gone."""
+    """End the incident of a notice that is over, cleared by a session, or deleted."""
     if incident.notice is None:
         return
     notice = _latest(board, incident.notice)
@@ -136,7 +130,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
     if notice.cleared_at is not None:
         measured_at = None if board.job.is_finished else notice.measured_at
         if incident.was_notified and measured_at is not None and board.now < measured_at:
-            return  # whoever was told is told what the fix brought as well
+            return  # the resolved message waits for the gain that the fix brought
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
         board.put(clear(last, board.now, why), "resolved")
@@ -148,8 +142,8 @@ def settle_notice(board: Board, incident: Incident) -> None:
         board.put(clear(last, board.now, UNHEARD), "resolved")
 
 
-def next_fires(job: JobState) -> list[datetime]:
-    """Return when notices fire without a session, or are over without anything more of them."""
+def next_notice_times(job: JobState) -> list[datetime]:
+    """Return when notices fire without a session, or end because the pulse stopped."""
     going_on = [notice for notice in job.notices if notice.cleared_at is None]
     return [
         *(notice.fires_at for notice in going_on if notice.outcome is None),
@@ -165,12 +159,12 @@ def _selects(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
 
 
 def _cause(notice: NoticeFacts) -> str:
-    """Return what an incident is called: whatever stands still is a hang, as its files are."""
+    """Return the cause of a notice's incident; a standstill in the pulse is a hang."""
     return HANG_CAUSE if notice.stands_still else notice.kind
 
 
-def _about_notice(board: Board, notice: NoticeFacts) -> Incident | None:
-    """Return the incident of a notice, whose place may have changed, or that of its place."""
+def _incident_of_notice(board: Board, notice: NoticeFacts) -> Incident | None:
+    """Return the open incident of a notice, else the one of its place."""
     for incident in board.present():
         if incident.notice is not None and incident.notice.key == notice.key:
             return incident
@@ -181,10 +175,10 @@ def _latest(board: Board, of: NoticeFacts) -> NoticeFacts | None:
     return next((notice for notice in board.job.notices if notice.key == of.key), None)
 
 
-# What an evaluation looks at: enough for baselines and for the longest `consecutive`.
+# Sessions that an evaluation reads: enough for baselines and the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
 
-# How often a job that sends nothing is looked at while that is an incident.
+# Interval of evaluations of a silent job while its incident is open.
 SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
@@ -194,8 +188,8 @@ JOB_FINISHED: Final = "the job said that it ended"
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A rule and what it says of the sessions that count for it."""
+class _RuleReadings:
+    """A rule with its readings of the sessions that count for it."""
 
     rule: Rule
     history: Sequence[Facts]
@@ -215,7 +209,7 @@ class _Read:
 
     @property
     def latest(self) -> tuple[Facts, Reading] | None:
-        """Return the latest session of which it says something."""
+        """Return the latest session with a known reading."""
         for facts, reading in zip(reversed(self.history), reversed(self.readings), strict=True):
             if reading.level is not Level.UNKNOWN:
                 return facts, reading
@@ -225,12 +219,12 @@ class _Read:
 def evaluate(
     job: JobState, rules: Sequence[Rule], now: datetime, new_id: Callable[[], UUID]
 ) -> list[IncidentChange]:
-    """Return what the sessions, and the time since the last one, change.
+    """Return the changes of a job's incidents by its sessions and the time since the last one.
 
     Parameters
     ----------
     rules : sequence of Rule
-        All of them; those that do not select the job are left out here.
+        All rules; those that do not select the job are skipped.
     now : datetime
         The database's time.
     """
@@ -243,11 +237,11 @@ def evaluate(
     by_id = {rule.id: rule for rule in selected}
     board = Board(job, by_id, now, new_id)
     reads = {
-        rule.id: _read(rule, job)
+        rule.id: _read_rule(rule, job)
         for rule in selected
         if not isinstance(rule.condition, NoData | Hanging | Noticed)
     }
-    # First: what sessions find of the same is no second incident.
+    # First, so that sessions with the same finding join the incident of the notice.
     for rule in selected:
         if isinstance(rule.condition, Noticed | Hanging):
             apply_notices(board, rule, rule.condition)
@@ -261,12 +255,12 @@ def evaluate(
     for incident in board.present():
         _settle(board, incident, by_id, reads)
     for incident in board.present():
-        _tick(board, incident, by_id)
+        _apply_time(board, incident, by_id)
     return board.changes()
 
 
 def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime | None:
-    """Return when time alone may change something; None: never.
+    """Return the next time at which an evaluation without new data may change something, or None.
 
     Parameters
     ----------
@@ -275,15 +269,15 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     now : datetime
     """
     by_id = {rule.id: rule for rule in rules}
-    times = [] if is_finished(job.finished_at, job.received) else _silences(job, rules)
-    times += next_fires(job)
+    times = [] if is_finished(job.finished_at, job.received) else _silence_times(job, rules)
+    times += next_notice_times(job)
     for incident in job.incidents:
         if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
         if incident.hang is not None:
-            times.append(incident.hang.changed_at + LONGEST + timedelta(seconds=1))
+            times.append(incident.hang.changed_at + HANG_LOST_AFTER + timedelta(seconds=1))
         if incident.cause == NO_DATA_CAUSE:
-            # Data that came and could not be analyzed sends no message.
+            # Sessions that fail analysis trigger no evaluation.
             times.append(now + SILENT_JOB_EVERY)
         if (
             incident.state is IncidentState.FIRING
@@ -300,8 +294,8 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     return min(coming, default=None)
 
 
-def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
-    """Return when rules call the job silent, if nothing comes until then."""
+def _silence_times(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
+    """Return when rules declare the job silent, without a session until then."""
     times = []
     for rule in rules:
         if isinstance(rule.condition, NoData) and rule.enabled and job.received:
@@ -312,7 +306,7 @@ def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
     return times
 
 
-def _read(rule: Rule, job: JobState) -> _Read:
+def _read_rule(rule: Rule, job: JobState) -> _RuleReadings:
     ends = [at for at in (job.since.get(rule.id), job.heard.get(rule.id)) if at is not None]
     since = max(ends, default=None)
     history = [facts for facts in job.history if since is None or facts.received_at > since]
@@ -323,11 +317,11 @@ def _read(rule: Rule, job: JobState) -> _Read:
         and rule.id in incident.rules
         and (since is None or incident.opened_at > since)
     }
-    return _Read(rule, history, read_history(rule, history, lasting))
+    return _RuleReadings(rule, history, read_history(rule, history, lasting))
 
 
-def _apply(board: Board, read: _Read) -> None:
-    """Open, confirm and hold the incidents that a rule's latest session is about."""
+def _apply(board: Board, read: _RuleReadings) -> None:
+    """Open, hold and confirm the incidents of a rule's latest session."""
     if read.latest is None:
         return
     facts, reading = read.latest
@@ -337,24 +331,24 @@ def _apply(board: Board, read: _Read) -> None:
     step_s = reading.baseline_s
     baseline = None if step_s is None else Baseline(facts.layout, step_s)
     for blamed in reading.blamed:
-        for found in _about(board, read.rule, blamed):
-            board.join(found, read.rule, facts, reading.value, baseline)
-            joined = board.get(found.fingerprint)
+        for incident in _incidents_about(board, read.rule, blamed):
+            board.join(incident, read.rule, facts, reading.value, baseline)
+            joined = board.get(incident.fingerprint)
             if joined is not None and confirmed and can(joined.state, Trigger.CONFIRM):
                 board.put(confirm(joined, board.now), "fired")
-                joined = board.get(found.fingerprint)
+                joined = board.get(incident.fingerprint)
             if joined is not None:
                 _escalate_by_value(board, read.rule, joined, reading.value, facts.lost_each_hour)
 
 
-def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
-    """Return the incidents that a cause is about; a new one where there is none."""
+def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
+    """Return the open incidents of a cause; a new one where there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
     if same:
         return same
     if blamed.cause == UNKNOWN:
-        # A session that cannot tell the cause does not say that the known one is gone.
+        # A session with an unknown cause does not prove that the known one is gone.
         held = [incident for incident in present if rule.id in incident.rules]
         if held:
             return held
@@ -362,9 +356,9 @@ def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
 
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
-    """Compare with every place that is blamed: which of them is worst changes by chance."""
+    """Compare with all blamed places: which of them is the worst changes by chance."""
     if incident.notice is not None:
-        # The session that was asked for names it, wherever that is.
+        # The session recorded for the notice diagnosed it, at whatever place.
         return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False
@@ -374,12 +368,12 @@ def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
 def _escalate_by_value(
     board: Board, rule: Rule, incident: Incident, value: float | None, lost: float | None
 ) -> None:
-    """Escalate an incident by its rule's number, or by the GPU-hours lost each hour."""
+    """Escalate an incident by its rule's value, or by the GPU-hours lost each hour."""
     plan = rule.escalation
     if plan is None or incident.escalated_at or not can(incident.state, Trigger.ESCALATE):
         return
     limits = ((value, plan.at_least), (lost, plan.gpu_hours_per_hour))
-    if any(found is not None and most is not None and found >= most for found, most in limits):
+    if any(x is not None and limit is not None and x >= limit for x, limit in limits):
         board.put(escalate(incident, board.now), "escalated")
 
 
@@ -389,16 +383,16 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
     if not _is_silent(board, rule) or (settled is not None and settled >= job.received[-1]):
         return
     fingerprint = fingerprint_of(job.job, NO_DATA_CAUSE, "")
-    found = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
+    incident = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
     silent_min = (board.now - job.received[-1]) / timedelta(minutes=1)
-    # What it shows must not change at every look: the age of the data is on the page.
-    value = found.value if found.value is not None else round(silent_min, 1)
-    if rule.id not in found.rules or found.value is None:
+    # The value stays as it was first, so that evaluations without news change nothing.
+    value = incident.value if incident.value is not None else round(silent_min, 1)
+    if rule.id not in incident.rules or incident.value is None:
         last = job.history[-1].without_verdict if job.history else None
-        board.join(found, rule, last, value)
-        found = board.get(fingerprint) or found
-    if can(found.state, Trigger.CONFIRM):
-        board.put(confirm(found, board.now), "fired")
+        board.join(incident, rule, last, value)
+        incident = board.get(fingerprint) or incident
+    if can(incident.state, Trigger.CONFIRM):
+        board.put(confirm(incident, board.now), "fired")
 
 
 def _is_silent(board: Board, rule: Rule) -> bool:
@@ -412,9 +406,12 @@ def _is_silent(board: Board, rule: Rule) -> bool:
 
 
 def _settle(
-    board: Board, incident: Incident, rules: Mapping[UUID, Rule], reads: Mapping[UUID, _Read]
+    board: Board,
+    incident: Incident,
+    rules: Mapping[UUID, Rule],
+    reads: Mapping[UUID, _RuleReadings],
 ) -> None:
-    """End an incident that nothing holds any more."""
+    """End an incident whose conditions no longer hold."""
     holders = [rules[id_] for id_ in incident.rules if id_ in rules]
     if not holders:
         board.put(clear(incident, board.now, RULE_GONE), "resolved")
@@ -445,27 +442,27 @@ def _settle(
         board.put(clear(incident, board.now, SESSIONS_CLEAR), "resolved")
 
 
-def _clear_sessions(incident: Incident, read: _Read) -> int:
-    """Count the latest sessions in a row that are clear of an incident, for one of its rules."""
+def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
+    """Return the number of latest sessions in a row without an incident, by one of its rules."""
     count = 0
     for reading in reversed(read.readings):
         if reading.level is Level.UNKNOWN:
             continue
         pending = incident.state is IncidentState.PENDING
-        if _holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
+        if _still_holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
             break
         count += 1
     return count
 
 
-def _holds(incident: Incident, reading: Reading) -> bool:
+def _still_holds(incident: Incident, reading: Reading) -> bool:
     if reading.level is Level.CLEAR:
         return False
     return any(blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed)
 
 
-def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
-    """Apply the passing of time: end silences, escalate incidents without an acknowledgement."""
+def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
+    """End silences that expired, and escalate incidents that were not acknowledged in time."""
     if (
         incident.state is IncidentState.SILENCED
         and incident.silence is not None
@@ -488,39 +485,36 @@ def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
             return
 
 
-# ---- What a session that was asked for says of a notice ----------------------------------------
-
-
-# A session that loses less than this share of its time is healthy.
-_LOST: Final = 0.02
-# Of what the steps of the pulse grew by, a session has at least this share, or it is as before.
+# Lost share of the time below which a session is healthy.
+_HEALTHY_BELOW: Final = 0.02
+# Share of the growth in the pulse from which the steps of a session count as slow.
 _OF_GROWTH: Final = 0.5
 
 
-def judge(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
-    """Return what a session says of a notice, and the cause that it names.
+def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
+    """Return the outcome of a notice by a session recorded for it, and the diagnosed cause.
 
-    A cause at the notice's ranks or hosts confirms it, as any cause does where the notice blames
-    none. A cause elsewhere explains it. Without a cause it counts whether steps are as long as
-    those that were noticed.
+    A cause at the notice's ranks or hosts confirms it, as any cause does for a notice without
+    ranks. A cause elsewhere explains it. Without a cause the length of the steps decides.
 
     Returns
     -------
     tuple of Outcome and str, or None
-        None where the session cannot tell: neither a verdict nor a known loss.
+        None for a session with neither a verdict nor a known loss.
     """
     if facts.known is None:
         return None
     lost = facts.known.waste if facts.lost is None else facts.lost
-    causes = [] if lost < _LOST else [one for one in facts.causes if one.cause != UNKNOWN]
-    at_place = next((one for one in causes if _blames(one, notice)), None)
+    causes = [] if lost < _HEALTHY_BELOW else [c for c in facts.causes if c.cause != UNKNOWN]
+    at_place = next((cause for cause in causes if _blames(cause, notice)), None)
     if at_place is not None:
         return Outcome.CONFIRMED, at_place.cause
     if causes:
         outcome = Outcome.EXPLAINED if notice.ranks else Outcome.CONFIRMED
         return outcome, causes[0].cause
     if _is_as_slow(notice, facts) or any(
-        worker.host in notice.hosts and worker.slowdown >= 1 + _LOST for worker in facts.worst
+        worker.host in notice.hosts and worker.slowdown >= 1 + _HEALTHY_BELOW
+        for worker in facts.worst
     ):
         return Outcome.CONFIRMED, ""
     return Outcome.CLEARED, ""
@@ -533,8 +527,8 @@ def _blames(cause: SuspectedCause, notice: NoticeFacts) -> bool:
 
 
 def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:
-    """Compare the session's steps with those of before; a session without their time is slow."""
+    """Return whether steps are about as long as noticed; True where their time is unknown."""
     if facts.step_time_s is None or notice.baseline_s is None or notice.step_s is None:
         return True
-    grew = max(notice.step_s / notice.baseline_s - 1, _LOST)
+    grew = max(notice.step_s / notice.baseline_s - 1, _HEALTHY_BELOW)
     return facts.step_time_s / notice.baseline_s - 1 >= _OF_GROWTH * grew

@@ -1,25 +1,26 @@
-"""Use case: one attempt of a delivery.
+"""Use case: one attempt to deliver a message or a note to a channel.
 
 Protocol. A delivery goes ``waiting → sending → delivered | failed``, back to ``waiting`` after a
-fault that passes, or ends ``superseded``. Every race shows as "rows updated != 1":
+temporary failure, or ends ``superseded``. Every race shows as "rows updated != 1":
 
-start (`app.services.alerts.flush.pump`)
-    WHERE state = waiting → sending, and a task run, in one transaction: the claim with its lease is
-    that task run's (`app.platform.tasks.runs`). A killed worker's lease runs out and the task
-    is run again; three times, then the delivery waits, and is never given up for that.
+start (`app.incidents.batching.pump`)
+    WHERE state = waiting → sending, and a task run, in one transaction: the claim and its lease
+    belong to that task run (`app.platform.tasks.runs`). When a worker is killed its lease expires
+    and the task runs again, up to three times; then the delivery waits, and is never given up for
+    that reason.
 fix
-    Before the first attempt, under the group's lock: what the message says is computed from the
-    present and stored, unless there is nothing to say any more: superseded. Every later attempt
-    sends the same bytes under the same id.
+    Before the first attempt, under the group's lock, the message is made from the present state
+    and stored. Where nothing is left to report the delivery is superseded. Each later attempt sends
+    the same bytes under the same id.
 send
-    Outside of any transaction, within `alert_attempt_limit_s`, which is below the lease: who lost
-    his claim is not sending any more.
+    Outside of any transaction, within `alert_attempt_limit_s`, which is shorter than the lease: a
+    worker that lost its claim is no longer sending.
 settle
     `finish` of the task run (rows != 1: another worker has it, nothing is stored), then under the
-    group's lock WHERE state = sending → what came out.
+    group's lock WHERE state = sending → the outcome.
 
-At least once: between the receiver's answer and the end of `settle` a worker may die, and the
-message is sent again, with its id. In order: see `pump`.
+At least once: when a worker dies between the receiver's answer and the end of `settle`, the message
+is sent again under its id. For the order of messages see `pump`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from app.incidents.grouping import CONTENT, Content, content_for, is_due
 from app.incidents.held_machines import machine_of
 from app.incidents.message import MESSAGE, Message, PendingAction, make_message
 from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, DeliveryState
-from app.incidents.routing import audience, group_now, with_heard_of
+from app.incidents.routing import audience_of, group_snapshot, with_notified
 from app.incidents.secrets import unseal
 from app.incidents.store import lock_group, rule_names, timing
 from app.platform.container import Claim, Container
@@ -58,15 +59,12 @@ from app.platform.tasks.runs import finish
 from app.sessions.models.reports import read_heatmaps
 from app.sessions.models.tables import StoredReport
 
-# ---- What a delivery says: fixed by its first attempt, under the locks of the groups it tells of -
-
-
-# The actions on machines that await a person's decision, by machine, for these machines.
+# Reads the actions that wait for approval on the given machines, by machine.
 PendingActions: TypeAlias = Callable[[Reads, Collection[str]], Mapping[str, list[PendingAction]]]
 
 
 def base_url(settings: Settings, tx: Reads) -> str:
-    """Return the address of the pages of a transaction's project, with a slash at its end."""
+    """Return the address of the project's pages, with a slash at its end."""
     project = f"{pages_at(project_name(tx))}/"
     if settings.external_url is not None:
         return settings.external_url.rstrip("/") + project
@@ -74,7 +72,7 @@ def base_url(settings: Settings, tx: Reads) -> str:
     return f"http://{host}:{settings.port}{project}"
 
 
-def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
+def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     groups: Mapping[uuid.UUID, AlertGroup | None],
@@ -82,22 +80,22 @@ def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Fix what a delivery and those that ride with it say; False where there is nothing to say."""
+    """Store the message of a delivery and of its riders; False where nothing is to be sent."""
     messages = []
     carrier: Message | None = None
-    for one in (delivery, *riders_of(tx, delivery)):
-        group = groups.get(one.group_id)
-        if group is not None and _fix(container, tx, group, one, channel, pending_actions):
-            one.attempt = max(one.attempt, 0 if one is delivery else 1)
-            messages.append(MESSAGE.validate_python(one.message))
-        elif one is not delivery:
-            one.state, one.finished_at = DeliveryState.SUPERSEDED, tx.now
-        if one is delivery and messages:
+    for row in (delivery, *riders_of(tx, delivery)):
+        group = groups.get(row.group_id)
+        if group is not None and _fix_message(container, tx, group, row, channel, pending_actions):
+            row.attempt = max(row.attempt, 0 if row is delivery else 1)
+            messages.append(MESSAGE.validate_python(row.message))
+        elif row is not delivery:
+            row.state, row.finished_at = DeliveryState.SUPERSEDED, tx.now
+        if row is delivery and messages:
             carrier = messages[0]
     if not messages:
         return False
     if carrier is None:
-        # Of its own group there is no news any more; it says what the others say, and no more.
+        # Its own group has no news any more: the digest holds the messages of its riders alone.
         carrier = replace(messages[0], id=delivery.id, number=delivery.number)
         delivery.content = CONTENT.dump_python(
             _content_now(tx, groups[delivery.group_id], delivery, channel), mode="json"
@@ -110,15 +108,17 @@ def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
 def _content_now(
     tx: UnitOfWork, group: AlertGroup | None, delivery: AlertDelivery, channel: AlertChannel
 ) -> Content:
-    """Return what a channel knows of a group already."""
+    """Return the content of a group for a channel at present."""
     if group is None:
         return Content()
-    now = group_now(tx, group)
-    heard = audience(tx, channel, group.id, without=delivery.id)
-    return content_for(with_heard_of(tx, now.meant_for(channel), heard), heard, now.spoken_for)
+    now = group_snapshot(tx, group)
+    heard = audience_of(tx, channel, group.id, without=delivery.id)
+    return content_for(
+        with_notified(tx, now.incidents_for(channel), heard), heard, now.led_elsewhere
+    )
 
 
-def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
+def _fix_message(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     group: AlertGroup,
@@ -126,11 +126,11 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Fix what a delivery says; return False where there is nothing to say."""
-    here_now = group_now(tx, group)
-    heard = audience(tx, channel, group.id, without=delivery.id)
-    meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-    content = content_for(meant, heard, here_now.spoken_for)
+    """Store content and message of one delivery; False where nothing is to be sent."""
+    snapshot = group_snapshot(tx, group)
+    heard = audience_of(tx, channel, group.id, without=delivery.id)
+    meant = with_notified(tx, snapshot.incidents_for(channel), heard)
+    content = content_for(meant, heard, snapshot.led_elsewhere)
     intervals = timing(container.settings)
     if not is_due(content, meant, heard, intervals, tx.now):
         return False
@@ -139,13 +139,13 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
         id=delivery.id,
         number=delivery.number,
         at=tx.now,
-        job=here_now.job,
+        job=snapshot.job,
         receiver=channel.name,
         content=content,
-        told_before={*delivered[-1].present, *delivered[-1].resolved} if delivered else set(),
+        sent_before={*delivered[-1].present, *delivered[-1].resolved} if delivered else set(),
         incidents={incident.id: incident for incident in meant},
-        inside=here_now.inside,
-        rule_names=rule_names(list(here_now.rules.values())),
+        inside=snapshot.inside,
+        rule_names=rule_names(list(snapshot.rules.values())),
         base_url=base_url(container.settings, tx),
         repeat=intervals.repeat_interval,
         asks=pending_actions(tx, {machine_of(incident) for incident in meant}),
@@ -167,13 +167,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTarget:
-    """A channel as an attempt needs it."""
+    """The part of a channel that an attempt needs."""
 
     id: uuid.UUID
     name: str
     kind: str
-    config: dict[str, Any]  # what may be shown of it
-    secrets: bytes  # the rest, encrypted
+    config: dict[str, Any]  # without secrets
+    secrets: bytes  # encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +183,12 @@ class _Started:
 
 
 def deliver(container: Container, claim: Claim, pending_actions: PendingActions) -> None:
-    """Try a delivery once and store what came out.
+    """Attempt a delivery once and store the outcome.
 
     Parameters
     ----------
     pending_actions : callable
-        Reads the actions on machines that await a person's decision, which a message offers.
+        Reads the actions on machines that wait for approval, for buttons in messages.
 
     Raises
     ------
@@ -212,14 +212,14 @@ def deliver(container: Container, claim: Claim, pending_actions: PendingActions)
 
 
 def attempt(container: Container, target: DeliveryTarget, message: Message) -> ReceiverAnswer:
-    """Send a message to a channel, now, within the time of one attempt.
+    """Send a message to a channel within the time of one attempt.
 
     Raises
     ------
     DeliveryError
-        If it was not taken.
+        If the receiver did not accept it.
     """
-    kind, config = opened(container, target)
+    kind, config = open_channel(container, target)
     picture = _picture(container, message) if kind.pictures else None
     limit_s = container.settings.alert_attempt_limit_s
     with Outbound(guard(container.settings), limit_s) as outbound:
@@ -228,7 +228,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
         return kind.send(config, OutgoingMessage(message, picture, outbound))
 
 
-def opened(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
+def open_channel(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
     """Return a channel's kind and its whole configuration.
 
     Raises
@@ -238,14 +238,14 @@ def opened(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, A
     """
     kind = KINDS[target.kind]
     if kind is APPRISE and not apprise_is_usable(container.settings):
-        # The operator's to allow again, as with the keys below.
+        # Not permanent: the operator may allow it again.
         raise DeliveryError("apprise.off", NO_APPRISE)
     try:
         config = kind.config.validate_python(
             target.config | unseal(container.settings, target.secrets)
         )
     except SecretKeyError as error:
-        # The operator's to repair, upon which it can still go out.
+        # Not permanent: it is sent once the operator restores the key.
         raise DeliveryError(error.stable_code, error.message) from error
     return kind, config
 
@@ -265,7 +265,7 @@ def guard(settings: Settings) -> AddressGuard:
 def _start(
     container: Container, claim: Claim, pending_actions: PendingActions
 ) -> tuple[uuid.UUID | None, _Started | None]:
-    """Return the channel, and what to send, if anything is to be sent."""
+    """Return the channel's id and the message to send, if any."""
     with container.uow() as tx:
         groups = {id_: lock_group(tx, id_) for id_ in groups_of(tx, claim.subject_id)}
         delivery = tx.session.get(AlertDelivery, claim.subject_id)
@@ -275,12 +275,12 @@ def _start(
         if delivery.state is not DeliveryState.SENDING:
             return channel.id, None
         if not channel.enabled:
-            _end(tx, delivery, DeliveryState.FAILED, DISABLED)
+            _set_state(tx, delivery, DeliveryState.FAILED, DISABLED)
             return channel.id, None
-        if delivery.message is None and not fix_all(
+        if delivery.message is None and not fix_messages(
             container, tx, groups, delivery, channel, pending_actions
         ):
-            _end(tx, delivery, DeliveryState.SUPERSEDED)
+            _set_state(tx, delivery, DeliveryState.SUPERSEDED)
             return channel.id, None
         delivery.attempt += 1
         message = MESSAGE.validate_python(delivery.message)
@@ -289,7 +289,7 @@ def _start(
 
 
 def target_of(channel: AlertChannel) -> DeliveryTarget:
-    """Return what an attempt needs of a channel."""
+    """Return the part of a channel that an attempt needs."""
     return DeliveryTarget(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
 
 
@@ -312,10 +312,10 @@ def _picture(container: Container, message: Message) -> bytes | None:
 
 def _settle_success(container: Container, claim: Claim, answer: ReceiverAnswer) -> None:
     with container.uow() as tx:
-        delivery, channel = _locked(tx, claim)
+        delivery, channel = _finish_and_lock(tx, claim)
         if delivery is None or channel is None:
             return
-        _end(tx, delivery, DeliveryState.DELIVERED, answer=answer)
+        _set_state(tx, delivery, DeliveryState.DELIVERED, answer=answer)
         channel.failures = 0
         channel.hold_until = None
         channel.last_success_at = tx.now
@@ -324,7 +324,7 @@ def _settle_success(container: Container, claim: Claim, answer: ReceiverAnswer) 
 
 def _settle_failure(container: Container, claim: Claim, error: DeliveryError) -> None:
     with container.uow() as tx:
-        delivery, channel = _locked(tx, claim)
+        delivery, channel = _finish_and_lock(tx, claim)
         if delivery is None or channel is None:
             return
         channel.failures += 1
@@ -344,22 +344,24 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
             channel.hold_until = tx.now + pause if pause else None
         if wait is None:
             groups = groups_of(tx, delivery.id)
-            _end(tx, delivery, DeliveryState.FAILED, error)
+            _set_state(tx, delivery, DeliveryState.FAILED, error)
             tx.session.execute(
                 update(AlertGroup)
                 .where(AlertGroup.id.in_(groups), AlertGroup.flush_at.is_(None))
                 .values(flush_at=tx.now + timing(container.settings).repeat_interval)
             )
-        elif delivery.digest_id is None and _overtaken(tx, delivery):
-            _end(tx, delivery, DeliveryState.SUPERSEDED, error)
+        elif delivery.digest_id is None and _has_newer(tx, delivery):
+            _set_state(tx, delivery, DeliveryState.SUPERSEDED, error)
         else:
-            _end(tx, delivery, DeliveryState.WAITING, error)
+            _set_state(tx, delivery, DeliveryState.WAITING, error)
             delivery.next_attempt_at = tx.now + wait
             delivery.finished_at = None
 
 
-def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertChannel | None]:
-    """Finish the task run, and return delivery and channel, locked; None where they are gone."""
+def _finish_and_lock(
+    tx: UnitOfWork, claim: Claim
+) -> tuple[AlertDelivery | None, AlertChannel | None]:
+    """Finish the task run; return delivery and channel, locked, or None where deleted."""
     finish(tx, claim)
     row = tx.session.execute(
         select(AlertDelivery.group_id, AlertDelivery.channel_id).where(
@@ -382,7 +384,7 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertCh
     return delivery, channel
 
 
-def _end(
+def _set_state(
     tx: UnitOfWork,
     delivery: AlertDelivery,
     state: DeliveryState,
@@ -399,10 +401,10 @@ def _end(
     delivery.answer = answer.text if answer else None
     if state in DeliveryState.OVER:
         for rider in riders_of(tx, delivery):
-            _end(tx, rider, state, error, answer=answer)
+            _set_state(tx, rider, state, error, answer=answer)
 
 
-def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
+def _has_newer(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
     newer = select(AlertDelivery.id).where(
         AlertDelivery.channel_id == delivery.channel_id,
         AlertDelivery.group_id == delivery.group_id,
@@ -429,18 +431,15 @@ def disable(tx: UnitOfWork, channel: AlertChannel, reason: str) -> int:
     return cast("CursorResult[Any]", given_up).rowcount
 
 
-# ---- One attempt to send a note: what is no incident -------------------------------------------
-
-
 def attempt_note(container: Container, target: DeliveryTarget, note: Note) -> ReceiverAnswer:
-    """Send a note to a channel, now, within the time of one attempt.
+    """Send a note to a channel within the time of one attempt.
 
     Raises
     ------
     DeliveryError
-        If it was not taken.
+        If the receiver did not accept it.
     """
-    kind, config = opened(container, target)
+    kind, config = open_channel(container, target)
     if kind.tell is None:
         raise DeliveryError("channel.no_notes", f"{kind.title} takes no notes.", permanent=True)
     limit_s = container.settings.alert_attempt_limit_s

@@ -1,4 +1,4 @@
-"""Deliveries: read them, and send one that failed once more."""
+"""Deliveries: reads of them, and the use case that sends one again."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class DeliveryRow:
     error: str | None
     answer_status: int | None
     answer: str | None  # what the receiver said last
-    # What it says; None before the first attempt.
+    # None before the first attempt.
     message: Annotated[Message | None, Column(), Field(exclude=True)]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def title(self) -> str | None:
-        """Return what it says in one line."""
+        """Return the title of its message."""
         return None if self.message is None else self.message.title
 
 
@@ -86,14 +86,14 @@ def list_deliveries(
 
 
 def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
-    """Send a delivery that failed, or waits for its next attempt, now: under its id.
+    """Send a failed or waiting delivery again at once, under its id.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        If it is under way, came through or is superseded; if a later one was tried already, which
-        this one would contradict; or if its channel is disabled.
+        If it is being sent, delivered or superseded; if a later one was attempted, which this one
+        would contradict; or if its channel is disabled.
     """
     with container.uow() as tx:
         found = tx.session.execute(
@@ -124,7 +124,7 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         if not channel.enabled:
             raise ConflictError("The channel is disabled.", code="delivery.channel_disabled")
         delivery.state = DeliveryState.WAITING
-        # It says its own words, without what went with it.
+        # Its own message, not the digest that it was part of.
         delivery.digest_id = None
         delivery.next_attempt_at = tx.now
         delivery.finished_at = None

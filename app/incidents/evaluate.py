@@ -1,4 +1,4 @@
-"""Incidents: acknowledge, silence and resolve them, and take that back."""
+"""Use cases: evaluate the rules of a job; acknowledge, silence, resolve or reopen an incident."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from app.incidents.lifecycle import (
     silence,
     unacknowledge,
 )
-from app.incidents.machines import ended_with, inside_of, settle, without_held
+from app.incidents.machines import (
+    members_ended_with,
+    open_members,
+    place_incidents,
+    without_early_ends,
+)
 from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
 from app.incidents.reads import IncidentView, get_incident, no_incident
 from app.incidents.store import (
@@ -36,8 +41,8 @@ from app.incidents.store import (
     load_job,
     load_rules,
     lock_group,
+    mark_hangs_over,
     save_change,
-    say_over,
     timing,
 )
 from app.jobs.models import Job
@@ -46,17 +51,15 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import Principal
 from app.sessions.models.tables import Session
 
-# ---- Use case: let a job's rules look at what came, or at the time that passed -----------------
-
 
 def evaluate_session(container: Container, tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Look at the job of a session, in the transaction that stores what its analysis brought."""
+    """Evaluate the job of a session, in the transaction that stores its analysis."""
     job_id = tx.session.execute(select(Session.job_id).where(Session.id == session_id)).scalar_one()
     look(container, tx, group_of_job(tx, job_id))
 
 
 def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
-    """Look at a job because time passed or a rule changed; False where it is not due."""
+    """Evaluate a job because time passed or a rule changed; False where it is not due."""
     with container.uow() as tx:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.look_at is None or group.look_at > tx.now:
@@ -66,31 +69,31 @@ def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
 
 
 def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
-    """Evaluate a job whose group is locked, and write what changed."""
+    """Evaluate a job whose group is locked, and store the changes."""
     end_hangs(tx, group.job_id)
     judge_notices(tx, group.job_id)
     rules = load_rules(tx)
     job = load_job(tx, group)
     intervals = timing(container.settings)
     changes = evaluate(job, rules, tx.now, uuid.uuid4)
-    changes = without_held(tx, job.incidents, changes)
+    changes = without_early_ends(tx, job.incidents, changes)
     for change in changes:
         save_change(tx, group, change, intervals)
     incidents = {incident.id: incident for incident in job.incidents}
     incidents |= {change.incident.id: change.incident for change in changes}
-    settle(tx, incidents.values())
-    left = [found for found in incidents.values() if found.state is not IncidentState.RESOLVED]
+    place_incidents(tx, incidents.values())
+    left = [each for each in incidents.values() if each.state is not IncidentState.RESOLVED]
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)
 
 
-# What an order makes of an incident; None where it is so already.
+# Returns the change of an incident by an order, or None where it has that state already.
 Order = Callable[[Incident, datetime], IncidentChange | None]
-# Which incidents inside of others an order is for as well.
-Inside = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
+# Returns the members of leads that an order applies to as well.
+MembersOf = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
-# What the audit log calls an event.
+# Actions of the audit log, by event.
 ACTIONS: Final = {
     "acknowledged": Action.ACKNOWLEDGED,
     "unacknowledged": Action.UNACKNOWLEDGED,
@@ -102,7 +105,7 @@ ACTIONS: Final = {
 
 
 def acknowledging(who: Principal) -> Order:
-    """Return the order to stop repeating an incident; once more by the same person is no error."""
+    """Return the order to acknowledge an incident; on an acknowledged one it does nothing."""
 
     def order(incident: Incident, _now: datetime) -> IncidentChange | None:
         if incident.state is IncidentState.ACKNOWLEDGED:
@@ -113,14 +116,14 @@ def acknowledging(who: Principal) -> Order:
 
 
 def unacknowledging(incident: Incident, _now: datetime) -> IncidentChange | None:
-    """Take an acknowledgement back; where there is none nothing is to be done."""
+    """Undo an acknowledgement; nothing for a firing incident."""
     if incident.state is IncidentState.FIRING:
         return None
     return IncidentChange(unacknowledge(incident), incident.state, "unacknowledged")
 
 
 def reopening(incident: Incident, now: datetime) -> IncidentChange | None:
-    """Take back that an incident is over; where it is open nothing is to be done."""
+    """Undo a resolution; nothing for an open incident."""
     if incident.state is not IncidentState.RESOLVED:
         return None
     return IncidentChange(reopen(incident, now), incident.state, "reopened")
@@ -129,7 +132,7 @@ def reopening(incident: Incident, now: datetime) -> IncidentChange | None:
 def silencing(who: Principal, until: datetime, reason: str) -> Order:
     """Return the order to silence an incident until a time.
 
-    The order raises `ConflictError` if that time is over, or the incident is.
+    The order raises `ConflictError` if that time has passed, or the incident is resolved.
     """
 
     def order(incident: Incident, now: datetime) -> IncidentChange:
@@ -142,7 +145,7 @@ def silencing(who: Principal, until: datetime, reason: str) -> Order:
 
 
 def resolving(who: Principal, note: str | None) -> Order:
-    """Return the order to end an incident."""
+    """Return the order to resolve an incident."""
 
     def order(incident: Incident, now: datetime) -> IncidentChange:
         ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=who.name)
@@ -154,27 +157,27 @@ def resolving(who: Principal, note: str | None) -> Order:
 def acknowledge_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """Stop repeating it; once more by the same person is no error.
+    """Acknowledge an incident: its messages are not repeated.
 
     Raises
     ------
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, acknowledging(who), who, note)
+    return _execute(container, incident_id, acknowledging(who), who, note)
 
 
 def unacknowledge_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None
 ) -> IncidentView:
-    """Take its acknowledgement back: it fires again, and messages are repeated.
+    """Undo an acknowledgement: the incident fires again, and its messages are repeated.
 
     Raises
     ------
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, unacknowledging, who, None)
+    return _execute(container, incident_id, unacknowledging, who, None)
 
 
 def silence_incident(
@@ -185,16 +188,16 @@ def silence_incident(
     reason: str,
     by: str | None = None,
 ) -> IncidentView:
-    """Silence an incident until a time, also if it ends and comes back meanwhile.
+    """Silence an incident until a time, even if it ends and returns meanwhile.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        If that time is over, or the incident is.
+        If that time has passed, or the incident is resolved.
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, silencing(who, until, reason), who, reason)
+    return _execute(container, incident_id, silencing(who, until, reason), who, reason)
 
 
 def end_incident_silence(
@@ -211,38 +214,38 @@ def end_incident_silence(
     def order(incident: Incident, _now: datetime) -> IncidentChange:
         return IncidentChange(end_silence(incident), incident.state, "unsilenced")
 
-    return _ordered(container, incident_id, order, who, None)
+    return _execute(container, incident_id, order, who, None)
 
 
 def resolve_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """End it; the sessions so far do not count any more for its rules.
+    """Resolve an incident; sessions until now no longer count for its rules.
 
     Raises
     ------
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, resolving(who, note), who, note)
+    return _execute(container, incident_id, resolving(who, note), who, note)
 
 
 def reopen_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """Take back that it is over, with what ended inside of it: its sessions count again.
+    """Undo a resolution, with members that ended with it: its sessions count again.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        If it ended by itself, or the same is open again.
+        If its rules ended it, or the same problem is open again.
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, reopening, who, note, inside=ended_with)
+    return _execute(container, incident_id, reopening, who, note, inside=members_ended_with)
 
 
-def carry_out(  # noqa: PLR0913 - an order, and who is behind it
+def apply_order(  # noqa: PLR0913 - an order, and who gives it
     container: Container,
     tx: UnitOfWork,
     group: AlertGroup,
@@ -251,7 +254,7 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
     who: Principal,
     note: str | None,
 ) -> None:
-    """Write a user's order for an incident whose group is locked.
+    """Store a user's order for an incident whose group is locked.
 
     Raises
     ------
@@ -270,67 +273,67 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
             )
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
     if change.event == "resolved" and change.incident.hang is not None:
-        say_over(tx, group.job_id, tx.now, who.name)
-    record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
-    # A silence ends by time, and what was resolved may not have to be looked for.
+        mark_hangs_over(tx, group.job_id, tx.now, who.name)
+    record(tx, who, ACTIONS[change.event], audit_name(tx, group, change.incident), detail=note)
+    # The evaluation sets the next time: the end of a silence, or none after a resolution.
     group.look_at = tx.now
 
 
-def called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
-    """Return what the audit log calls an incident."""
+def audit_name(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
+    """Return the name of an incident in the audit log."""
     job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
     where = f" {incident.where}" if incident.where else ""
     return f"incident {incident.cause}{where} of {job}"
 
 
-def _ordered(  # noqa: PLR0913 - an order, who is behind it, and for what
+def _execute(  # noqa: PLR0913 - an order, who gives it, and for which incidents
     container: Container,
     incident_id: uuid.UUID,
     order: Order,
     who: Principal,
     note: str | None,
     *,
-    inside: Inside = inside_of,
+    inside: MembersOf = open_members,
 ) -> IncidentView:
     with container.uow() as tx:
         changed = []
-        for group, row in locked(tx, [incident_id, *inside(tx, [incident_id])]):
+        for group, row in lock_incidents(tx, [incident_id, *inside(tx, [incident_id])]):
             try:
                 change = order(incident_of(row), tx.now)
                 if change is not None:
-                    carry_out(container, tx, group, change, who=who, note=note)
+                    apply_order(container, tx, group, change, who=who, note=note)
                     changed.append(change.incident)
             except ConflictError:
                 if row.id == incident_id:
                     raise
-        settle(tx, changed)
+        place_incidents(tx, changed)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 
 
-def locked(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> list[tuple[AlertGroup, AlertIncident]]:
-    """Return incidents with their groups, which are locked.
-
-    In the order of their ids: two orders for the same incidents never wait for each other.
+def lock_incidents(
+    tx: UnitOfWork, ids: Collection[uuid.UUID]
+) -> list[tuple[AlertGroup, AlertIncident]]:
+    """Return incidents with their groups, locked in the order of ids, which avoids deadlocks.
 
     Raises
     ------
     NotFoundError
     """
-    found = tx.session.execute(
+    existing = tx.session.execute(
         select(AlertIncident.id, AlertIncident.group_id).where(AlertIncident.id.in_(ids))
     ).all()
-    missing = set(ids) - {row.id for row in found}
+    missing = set(ids) - {row.id for row in existing}
     if missing:
         raise no_incident(min(missing))
-    groups = {id_: lock_group(tx, id_) for id_ in sorted({row.group_id for row in found})}
+    groups = {id_: lock_group(tx, id_) for id_ in sorted({row.group_id for row in existing})}
     rows = tx.session.execute(
         select(AlertIncident)
         .where(AlertIncident.id.in_(ids))
         .order_by(AlertIncident.group_id, AlertIncident.opened_at, AlertIncident.id)
     ).scalars()
     with_groups = [(groups[row.group_id], row) for row in rows]
-    if len(with_groups) < len(found) or None in groups.values():
-        # Deleted with its job while others were waited for.
+    if len(with_groups) < len(existing) or None in groups.values():
+        # Deleted with its job while this transaction waited for locks.
         raise no_incident(min(ids))
     return [(group, row) for group, row in with_groups if group is not None]

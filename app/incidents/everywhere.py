@@ -1,4 +1,4 @@
-"""Incidents of several projects on one list: of those that whoever asks may read."""
+"""Reads across pages: incidents of several projects, the navigation, the onset of a slowdown."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _SEVERAL: Final = 2
 class OpenEverywhere:
     """Open incidents with their projects, the most severe first, then what costs most."""
 
-    rows: Sequence[tuple[str, IncidentRow]]  # sequence of (str, IncidentRow)
-    count: int  # how many there are in all
-    projects: Sequence[str]  # that may be read, by name
-    project: str = ""  # the only one that was asked for; empty: none
+    rows: Sequence[tuple[str, IncidentRow]]  # with the names of their projects
+    count: int  # on all pages
+    projects: Sequence[str]  # names of the readable projects
+    project: str = ""  # the requested one; empty: all
 
 
 # Silenced incidents come last, as on each project's own list.
@@ -56,23 +56,23 @@ _ORDER: Final = (
 )
 
 
-def readable(principal: Principal) -> frozenset[int] | None:
-    """Return the projects that someone may read; None where these are all."""
+def readable_projects(principal: Principal) -> frozenset[int] | None:
+    """Return the ids of the projects that a principal may read; None for all."""
     if Right.READ in principal.everywhere:
         return None
-    return frozenset(known for known, rights in principal.in_projects if Right.READ in rights)
+    return frozenset(id_ for id_, rights in principal.in_projects if Right.READ in rights)
 
 
 def reads_several(tx: Reads, principal: Principal) -> bool:
-    """Return whether there are several projects that someone may read."""
-    known = readable(principal)
+    """Return whether a principal may read several projects."""
+    known = readable_projects(principal)
     if known is not None and len(known) < _SEVERAL:
         return False
-    there = [Project.deleted_at.is_(None)]
+    conditions = [Project.deleted_at.is_(None)]
     if known is not None:
-        there.append(Project.id.in_(known))
-    found = tx.session.execute(select(func.count()).select_from(Project).where(*there))
-    return found.scalar_one() >= _SEVERAL
+        conditions.append(Project.id.in_(known))
+    count = tx.session.execute(select(func.count()).select_from(Project).where(*conditions))
+    return count.scalar_one() >= _SEVERAL
 
 
 def open_everywhere(
@@ -88,15 +88,15 @@ def open_everywhere(
     Parameters
     ----------
     project : str
-        Its name; empty: all of them. One that is not there has none.
+        Its name; empty: all of them. An unknown one has no incidents.
     known : collection of int, optional
         Only these projects.
     """
-    there = [OPEN, is_there(AlertIncident.project_id)]
+    conditions = [OPEN, is_there(AlertIncident.project_id)]
     if known is not None:
-        there.append(AlertIncident.project_id.in_(known))
+        conditions.append(AlertIncident.project_id.in_(known))
     if project:
-        there.append(Project.name == project)
+        conditions.append(Project.name == project)
     rows = (
         tx.session.execute(
             by_need(limit)
@@ -106,7 +106,7 @@ def open_everywhere(
             .outerjoin(Session, Session.id == SESSION_ID)
             .add_columns(Project.name.label("project"))
             .join(Project, Project.id == AlertIncident.project_id)
-            .where(*there)
+            .where(*conditions)
         )
         .mappings()
         .all()
@@ -115,17 +115,15 @@ def open_everywhere(
         select(func.count())
         .select_from(AlertIncident)
         .join(Project, Project.id == AlertIncident.project_id)
-        .where(*there)
+        .where(*conditions)
     ).scalar_one()
-    found = [(row["project"], one) for row, one in zip(rows, INCIDENTS.rows(rows), strict=True)]
-    return OpenEverywhere(found, count, [one.name for one in list_projects(tx, known)], project)
-
-
-# ---- What every page shows: how many incidents fire, which channels are dead, what asks a person -
+    with_projects = list(zip((row["project"] for row in rows), INCIDENTS.rows(rows), strict=True))
+    projects = [each.name for each in list_projects(tx, known)]
+    return OpenEverywhere(with_projects, count, projects, project)
 
 
 def navigation(tx: Reads) -> Navigation:
-    """Return what every page shows, with one statement."""
+    """Return the counts in the navigation of every page, with one statement."""
     firing = (
         select(func.count().label("firing"))
         .where(AlertIncident.state == IncidentState.FIRING, ~INSIDE)
@@ -143,12 +141,12 @@ def navigation(tx: Reads) -> Navigation:
             AlertChannel.disabled_reason,
             AlertChannel.failures,
         )
-        # One row without a channel, where there is none.
+        # One row even without any channel.
         .select_from(firing)
         .outerjoin(AlertChannel, true())
         .order_by(AlertChannel.name)
     ).all()
-    # Most pages ask for it.
+    # Saves most pages a statement for the time.
     tx.is_at(rows[0].now)
     return Navigation(
         firing=rows[0].firing,
@@ -167,35 +165,32 @@ def navigation(tx: Reads) -> Navigation:
     )
 
 
-# ---- Since when a job is slow, and how slow it was before --------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The first session of what lasts, and the slowdown of the last verdict before it."""
+    """The first slow session of the present series, and the slowdown of the last one before it."""
 
     number: int
     at: datetime  # when the session was received
     session: uuid.UUID
-    was: float | None  # None where no session before it has a verdict
+    was: float | None  # slowdown before; None without an earlier verdict
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:
-    """Return since when a job has been slow without a break; None where it is not.
+    """Return the onset of a job's present slowdown, or None where it is not slow.
 
     Parameters
     ----------
     until : datetime
         Sessions received later do not count.
     threshold : float
-        From here on a session is slow. Those without a verdict say nothing.
+        Slowdown from which a session is slow. Those without a verdict are skipped.
     """
     found = tx.session.execute(first_slow(job, until, threshold)).one_or_none()
     return None if found is None else Onset(*found)
 
 
 def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
-    """Return the query of that: of one row at most, with what an `Onset` has."""
+    """Return the query of `onset_of_job`: at most one row, with the fields of `Onset`."""
     here = (Job.name == job, Session.received_at <= until, SLOWDOWN.is_not(None))
     before = (
         select(Session.received_at, SLOWDOWN.label("slowdown"))
@@ -227,9 +222,9 @@ def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
 
 
 def onset_of_incident(tx: Reads, row: IncidentRow, threshold: float) -> Onset | None:
-    """Return since when the job of an incident was slow at its latest session; see `onset_of_job`.
+    """Return the onset of the slowdown of an incident's job, as of its latest session.
 
-    None where the incident is not about how slow it is: nothing comes any more.
+    None also for incidents about silence.
     """
     facts = row.incident.facts
     if facts is None or row.incident.cause == NO_DATA_CAUSE:

@@ -1,18 +1,20 @@
-"""Grouping: when a job's incidents are sent, and which of them a channel's message holds.
+"""Grouping: when a job's incidents are sent, and which of them are in a channel's message.
 
 The incidents of one job are one group (Alertmanager's semantics):
 
 group_wait
-    A group that has been quiet waits before its first message, so that what begins together is
-    told together. What ends within that time was never told, and nothing is sent.
+    Delay of the first message of a quiet group, so that incidents that begin together are sent
+    together. An incident that ends within it is never sent.
 group_interval
-    At least so long between two messages of a group.
+    Least time between two messages of a group.
 repeat_interval
-    What still fires is told again after this, unless it is acknowledged.
+    Time after which firing incidents are sent again, unless they are acknowledged.
 
-What a channel knows is read from what it was sent (`Sent`), never remembered anywhere else: after
-any failure, restart or doubled run the next look comes to the right message. A channel hears that
-an incident is over only if it may have heard of the incident, and always does in that case.
+The state that a channel knows is derived from the messages sent to it (`Sent`) and stored nowhere
+else: after any failure, restart or doubled run the next flush makes the right message. A channel is
+sent the end of an incident exactly if it may have been sent the incident.
+
+`Board` holds the incidents of a job during one evaluation.
 """
 
 from __future__ import annotations
@@ -42,18 +44,18 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How a kind of channel wants to be told."""
+class DeliveryStyle:
+    """Which messages a kind of channel gets."""
 
-    acknowledgements: bool = False  # also that an incident was acknowledged
-    refreshes: bool = False  # also again what was acknowledged: it forgets what is not repeated
-    # Whether what many groups say may come as one message. Where each incident is opened and
-    # closed by itself it may not.
+    acknowledgements: bool = False  # whether it is sent acknowledgements
+    refreshes: bool = False  # whether acknowledged incidents are repeated, as it forgets others
+    # Whether messages of several groups may be one digest; not where the receiver opens and closes
+    # each incident by itself.
     digests: bool = True
 
 
 class Status(StrEnum):
-    """The state of an incident that a channel was sent."""
+    """The state of an incident in a message."""
 
     FIRING = "firing"
     ACKNOWLEDGED = "acknowledged"
@@ -62,7 +64,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IncidentItem:
-    """An incident in a message; equal items are no news."""
+    """An incident in a message; an item equal to one sent before is no news."""
 
     incident: UUID
     status: Status
@@ -71,19 +73,19 @@ class IncidentItem:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says."""
+    """The incidents in a message, with those withheld from it."""
 
     present: tuple[IncidentItem, ...] = ()
-    """All that fires, or is acknowledged where the channel shows that."""
+    """Firing and acknowledged incidents."""
     resolved: tuple[IncidentItem, ...] = ()
-    """What is over since the channel was last told."""
+    """Incidents resolved since the last message to the channel."""
     withheld: tuple[UUID, ...] = ()
-    """What the channel knows of and is told nothing about at present: silenced, or another incident
-    speaks for it. Kept, so that its end is told later."""
+    """Incidents known to the channel that are silenced, or that a lead now represents; kept so that
+    their end is sent later."""
 
     @property
     def believed_open(self) -> set[UUID]:
-        """Return the incidents that a channel with this message holds to be open."""
+        """Return the incidents that are open for a channel with this message."""
         return {item.incident for item in self.present} | set(self.withheld)
 
 
@@ -96,9 +98,9 @@ class Sent:
 
     created_at: datetime
     content: Content
-    delivered: bool  # whether the channel surely got it; else it may have, or not
-    # False where a newer one took its place, so that it was not due any more, or where the
-    # channel was disabled since, and is to hear of everything anew.
+    delivered: bool  # whether it surely arrived
+    # False for a superseded message, and for those before the channel was disabled: it gets all
+    # open incidents again.
     counts: bool = True
 
 
@@ -106,13 +108,13 @@ class Sent:
 class Audience:
     """A channel as a group sees it."""
 
-    manner: Manner
+    style: DeliveryStyle
     sent: Sequence[Sent]
-    """What was tried, the oldest first; older than the last delivered one is not needed."""
+    """Attempted messages, the oldest first; none older than the last delivered one is needed."""
 
 
 def visible(incidents: Sequence[Incident], inside: frozenset[UUID] = frozenset()) -> list[Incident]:
-    """Return the incidents to notify about: not silenced, and not inside of another one."""
+    """Return the incidents to notify about: firing or acknowledged, and no members of a lead."""
     return [
         i
         for i in incidents
@@ -123,15 +125,14 @@ def visible(incidents: Sequence[Incident], inside: frozenset[UUID] = frozenset()
 def next_flush(
     timing: Timing, now: datetime, flushed_at: datetime | None, due_at: datetime | None
 ) -> datetime:
-    """Return when a group is to be looked at because of a transition now.
+    """Return when a group is to be flushed because of a transition now.
 
     Parameters
     ----------
-    now : datetime
     flushed_at : datetime or None
-        When it was last looked at.
+        When it was last flushed.
     due_at : datetime or None
-        When it was to be looked at anyway.
+        When it was to be flushed anyway.
     """
     at = now + timing.group_wait
     if flushed_at is not None:
@@ -142,20 +143,29 @@ def next_flush(
 def content_for(
     incidents: Sequence[Incident], audience: Audience, inside: frozenset[UUID] = frozenset()
 ) -> Content:
-    """Return what a channel has to hear now.
+    """Return the content of a message to a channel now.
 
     Parameters
     ----------
     incidents : sequence of Incident
-        Those of the group that this channel is for, and those that it may have heard of, also the
+        Those of the group routed to this channel, and those that it may have been sent, with the
         resolved ones.
     inside : frozenset of UUID
-        Those that an incident of another job speaks for.
+        Members of a lead of another job.
     """
     shown = {incident.id: incident for incident in visible(incidents, inside)}
     believed = _believed(audience)
     return Content(
-        present=tuple(_item(incident, audience.manner) for incident in shown.values()),
+        present=tuple(
+            IncidentItem(
+                incident.id,
+                Status.ACKNOWLEDGED
+                if audience.style.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
+                else Status.FIRING,
+                incident.epoch,
+            )
+            for incident in shown.values()
+        ),
         resolved=tuple(
             IncidentItem(incident.id, Status.RESOLVED, incident.epoch)
             for incident in incidents
@@ -178,7 +188,7 @@ def is_due(
     timing: Timing,
     now: datetime,
 ) -> bool:
-    """Return whether a channel is to be told `content`: it is news, or to be repeated."""
+    """Return whether to send `content` to a channel: it has news, or is to be repeated."""
     counted = [sent for sent in audience.sent if sent.counts]
     if not counted:
         return bool(content.present or content.resolved)
@@ -190,27 +200,20 @@ def is_due(
     repeated = {
         incident.id
         for incident in incidents
-        if audience.manner.refreshes or incident.state is IncidentState.FIRING
+        if audience.style.refreshes or incident.state is IncidentState.FIRING
     }
     return now >= last.created_at + timing.repeat_interval and (
         any(item.incident in repeated for item in content.present)
-        # What was refused, or is still being tried, has not been told.
+        # A refused message, or one still being tried, is not known to the channel.
         or bool(content.resolved)
         or (bool(content.present) and not last.delivered)
     )
 
 
-def _item(incident: Incident, manner: Manner) -> IncidentItem:
-    shows = manner.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
-    return IncidentItem(
-        incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch
-    )
-
-
 def _believed(audience: Audience) -> set[UUID]:
-    """Return the incidents that the channel may hold to be open.
+    """Return the incidents that may be open for the channel.
 
-    The last delivered message says it all; each later one may have come through as well.
+    The last delivered message is complete; each later one may have arrived as well.
     """
     believed: set[UUID] = set()
     for sent in audience.sent:
@@ -220,64 +223,60 @@ def _believed(audience: Audience) -> set[UUID]:
     return believed
 
 
-# ---- The board of one evaluation of a job: what it reads, and the incidents as it changes them ---
-
-
-# What a job recorded may come up to this time after it said that it ended.
+# Sessions may arrive up to this time after the job reported its end.
 FINISH_GRACE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentChange:
-    """The outcome of an incident."""
+    """A transition of an incident."""
 
     incident: Incident  # as it is now
     before: IncidentState | None  # None where it is new
-    # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``, or a person's
-    # order, such as ``acknowledged`` and ``reopened``
+    # ``opened``, ``fired``, ``held`` (no transition), ``escalated``, ``unsilenced``, ``resolved``,
+    # or the order of a person, such as ``acknowledged``
     event: str
 
     @property
-    def tells(self) -> bool:
-        """Return whether channels may have to be told."""
+    def notifies(self) -> bool:
+        """Return whether channels may have to be notified."""
         return self.event != "held" and self.incident.was_notified
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything of a job that rules look at."""
+    """Everything about a job that rules read."""
 
     job: str
     labels: Mapping[str, str]  # of its latest session
-    # Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
+    # its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed
     history: Sequence[Facts]
-    # when its latest sessions came, analyzed or not, the oldest first
+    # when its latest sessions were received, analyzed or not, the oldest first
     received: Sequence[datetime]
-    finished_at: datetime | None  # when the job said that it ended
-    incidents: Sequence[Incident]  # those that are not resolved
-    silences: Mapping[str, Silence]  # by fingerprint, those of earlier incidents that may last
-    # by rule, when a person last said that an incident of it is
-    # over: sessions up to then are settled
+    finished_at: datetime | None  # when the job reported its end
+    incidents: Sequence[Incident]  # open ones
+    silences: Mapping[str, Silence]  # of earlier incidents, by fingerprint
+    # by rule, when a person last resolved an incident of it: sessions until then do not count
     since: Mapping[UUID, datetime]
-    hang: HangFacts | None = None  # its latest one, over or not
-    # of its pulse: those that go on, and those that open incidents are about
+    hang: HangFacts | None = None  # the latest one, over or not
+    # of its pulse: ongoing ones, and those of open incidents
     notices: Sequence[NoticeFacts] = ()
-    # by rule, when an incident of the pulse that it held ended: sessions up to then were about that
+    # by rule, when its last incident of the pulse ended: sessions until then do not count
     heard: Mapping[UUID, datetime] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
-        """Return whether it has ended, and no other start of it has sent since."""
+        """Return whether it ended, and no later attempt of it has sent sessions."""
         return is_finished(self.finished_at, self.received)
 
 
 def is_finished(finished_at: datetime | None, received: Sequence[datetime]) -> bool:
-    """Return whether a job has ended, and no other start of it has sent since."""
+    """Return whether a job ended, and no later attempt of it has sent sessions."""
     return finished_at is not None and (not received or received[-1] <= finished_at + FINISH_GRACE)
 
 
 class Board:
-    """The incidents of a job while one evaluation works on them."""
+    """The incidents of a job during one evaluation, with their changes."""
 
     def __init__(
         self,
@@ -297,14 +296,14 @@ class Board:
         return [i for i in self._present.values() if i.state is not IncidentState.RESOLVED]
 
     def put(self, incident: Incident, event: str) -> None:
-        """Replace an incident by its changed self, and note the news."""
+        """Replace an incident by its new version, and record the event."""
         self._present[incident.fingerprint] = incident
-        # Of several things in one evaluation the last one is the news; "held" is none.
+        # Of several events in one evaluation the last one counts; "held" is none.
         if event != "held" or incident.id not in self._events:
             self._events[incident.id] = event
 
     def open(self, rule: Rule, cause: str, where: str) -> Incident:
-        """Begin an incident; under a silence of an earlier one that may last."""
+        """Open an incident, with the silence of an earlier one of the same fingerprint."""
         fingerprint = fingerprint_of(self.job.job, cause, where)
         opened = Incident(
             id=self._new_id(),
@@ -328,7 +327,7 @@ class Board:
         value: float | None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Record that a rule holds an incident, with the facts and the value that it read."""
+        """Add a rule to an incident, with the facts and the value that it read."""
         ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
         severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
         self.put(
@@ -336,7 +335,12 @@ class Board:
                 incident,
                 rules=ids,
                 severity="critical" if incident.escalated_at else severity,
-                facts=_later(facts, incident.facts),
+                # A rule may hold because of an older session than another rule.
+                facts=max(
+                    (f for f in (facts, incident.facts) if f is not None),
+                    key=lambda f: f.order,
+                    default=None,
+                ),
                 value=value,
                 baseline=baseline or incident.baseline,
             ),
@@ -344,9 +348,11 @@ class Board:
         )
 
     def get(self, fingerprint: str) -> Incident | None:
-        """Return the incident about a thing, where one is not over."""
-        found = self._present.get(fingerprint)
-        return None if found is None or found.state is IncidentState.RESOLVED else found
+        """Return the open incident of a fingerprint, or None."""
+        incident = self._present.get(fingerprint)
+        if incident is None or incident.state is IncidentState.RESOLVED:
+            return None
+        return incident
 
     def changes(self) -> list[IncidentChange]:
         """Return the incidents that changed."""
@@ -356,16 +362,10 @@ class Board:
             if before == incident:
                 continue
             if before is None and incident.state is IncidentState.RESOLVED:
-                continue  # it began and ended within this evaluation: nothing was
+                continue  # opened and resolved within this evaluation
             changes.append(
                 IncidentChange(
                     incident, before.state if before else None, self._events[incident.id]
                 )
             )
         return changes
-
-
-def _later(one: Facts | None, other: Facts | None) -> Facts | None:
-    """Return the later session: a rule may hold because of an older one than another rule."""
-    known = [facts for facts in (one, other) if facts is not None]
-    return max(known, key=lambda facts: facts.order, default=None)

@@ -1,9 +1,10 @@
-"""One machine, one incident: what several jobs blame on a host is told once, by one of them.
+"""One machine, one incident: which incidents of several jobs have one machine in common.
 
-The first incident that fires with a host at fault leads; those of other jobs that blame the same
-host stand inside of it and send no messages of their own. The lead lasts until every job inside is
-well, also when its own is. Jobs that went silent at the same time are one incident in the same way:
-the network or the collector is more likely than that many ends.
+The first incident that fires with a host at fault is the lead; those of other jobs that blame the
+same host are its members ("inside" of it) and send no messages of their own. The lead lasts until
+all its members are resolved, even after its own job recovered. Jobs that went silent at the same
+time are grouped in the same way: a failure of the network or the collector is more likely than as
+many ends.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.rules import highest
 from app.incidents.models.tables import IncidentState
 
-# Last data this close to each other may have ended for one reason.
-TOGETHER: Final = timedelta(minutes=10)
+# Jobs whose last data are this close to each other may be silent for one reason.
+SILENT_TOGETHER_WITHIN: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """An incident inside of another one, with its job as rules and channels see it."""
+class MemberIncident:
+    """A member of a lead, with the name and labels of its job."""
 
     incident: Incident
     job: str
@@ -36,81 +37,79 @@ class Inside:
 
 
 def host_of(where: str) -> str:
-    """Return the host that an incident's place names; empty where it is none.
+    """Return the host in an incident's place; empty where the place is a worker, stage or rank.
 
-    Where no host is recorded a worker stands in its place, which is another machine in each job.
+    Where no host is recorded the place is a worker, which is another machine in each job.
     """
     return "" if where.startswith(("worker (", "stage ", "rank ", "ranks ")) else where
 
 
 def machine_of(incident: Incident) -> str:
-    """Return the host that is at fault; empty where none is named or the cause is the job's own."""
+    """Return the host at fault; empty without a name, or where the cause lies in the job."""
     return host_of(incident.where) if blames_machine(incident.diagnosed_cause) else ""
 
 
 def place_of(where: str, facts: Facts | None) -> str:
-    """Return an incident's place as people read it: a host's name that is a guess says so."""
-    return called(where, guessed=facts is not None and facts.guesses(where))
+    """Return an incident's place for people; a guessed host name is marked as such."""
+    return node_label(where, guessed=facts is not None and facts.has_guessed_name(where))
 
 
 def node_of(incident: Incident) -> str:
-    """Return the node at fault that schedulers know; empty also where its name is a guess."""
+    """Return the node at fault as schedulers name it; empty where its name is a guess."""
     host = machine_of(incident)
-    return "" if incident.facts is not None and incident.facts.guesses(host) else host
+    return "" if incident.facts is not None and incident.facts.has_guessed_name(host) else host
 
 
-def joins_others(incident: Incident) -> bool:
-    """Return whether incidents of other jobs that blame the same host are the same thing.
+def is_shared(incident: Incident) -> bool:
+    """Return whether incidents of other jobs on the same host have the same reason.
 
-    What is the job's own is no other job's. Pods of two jobs may have one name: only a GPU tells
-    that they are on one machine.
+    Pods of two jobs may have the same name: only the UUID of a GPU proves that they are on one
+    machine.
     """
     if incident.cause == NO_DATA_CAUSE:
         return True
     host = machine_of(incident)
-    return bool(host) and (incident.facts is None or incident.facts.tells(host))
+    return bool(host) and (incident.facts is None or incident.facts.identifies(host))
 
 
 def silent_since(incident: Incident) -> datetime:
-    """Return when the last data came, of an incident about a job that sends nothing."""
+    """Return the time of the last data, of an incident about a job without sessions."""
     return incident.opened_at - timedelta(minutes=incident.value or 0.0)
 
 
-def shared_by(incident: Incident) -> tuple[str, ...]:
-    """Return the names under which incidents of other jobs may be the same thing, its own first.
+def shared_names(incident: Incident) -> tuple[str, ...]:
+    """Return the names under which incidents of other jobs are found, its own first.
 
-    Of a cause that blames a machine that is its host. Of silence it is the time of the last data,
-    and the times next to it, in which others may have begun.
+    For a machine at fault the name is the host. For silence it is the time window of the last
+    data, and the two windows next to it, in which others may have begun.
     """
     if incident.cause == NO_DATA_CAUSE:
-        at = int(silent_since(incident).timestamp() // TOGETHER.total_seconds())
+        at = int(silent_since(incident).timestamp() // SILENT_TOGETHER_WITHIN.total_seconds())
         return tuple(f"silent since {n}" for n in (at, at - 1, at + 1))
     host = host_of(incident.where)
     return (host,) if host else ()
 
 
-def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:
-    """Return an incident as channels are notified of it, for all that are inside it.
+def as_lead(lead: Incident, inside: Sequence[MemberIncident]) -> Incident:
+    """Return a lead as channels are notified of it, for itself and all its members.
 
-    It is as severe as the worst of them. That one of them got worse makes it news, as it would be
-    alone; ones that are over count for that too, so that the number only rises.
+    Its severity is the highest of them. Each escalated member raises its epoch, so that it is news;
+    resolved members count too, so that the epoch never falls.
     """
-    present = [one.incident for one in inside if one.incident.state is not IncidentState.RESOLVED]
-    worse = sum(one.incident.escalated_at is not None for one in inside)
+    incidents = [member.incident for member in inside]
+    present = [each for each in incidents if each.state is not IncidentState.RESOLVED]
+    escalated = sum(each.escalated_at is not None for each in incidents)
     return replace(
         lead,
         severity=highest([lead.severity, *(incident.severity for incident in present)]),
-        epoch=lead.epoch + worse,
+        epoch=lead.epoch + escalated,
     )
 
 
-# ---- Commands that take a machine out of a cluster, for people to copy -------------------------
-
-
-# Schedulers read more than a name in others: Slurm expands brackets and commas into several nodes,
-# and what begins with a hyphen is an option. Quotes keep neither from it.
+# Slurm expands brackets and commas into several nodes, and reads a leading hyphen as an option;
+# quotes prevent neither.
 _ONE_NODE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-# Slurm takes it for every node that there is.
+# Slurm reads this name as every node of the cluster.
 _EVERY_NODE: Final = "all"
 
 
@@ -126,7 +125,7 @@ def is_one_node(name: str) -> bool:
 
 
 def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
-    """Return pairs of a scheduler and its command; none for a name that is no single node's.
+    """Return pairs of a scheduler and its command to cordon a node; none for an unsafe name.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""The life of an incident, as a table: state and trigger to state.
+"""The states of an incident and the transitions between them.
 
-An incident is one thing that is wrong with one job: its fingerprint is the job, the cause and the
-place, never a step or a session. It begins when a rule's condition first holds (``pending``), is
-notified about once it has held long enough (``firing``), and ends ``resolved``; then the same thing
-again is another incident.
+An incident is one problem of one job: its fingerprint is made of the job, the cause and the place,
+never of a step or a session. It begins when a rule's condition first holds (``pending``), is sent
+to channels once the condition has held long enough (``firing``), and ends ``resolved``; when the
+problem returns it is another incident.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from app.incidents.models.tables import IncidentState
 
 
 class Trigger(StrEnum):
-    """What changes an incident's state."""
+    """The reason of a transition."""
 
-    CONFIRM = "confirm"  # the condition has held for as many sessions as its rule says
-    CLEAR = "clear"  # it no longer holds, or a user says that it is over
+    CONFIRM = "confirm"  # the condition has held for `consecutive` sessions
+    CLEAR = "clear"  # the condition no longer holds, or a user resolved it
     ACKNOWLEDGE = "acknowledge"
     SILENCE = "silence"
     SILENCE_END = "silence_end"
     ESCALATE = "escalate"
-    UNACKNOWLEDGE = "unacknowledge"  # a user takes the acknowledgement back
-    REOPEN = "reopen"  # a user takes back that it is over
+    UNACKNOWLEDGE = "unacknowledge"  # by a user
+    REOPEN = "reopen"  # by a user, after they resolved it
 
 
 TRANSITIONS: Final = {
@@ -65,7 +65,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a regression is measured against as long as it lasts: the step time of before."""
+    """The step time before a regression, kept as long as the regression lasts."""
 
     layout: str  # sizes of the job; see `Facts`
     step_time_s: float
@@ -77,31 +77,31 @@ class Incident:
 
     id: UUID
     fingerprint: str  # see `fingerprint_of`
-    # cause, where: `where` is empty where there is no place
+    # cause, where: host, worker or stage; `where` is empty without a place
     cause: str
     where: str
     state: IncidentState
     severity: Severity  # the highest of its rules; ``critical`` once escalated
-    rules: tuple[UUID, ...]  # the rules that hold, or held, for it
+    rules: tuple[UUID, ...]  # whose conditions hold, or held
     opened_at: datetime
-    epoch: int = 0  # rises when those who were told already must be told again
-    # Of the latest session for which it held; None where there is no session to it.
+    epoch: int = 0  # rises when it has to be sent again to all channels
+    # of the latest session for which a rule held; None without a session
     facts: Facts | None = None
-    value: float | None = None  # the number that the rule compared, in that session
+    value: float | None = None  # that the rule compared, in that session
     baseline: Baseline | None = None  # of a regression
     fired_at: datetime | None = None
     resolved_at: datetime | None = None
     escalated_at: datetime | None = None
     acknowledged_by: str | None = None
-    silence: Silence | None = None  # kept after its end: what was silenced and came back says so
+    silence: Silence | None = None  # kept after its end
     why_resolved: str | None = None
-    hang: HangFacts | None = None  # that it is about
-    notice: NoticeFacts | None = None  # of the pulse, that it is about
-    resolved_by: str | None = None  # the person who said so; None where its rules did
+    hang: HangFacts | None = None  # of an incident about a hang
+    notice: NoticeFacts | None = None  # of an incident noticed in the pulse
+    resolved_by: str | None = None  # a person; None where its rules ended it
 
     @property
     def diagnosed_cause(self) -> str:
-        """Return its cause; of a notice of the pulse that which a session names, if it does."""
+        """Return the cause; of a notice of the pulse the one that a session diagnosed, if any."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
@@ -114,17 +114,17 @@ INCIDENT: Final = TypeAdapter(Incident)
 
 
 def fingerprint_of(job: str, cause: str, where: str) -> str:
-    """Return the identity of what is wrong: the same as long as it is the same thing."""
+    """Return the identity of a problem: 32 hexadecimal digits."""
     return hashlib.sha256(f"{job}\x00{cause}\x00{where}".encode()).hexdigest()[:32]
 
 
 def can(state: IncidentState, trigger: Trigger) -> bool:
-    """Return whether a trigger means anything in a state."""
+    """Return whether a trigger applies in a state."""
     return (state, trigger) in TRANSITIONS
 
 
 def confirm(incident: Incident, now: datetime) -> Incident:
-    """Tell of it; under a silence that still lasts it is silenced from its beginning."""
+    """Fire an incident; under a silence that still lasts it begins as silenced."""
     fired = replace(_moved(incident, Trigger.CONFIRM), fired_at=now)
     if fired.silence is not None and fired.silence.until > now:
         return replace(fired, state=TRANSITIONS[IncidentState.FIRING, Trigger.SILENCE])
@@ -132,7 +132,7 @@ def confirm(incident: Incident, now: datetime) -> Incident:
 
 
 def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None) -> Incident:
-    """End it."""
+    """Resolve an incident."""
     return replace(
         _moved(incident, Trigger.CLEAR), resolved_at=now, why_resolved=why, resolved_by=by
     )
@@ -149,7 +149,7 @@ def unacknowledge(incident: Incident) -> Incident:
 
 
 def reopen(incident: Incident, now: datetime) -> Incident:
-    """Take back what a user said: it is not over, and stands as it stood before.
+    """Undo the resolution of a user: the incident returns to the state before it.
 
     Raises
     ------

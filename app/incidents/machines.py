@@ -1,14 +1,13 @@
-"""One machine, one incident: which of the incidents that blame a host speaks for all of them.
+"""Leads and members: the rows that make one incident of all that blame a machine.
 
-Protocol. That an incident leads, or stands inside of another, is a row (`AlertOnHost`), written in
-the transaction that lets it fire. Two evaluations at once that blame the same host meet at the
-unique index of leads: the second waits for the first and then stands inside of it. Whoever joins a
-lead, leaves it or ends it holds the row of the lead until its transaction ends, so that no lead
-ends while another job joins.
+Protocol. A lead, or a member of one, is a row (`AlertOnHost`), written in the transaction that lets
+the incident fire. Two concurrent evaluations that blame the same host meet at the unique index of
+leads: the second waits for the first and then becomes its member. A transaction that joins, leaves
+or ends a lead locks its row, so that no lead ends while another job joins.
 
-What changes inside of a lead is noted at its row (`stirred_at`) and not at its group, which another
-evaluation may hold; the sweeper looks at the lead's job then. Locks are taken in the order group,
-leads by host.
+A change of a member is noted in the row of its lead (`stirred_at`) and not in its group, which
+another evaluation may have locked; the sweeper then evaluates the lead's job. Locks are taken in
+the order group, leads by host.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
 from app.incidents.grouping import IncidentChange, next_flush
-from app.incidents.held_machines import Inside, joins_others, shared_by
+from app.incidents.held_machines import MemberIncident, is_shared, shared_names
 from app.incidents.lifecycle import Incident
 from app.incidents.models.tables import AlertGroup, AlertIncident, AlertOnHost, IncidentState
 from app.incidents.store import incident_of, lock_group, timing
@@ -30,25 +29,25 @@ from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# A lead that ended between two statements is tried again; each time another worker makes progress.
+# Retries where a lead ended between two statements; another worker made progress each time.
 TRIES: Final = 10
 
 LEADS: Final = (AlertOnHost.incident_id == AlertOnHost.lead_id) & AlertOnHost.over_at.is_(None)
 _ONE_LEAD: Final = text("incident_id = lead_id AND over_at IS NULL")
 
 
-def without_held(
+def without_early_ends(
     tx: UnitOfWork, incidents: Iterable[Incident], changes: Sequence[IncidentChange]
 ) -> list[IncidentChange]:
-    """Return the changes of a job that happen: a lead lasts until the jobs inside are well.
+    """Return the changes without the ends of leads that have open members.
 
-    Takes the locks of all leads that the job's incidents may join, leave or end.
+    Locks all leads that the job's incidents may join, leave or end.
     """
     about = [*incidents, *(change.incident for change in changes)]
-    hosts = {name for incident in about if incident.was_notified for name in shared_by(incident)}
+    hosts = {name for incident in about if incident.was_notified for name in shared_names(incident)}
     if not hosts:
         return list(changes)
-    locked = _lock(tx, hosts)
+    locked = _lock_leads(tx, hosts)
     ending = [
         change.incident.id
         for change in changes
@@ -64,7 +63,7 @@ def without_held(
                 AlertOnHost.lead_id.in_(ending),
                 AlertOnHost.incident_id != AlertOnHost.lead_id,
                 AlertIncident.state != IncidentState.RESOLVED,
-                # What ends with it does not hold it.
+                # Members that end in the same transaction do not count.
                 AlertOnHost.incident_id.not_in(ending),
             )
         ).scalars()
@@ -72,19 +71,19 @@ def without_held(
     return [change for change in changes if change.incident.id not in held]
 
 
-def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
-    """Let the incidents of a job that fire lead or stand inside, and those that are over leave.
+def place_incidents(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
+    """Make firing incidents of a job leads or members, and end the role of resolved ones.
 
     Parameters
     ----------
     incidents : iterable of Incident
-        All that the job has open, and those that ended in this transaction, as they are stored.
+        The open ones of the job, and those resolved in this transaction, as stored.
     """
-    about = [incident for incident in incidents if incident.was_notified and shared_by(incident)]
+    about = [incident for incident in incidents if incident.was_notified and shared_names(incident)]
     if not about:
         return
     about.sort(key=lambda incident: (incident.where, incident.opened_at, incident.id))
-    over = [found for found in about if found.state is IncidentState.RESOLVED]
+    over = [incident for incident in about if incident.state is IncidentState.RESOLVED]
     if over:
         leave(tx, over)
     lead = aliased(AlertOnHost)
@@ -101,16 +100,16 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     for incident in about:
         if incident.state is IncidentState.RESOLVED or incident.id in placed:
             continue
-        if joins_others(incident):
-            _place(tx, incident)
+        if is_shared(incident):
+            _lead_or_join(tx, incident)
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
-    """Stop incidents that are over from leading others, and tell the leads of those inside."""
-    hosts = {name for incident in over for name in shared_by(incident)}
+    """End the role of resolved incidents: leads cease to lead, leads of members are noted."""
+    hosts = {name for incident in over for name in shared_names(incident)}
     if not hosts:
         return
-    _lock(tx, hosts)
+    _lock_leads(tx, hosts)
     ids = [incident.id for incident in over]
     tx.session.execute(
         update(AlertOnHost)
@@ -130,8 +129,8 @@ def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
     )
 
 
-def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    """Return the incidents that are open inside of these."""
+def open_members(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return the open members of leads."""
     return set(
         tx.session.execute(
             select(AlertOnHost.incident_id)
@@ -145,8 +144,8 @@ def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     )
 
 
-def ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    """Return the incidents that ended inside of these, at the same time as these."""
+def members_ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return the members of leads that ended at the same time as their lead."""
     lead = aliased(AlertIncident)
     return set(
         tx.session.execute(
@@ -162,8 +161,8 @@ def ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     )
 
 
-def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
-    """Lock the leads of hosts, and return which incidents those are."""
+def _lock_leads(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
+    """Lock the leads of hosts; return the ids of their incidents."""
     return set(
         tx.session.execute(
             select(AlertOnHost.incident_id)
@@ -174,13 +173,13 @@ def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
     )
 
 
-def _place(tx: UnitOfWork, incident: Incident) -> None:
-    """Let an incident lead its host, or stand inside of the one that does."""
-    host, *next_to = shared_by(incident)
-    # It may have been inside of one that is over.
+def _lead_or_join(tx: UnitOfWork, incident: Incident) -> None:
+    """Make an incident the lead of its host, or a member of the lead."""
+    host, *next_to = shared_names(incident)
+    # It may have been a member of a lead that is over.
     tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
     for _ in range(TRIES):
-        if any(_stands_inside(tx, incident, name) for name in next_to):
+        if any(_join_lead(tx, incident, name) for name in next_to):
             return
         leading = tx.session.execute(
             insert(AlertOnHost)
@@ -190,14 +189,14 @@ def _place(tx: UnitOfWork, incident: Incident) -> None:
         ).scalar()
         if leading is not None:
             return
-        if _stands_inside(tx, incident, host):
+        if _join_lead(tx, incident, host):
             return
     raise RuntimeError(f"no incident speaks for the host of incident {incident.id}")
 
 
-def _stands_inside(tx: UnitOfWork, incident: Incident, host: str) -> bool:
-    """Let an incident stand inside of the lead of a host; return whether there is one."""
-    # The lead's row stays locked: it cannot end before this incident stands inside.
+def _join_lead(tx: UnitOfWork, incident: Incident, host: str) -> bool:
+    """Make an incident a member of the lead of a host; return whether there is one."""
+    # The update locks the lead, which cannot end before this incident is its member.
     lead = tx.session.execute(
         update(AlertOnHost)
         .where(LEADS, AlertOnHost.host == host)
@@ -211,11 +210,8 @@ def _stands_inside(tx: UnitOfWork, incident: Incident, host: str) -> bool:
     return True
 
 
-# ---- What stands inside of incidents, as rules, messages and pages need it ---------------------
-
-
-def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Inside]]:
-    """Return by incident of a job's group all that stand, or stood, inside of it."""
+def members_by_lead(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[MemberIncident]]:
+    """Return the members, open and resolved, of the leads in a job's group, by lead."""
     lead = aliased(AlertIncident)
     rows = tx.session.execute(
         select(AlertOnHost.lead_id, AlertIncident, Job.name)
@@ -226,16 +222,16 @@ def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Insi
         .where(lead.group_id == group_id, AlertOnHost.incident_id != AlertOnHost.lead_id)
         .order_by(AlertIncident.opened_at, AlertIncident.id)
     ).all()
-    found: dict[uuid.UUID, list[Inside]] = {}
+    members: dict[uuid.UUID, list[MemberIncident]] = {}
     for lead_id, row, job in rows:
         incident = incident_of(row)
         labels = incident.facts.labels if incident.facts else {}
-        found.setdefault(lead_id, []).append(Inside(incident, job, labels))
-    return found
+        members.setdefault(lead_id, []).append(MemberIncident(incident, job, labels))
+    return members
 
 
-def standing_inside(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
-    """Return the incidents of a group that another one speaks for."""
+def led_incidents(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
+    """Return the incidents of a group that are members of a present lead."""
     lead = aliased(AlertOnHost)
     return frozenset(
         tx.session.execute(
@@ -251,11 +247,8 @@ def standing_inside(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
     )
 
 
-# ---- Use case: look at the incident that speaks for a machine, because of what changed inside ----
-
-
-def wake(container: Container, lead_id: uuid.UUID) -> None:
-    """Let a lead's job be looked at, and its channels be told if that is news."""
+def look_at_lead(container: Container, lead_id: uuid.UUID) -> None:
+    """Schedule an evaluation and a flush of a lead's job, after a change of its members."""
     with container.uow() as tx:
         group_id = tx.session.execute(
             select(AlertIncident.group_id).where(AlertIncident.id == lead_id)

@@ -1,7 +1,7 @@
-"""The content of a message, before it is put into words.
+"""The content of messages to channels; `app.incidents.text` puts it into words.
 
-A message is made once, when its delivery is first tried, and stored: every later try says the
-same under the same id.
+A message is made at the first attempt of its delivery and stored: each later attempt sends the same
+content under the same id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.incidents.grouping import Content, IncidentItem, Status
-from app.incidents.held_machines import Inside, machine_of, place_of, silent_since
+from app.incidents.held_machines import MemberIncident, machine_of, place_of, silent_since
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import (
     ALL_SLOW_CAUSE,
@@ -35,10 +35,10 @@ from app.incidents.models.facts import (
 )
 from app.incidents.models.rules import Severity
 
-# From this number of jobs that went silent together, one reason is likelier than many.
+# From this number of silent jobs on, the message suggests one common reason.
 MANY_SILENT: Final = 3
 
-# Causes of alerts that the diagnosis does not have.
+# Titles of causes that only alert rules have; the others are in the registry of the diagnosis.
 _TITLES: Final[Mapping[str, str]] = {
     **{str(kind): title for kind, title in TITLES.items()},
     NO_DATA_CAUSE: "No data",
@@ -51,8 +51,8 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class JobInside:
-    """A job that stands inside of an incident, and how slow it is where that is known."""
+class MemberJob:
+    """A job whose incident blames the same machine, and its slowdown where it is known."""
 
     job: str
     slowdown: float | None
@@ -60,12 +60,12 @@ class JobInside:
 
 @dataclass(frozen=True, slots=True)
 class PendingAction:
-    """An action on the machine of an incident that waits for a person."""
+    """An action on a machine that waits for the approval of a person."""
 
     action: UUID
-    kind: str  # as people call it
+    kind: str  # title, such as ``Slurm``
     host: str
-    command: str  # what is run when they say yes
+    command: str  # run once approved
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +73,45 @@ class Alert:
     """An incident in a message."""
 
     incident: UUID
-    fingerprint: str  # the same for the same thing, also when it comes back
+    fingerprint: str  # see `app.incidents.lifecycle.fingerprint_of`
     status: Status
     severity: Severity
     cause: str
     where: str
-    rules: tuple[str, ...]  # names of the rules that hold it
+    rules: tuple[str, ...]  # names of the rules whose conditions hold
     since: datetime  # when it fired
     resolved_at: datetime | None
     why_resolved: str | None
-    value: float | None  # what the rule compared
+    value: float | None  # that the rule compared with its threshold
     facts: Facts | None  # of its latest session
-    view_url: str  # the view of the dashboard that shows it
-    incident_url: str  # where to acknowledge, silence and resolve it
-    news: bool = True  # whether the channel has not been told this before
-    jobs: tuple[JobInside, ...] = ()  # others that blame the same machine, the slowest first
-    job: str = ""  # in a digest, else empty: the message's
-    hang: HangFacts | None = None  # that it is about
-    silent_since: datetime | None = None  # of a job that sends nothing
-    notice: NoticeFacts | None = None  # of the pulse, that it is about
-    asks: tuple[PendingAction, ...] = ()  # what a person may have done to its machine
+    view_url: str  # page of the session, hang or job
+    incident_url: str  # page of the incident, with its orders
+    news: bool = True  # whether the channel was not sent this before
+    jobs: tuple[MemberJob, ...] = ()  # other jobs on the same machine, the slowest first
+    job: str = ""  # only in a digest; else the message names it
+    hang: HangFacts | None = None  # of an incident about a hang
+    silent_since: datetime | None = None  # last data of a job without sessions
+    notice: NoticeFacts | None = None  # of an incident noticed in the pulse
+    asks: tuple[PendingAction, ...] = ()  # on its machine
 
     @property
     def diagnosed_cause(self) -> str:
-        """Return its cause; of a notice of the pulse that which a session names, if it does."""
+        """Return the cause; of a notice of the pulse the one that a session diagnosed, if any."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
     def incident_link(self) -> str:
-        """Return the text of the link to the incident: the action that it offers."""
+        """Return the text of the link to the incident."""
         return "Acknowledge" if self.status is Status.FIRING else "Incident"
 
     @property
     def of_many(self) -> bool:
-        """Return whether it is about many jobs that went silent together, and about none alone."""
+        """Return whether it is about several jobs that went silent at the same time."""
         return self.cause == NO_DATA_CAUSE and bool(self.jobs)
 
     @property
     def subject(self) -> str:
-        """Return what is wrong and where, without the job."""
+        """Return cause and place in one line, without the job."""
         if self.of_many:
             return silent_together(1 + len(self.jobs), self.silent_since or self.since)
         place = f": {place_of(self.where, self.facts)}" if self.where else ""
@@ -126,24 +126,24 @@ class Message:
     id: UUID
     """The same on every try."""
     number: int
-    """Rises within the group."""
+    """Sequence number within the group."""
     at: datetime
     """When it was made."""
     job: str
     receiver: str
     """Name of the channel."""
     alerts: tuple[Alert, ...]
-    """What is going on first, then what is over."""
+    """Open incidents first, then resolved ones."""
     base_url: str
-    """Of the dashboard; ends with a slash."""
+    """Address of the project's pages; ends with a slash."""
     repeat: timedelta
-    """After this time the same is told again."""
+    """Interval after which the same content is sent again."""
     test: bool = False
-    """A test message: it only has to arrive."""
+    """Whether it is an example, marked as such."""
     digest: bool = False
-    """Whether it is of many jobs; `job` is the worst one's then."""
+    """Whether it has alerts of several jobs; `job` is then the worst one."""
     channel: UUID | None = None
-    """To which it goes; None of an example."""
+    """Id of the channel; None of an example."""
 
     @property
     def present(self) -> list[Alert]:
@@ -172,16 +172,16 @@ class Message:
 
     @property
     def job_url(self) -> str:
-        """Return the page of the job; of a digest the incidents."""
+        """Return the address of the job's page; of a digest that of the list of incidents."""
         if self.digest:
             return f"{self.base_url}incidents"
         return job_url(self.base_url, self.job)
 
     @property
     def _counted(self) -> str:
-        """Return of how many incidents and jobs it is."""
+        """Return the numbers of incidents and jobs in words."""
         jobs = {alert.job for alert in self.alerts}
-        jobs |= {one.job for alert in self.alerts for one in alert.jobs}
+        jobs |= {member.job for alert in self.alerts for member in alert.jobs}
         over = len(self.resolved)
         ended = f" and {over} over" if over and self.firing else ""
         opened = len(self.present) if self.firing else over
@@ -189,12 +189,12 @@ class Message:
 
     def with_alerts(self, alerts: Sequence[Alert]) -> Message:
         """Return a digest of alerts of many jobs, the worst first."""
-        ordered = tuple(sorted(alerts, key=_badness))
+        ordered = tuple(sorted(alerts, key=_severity_order))
         return replace(self, job=ordered[0].job, alerts=ordered)
 
     @property
     def title(self) -> str:
-        """Return one line: state, job, what."""
+        """Return one line with state, job and cause."""
         mark = "TEST · " if self.test else ""
         if not self.firing:
             state = "RESOLVED"
@@ -208,12 +208,12 @@ class Message:
         rest = f" (and {more} more)" if more else ""
         if self.main.of_many:
             return f"{mark}[{state}] {self.main.subject}{rest}"
-        others = len({one.job for one in self.main.jobs} - {self.job})
+        others = len({member.job for member in self.main.jobs} - {self.job})
         jobs = f" and {others} {'job' if others == 1 else 'jobs'} more" if others else ""
         return f"{mark}[{state}] {self.job}{jobs}: {self.main.subject}{rest}"
 
 
-def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
+def _severity_order(alert: Alert) -> tuple[bool, bool, bool, float]:
     shown = alert.facts.known if alert.facts else None
     return (
         alert.status is Status.RESOLVED,
@@ -226,33 +226,32 @@ def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
 MESSAGE: Final = TypeAdapter(Message)
 
 
-def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
+def make_message(  # noqa: PLR0913 - all parts of a message
     *,
-    id: UUID,  # noqa: A002 - what it is
+    id: UUID,  # noqa: A002 - the message's field
     number: int,
     at: datetime,
     job: str,
     receiver: str,
     content: Content,
-    told_before: set[IncidentItem],
+    sent_before: set[IncidentItem],
     incidents: Mapping[UUID, Incident],
     rule_names: Mapping[UUID, str],
     base_url: str,
     repeat: timedelta,
-    inside: Mapping[UUID, Sequence[Inside]] = MappingProxyType({}),
+    inside: Mapping[UUID, Sequence[MemberIncident]] = MappingProxyType({}),
     asks: Mapping[str, Sequence[PendingAction]] = MappingProxyType({}),
     channel: UUID | None = None,
 ) -> Message:
-    """Return the message that says `content`.
+    """Return the message of a content.
 
     Parameters
     ----------
     at : datetime
     incidents : mapping of UUID to Incident
-        All those in `content`.
-    repeat : timedelta
+        All incidents in `content`, by id.
     asks : mapping of str to sequence of PendingAction
-        Actions that wait for a person, by machine.
+        Actions that wait for approval, by machine.
     """
     alerts = [
         replace(
@@ -262,10 +261,12 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
                 rule_names,
                 base_url,
                 job=job,
-                news=item not in told_before,
+                news=item not in sent_before,
             ),
-            jobs=_jobs(inside.get(item.incident, ())),
-            asks=_asks(incidents[item.incident], item, asks),
+            jobs=_member_jobs(inside.get(item.incident, ())),
+            asks=()
+            if item.status is Status.RESOLVED
+            else tuple(asks.get(machine_of(incidents[item.incident]), ())),
         )
         for item in (*content.present, *content.resolved)
     ]
@@ -281,25 +282,20 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     return Message(id, number, at, job, receiver, tuple(alerts), base_url, repeat, channel=channel)
 
 
-def _asks(
-    incident: Incident, item: IncidentItem, asks: Mapping[str, Sequence[PendingAction]]
-) -> tuple[PendingAction, ...]:
-    over = item.status is Status.RESOLVED
-    return () if over else tuple(asks.get(machine_of(incident), ()))
-
-
-def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:
-    found = [
-        JobInside(
-            one.job,
-            facts.headline.slowdown if (facts := one.incident.facts) and facts.headline else None,
+def _member_jobs(members: Sequence[MemberIncident]) -> tuple[MemberJob, ...]:
+    jobs = [
+        MemberJob(
+            member.job,
+            facts.headline.slowdown
+            if (facts := member.incident.facts) and facts.headline
+            else None,
         )
-        for one in inside
+        for member in members
     ]
-    return tuple(sorted(found, key=lambda one: (-(one.slowdown or 0.0), one.job)))
+    return tuple(sorted(jobs, key=lambda job: (-(job.slowdown or 0.0), job.job)))
 
 
-def _alert(  # noqa: PLR0913 - what it is made of
+def _alert(  # noqa: PLR0913 - all parts of an alert
     incident: Incident,
     item: IncidentItem,
     rule_names: Mapping[UUID, str],
@@ -334,13 +330,13 @@ def _alert(  # noqa: PLR0913 - what it is made of
 
 
 def silent_together(jobs: int, since: datetime | None = None) -> str:
-    """Return what is wrong where several jobs stopped sending at the same time, and since when."""
+    """Return a line about several jobs that stopped sending at the same time."""
     text = f"{jobs} jobs silent" + (f" since {since:%H:%M} UTC" if since else " at the same time")
     return f"{text}: the network or the collector?" if jobs >= MANY_SILENT else text
 
 
 def cause_name(cause: str) -> str:
-    """Return a cause as people call it."""
+    """Return the title of a cause."""
     return _TITLES.get(cause) or title_of(cause)
 
 
@@ -350,7 +346,7 @@ def known_causes() -> tuple[str, ...]:
 
 
 def view_url(base_url: str, facts: Facts | None, hang: HangFacts | None = None) -> str:
-    """Return the address of the view that shows it: the worst worker of the worst step, a hang."""
+    """Return the address of a hang, or of the worst worker in the worst step of a session."""
     if hang is not None:
         return f"{base_url}hangs/{hang.id}"
     if facts is None:

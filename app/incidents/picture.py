@@ -1,6 +1,6 @@
 """The heatmap of a session as a PNG, drawn without a browser.
 
-The same scale as on the dashboard: fixed, 1.0 to 1.5, so that pictures of different days compare.
+The scale is that of the dashboard: fixed, 1.0 to 1.5, so that pictures of different days compare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.incidents.text import clip
 SCALE_LOW: Final = 1.0
 SCALE_HIGH: Final = 1.5
 
-# The dashboard's own, of its light theme: 1.00 to 1.50 in steps of 0.05.
+# Colors of the dashboard's light theme, for 1.00 to 1.50 in steps of 0.05.
 STOPS: Final = (
     (0xDF, 0xE2, 0xE7),
     (0xE3, 0xD5, 0xB1),
@@ -35,7 +35,7 @@ MISSING: Final = (0x8A, 0x93, 0xA5)
 INK: Final = (0x1F, 0x24, 0x30)
 PAPER: Final = (0xFF, 0xFF, 0xFF)
 
-# The map is at most so large; cells are whole pixels, larger maps are reduced to their worst.
+# Pixels. Cells are whole pixels; a map with more cells than pixels is reduced.
 MAX_WIDTH: Final = 560
 MAX_HEIGHT: Final = 320
 MAX_CELL: Final = 40
@@ -50,19 +50,19 @@ LEGEND_HEIGHT: Final = 10
 
 
 def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
-    """Return the map of worker slowdowns.
+    """Return the heatmap of worker slowdowns as a PNG.
 
     Parameters
     ----------
     slowdowns : float array, shape (dp, pp)
-        NaN where nothing is known.
+        NaN where a worker has no data.
     title : str
-        What it shows; cut where it does not fit.
+        Cut where it does not fit.
 
     Returns
     -------
     bytes
-        A PNG with a palette: a few kilobytes, as messages have to be small.
+        With a palette of 256 colors: a few kilobytes, as messages have to be small.
     """
     # Stages go down and DP ranks to the right, as the dashboard draws them.
     cells = slowdowns.T.astype(np.float64)
@@ -102,9 +102,9 @@ def _write(image: Image.Image, workers: tuple[int, ...], size: tuple[int, int], 
     image.paste(Image.fromarray(_colors(ramp)), (LEFT, top))
     draw.text((LEFT - 6, top - 2), f"{SCALE_LOW:.1f}", INK, small, anchor="ra")
     draw.text((LEFT + LEGEND_WIDTH + 6, top - 2), f"{SCALE_HIGH:.1f} or more", INK, small)
-    known = LEFT + LEGEND_WIDTH + 96
-    draw.rectangle((known, top, known + LEGEND_HEIGHT, top + LEGEND_HEIGHT - 1), MISSING)
-    draw.text((known + LEGEND_HEIGHT + 6, top - 2), "no data", INK, small)
+    missing = LEFT + LEGEND_WIDTH + 96
+    draw.rectangle((missing, top, missing + LEGEND_HEIGHT, top + LEGEND_HEIGHT - 1), MISSING)
+    draw.text((missing + LEGEND_HEIGHT + 6, top - 2), "no data", INK, small)
 
 
 def _fitting(

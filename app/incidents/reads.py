@@ -1,4 +1,4 @@
-"""The read side of incidents: lists of them, and one with its history."""
+"""Queries of incidents: filters and orders of lists, and one incident with its history."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session, StoredVerdict
 from app.web.lists import Column, Listing
 
-# ---- Which incidents are listed, and in which order: what an address of the list asks for ------
-
-
-# More words than these, and longer ones, are no search.
+# Limits of a search: further words, and further characters, are ignored.
 MAX_WORDS: Final = 8
 MAX_CHARACTERS: Final = 200
 # The filter value for incidents without an assignee.
@@ -69,13 +66,13 @@ SESSION_ID: Final = _DOCUMENT["facts"]["session"].astext.cast(Session.id.type)
 
 
 def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
-    """Return the headline of an incident; how slow the job was says nothing of its silence."""
+    """Return the headline slowdown of an incident; null for a silent job."""
     measured = document["facts"]["headline"]["slowdown"].astext
     return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
 
 
 def waste_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
-    """Return the share of a step that an incident's job is known to lose."""
+    """Return the known lost share of a step of an incident's job."""
     by_causes = document["facts"]["withheld"]["waste"].astext
     return func.coalesce(1 - 1 / func.nullif(slowdown_of(document), 0.0), cast(by_causes, Float))
 
@@ -103,69 +100,69 @@ SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
 @dataclass(frozen=True, slots=True)
 class IncidentFilter:
-    """What an incident must be like to be listed; what is empty asks for nothing."""
+    """The filters of a list of incidents; empty ones match all."""
 
     words: str = ""
-    """Each of them stands in its job, cause, place, labels, severity or assignee."""
+    """All of them occur in job, cause, place, labels, severity or assignee."""
     state: IncidentState | None = None
     """None: any but resolved."""
     severity: str = ""
     cause: str = ""
     job: str = ""
-    """The whole name; a host that it blames."""
+    """Its whole name."""
     host: str = ""
-    """The whole name; a host that it blames."""
+    """Whole name of a host that it blames."""
     owner: str = ""
-    """Labels of the job."""
+    """The job's label of this name."""
     project: str = ""
-    """Labels of the job."""
+    """The job's label of this name."""
     label: str = ""
-    """``name=value``, or the name of a label that the job has."""
+    """A label of the job as ``name=value``, or its name alone."""
     assignee: str = ""
     """``-``: without an assignee."""
     message: str = ""
-    """The id of a message that names it."""
+    """Id of a message that contains it."""
     since: datetime | None = None
-    """Of a time: it began in it, or ended where what is over is asked for."""
+    """It began since then; a resolved one ended since then."""
     until: datetime | None = None
-    """Of a time: it began in it, or ended where what is over is asked for."""
+    """It began until then; a resolved one ended until then."""
 
     @property
     def over(self) -> bool:
-        """Return whether it asks for what is over."""
+        """Return whether it selects resolved incidents."""
         return self.state is IncidentState.RESOLVED
 
 
 def state_of(text: str) -> IncidentState | None:
-    """Return the state that an address asks for; None for any that is open."""
+    """Return the state in an address; None, for any open one, where it is none."""
     return IncidentState(text) if text in set(IncidentState) else None
 
 
 def severity_of(text: str) -> str:
-    """Return the severity that an address asks for; any where it is none."""
+    """Return the severity in an address; empty, for any, where it is none."""
     return text if text in get_args(Severity) else ""
 
 
 def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return that an incident is open, or over where that is asked for."""
+    """Return the condition that an incident is open, or resolved if the filter says so."""
     if filtered.over:
-        # What is over and was never sent is left out.
+        # Resolved incidents that never fired are left out.
         return [~OPEN, AlertIncident.fired_at.is_not(None)]
     return [OPEN]
 
 
 def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return that an incident is in the state that is asked for, and speaks for itself."""
-    found = [*counted(filtered), ~INSIDE]
+    """Return the condition on the state of listed incidents, which are no members of a lead."""
+    conditions = [*counted(filtered), ~INSIDE]
     if filtered.state is not None and not filtered.over:
-        found.append(AlertIncident.state == filtered.state)
-    return found
+        conditions.append(AlertIncident.state == filtered.state)
+    return conditions
 
 
 def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return everything else that an incident must be like.
+    """Return the conditions of all other filters.
 
-    The statement joins the incident's job and, from outside, its assignee.
+    The statement has to join the incident's job, and its assignee by an outer join.
     """
     same: list[tuple[str, ColumnElement[Any]]] = [
         (filtered.severity, _SEVERITY),
@@ -199,14 +196,14 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
     )
     for word in filtered.words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
-        # People know causes by their titles.
+        # A word may be part of the title of a cause, which the database does not have.
         causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
         found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
     return found
 
 
 COMMENTS_LISTED: Final = 100
-# More jobs than these on one machine are counted.
+# Members that are listed of one lead.
 INSIDE_LISTED: Final = 200
 
 # Incidents that need a person come first.
@@ -240,7 +237,7 @@ _group: Final = aliased(AlertGroup)
 _job: Final = aliased(Job)
 _session: Final = aliased(Session)
 _slowdown: Final = slowdown_of(_member.document)
-# What stands inside of an incident and is not over, with how slow its job is and what that costs.
+# Open members of an incident, with slowdown and cost of their jobs.
 _inside_rows: Final = (
     select(
         _member.id.label("id"),
@@ -303,12 +300,12 @@ class IncidentRow:
 
     job: Annotated[str, Column(Job.name, sort="job")]
     incident: Annotated[Incident, Column(AlertIncident.document)]
-    # Names of those of its rules that are still there.
+    # Names of its rules that still exist.
     rules: Annotated[Mapping[uuid.UUID, str], Column(func.coalesce(_RULES, _EMPTY_OBJECT))]
     assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
-    # Other incidents on the same machine that it speaks for, the slowest job first.
+    # Its members, the slowest job first.
     inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
-    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # the one that speaks for it
+    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # whose member it is
 
 
 INCIDENTS: Final = Listing(
@@ -318,7 +315,7 @@ INCIDENTS: Final = Listing(
         .join(Job, Job.id == AlertGroup.job_id)
         .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
     ),
-    # Severity first, then what needs a person, then what loses most.
+    # Severity first, then states that need a person, then the largest loss.
     ties=(
         SILENCED_LAST,
         BY_SEVERITY,
@@ -339,7 +336,7 @@ INCIDENTS: Final = Listing(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A session that an incident is about."""
+    """Number and slowdown of a session in the history of an incident."""
 
     number: int
     slowdown: float | None
@@ -373,7 +370,7 @@ _COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """A transition, and the session that it names where that is still there."""
+    """A transition, and its session where that still exists."""
 
     event: EventRow
     known: uuid.UUID | None
@@ -397,7 +394,7 @@ class IncidentView:
     comments: Sequence[Comment] = ()
 
 
-def list_incidents(  # noqa: PLR0913 - what a list is asked for
+def list_incidents(  # noqa: PLR0913 - filters of a list
     tx: Reads,
     limit: int,
     *,
@@ -408,13 +405,12 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
     sort: str = "",
     offset: int = 0,
 ) -> list[IncidentRow]:
-    """Return incidents, firing ones first, then the newest; of those that are over, the latest.
+    """Return incidents, firing ones first, then the newest; resolved ones by their end.
 
     Parameters
     ----------
     current : bool
-        Leave out what is over, and what "no data" hides. What is over and was never sent is left
-        out in any case.
+        Leave out resolved incidents. Those that never fired are left out in any case.
     sort : str
         Another order; see `INCIDENTS`.
     """
@@ -445,7 +441,7 @@ def get_incident(tx: Reads, incident_id: uuid.UUID) -> IncidentView:
 def incident_and_sessions(
     tx: Reads, incident_id: uuid.UUID
 ) -> tuple[IncidentView, dict[uuid.UUID, Measured]]:
-    """Return an incident, and the sessions that it went through.
+    """Return an incident, and the sessions of its transitions by id.
 
     Raises
     ------
@@ -474,15 +470,15 @@ def incident_and_sessions(
     )
     passed = _PASSED.validate_python(found["events"] or ())
     sessions = {
-        one.known: Measured(one.number, one.slowdown)
-        for one in passed
-        if one.known is not None and one.number is not None
+        passage.known: Measured(passage.number, passage.slowdown)
+        for passage in passed
+        if passage.known is not None and passage.number is not None
     }
-    return IncidentView(row, [one.event for one in passed], tx.now, comments), sessions
+    return IncidentView(row, [passage.event for passage in passed], tx.now, comments), sessions
 
 
 def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:
-    """Return what happened to an incident, oldest first, as a column of what else is read of it."""
+    """Return the transitions of an incident, the oldest first, as a JSON column."""
     event = func.jsonb_build_object(
         *("at", AlertEvent.at, "event", AlertEvent.event, "actor", AlertEvent.actor),
         *("from_state", AlertEvent.from_state, "to_state", AlertEvent.to_state),
@@ -504,7 +500,7 @@ def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:
 
 
 def by_need(limit: int) -> Select[Any]:
-    """Return the query of what `list_incidents` lists."""
+    """Return the query of `list_incidents`, without filters."""
     return (
         INCIDENTS.query()
         .where(OPEN | AlertIncident.fired_at.is_not(None))
@@ -514,12 +510,12 @@ def by_need(limit: int) -> Select[Any]:
 
 
 def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
-    """Return the order that an address asks for; without one, of what is over the latest first."""
+    """Return the order in an address; without one resolved incidents come by their end."""
     if filtered.over and not INCIDENTS.sort(sort):
         return [AlertIncident.resolved_at.desc(), *INCIDENTS.ties]
     return INCIDENTS.order(sort)
 
 
 def no_incident(incident_id: uuid.UUID) -> NotFoundError:
-    """Return what is raised where there is no such incident."""
+    """Return the error for an unknown incident."""
     return NotFoundError(f"There is no incident {incident_id}.")

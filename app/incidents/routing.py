@@ -1,4 +1,4 @@
-"""Which incidents a channel is for, and what it has been sent."""
+"""Routing: which incidents a channel gets, and which messages it was sent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 
 from app.incidents.channels.registry import KINDS
 from app.incidents.grouping import CONTENT, Audience, Sent
-from app.incidents.held_machines import Inside, speaking_for
+from app.incidents.held_machines import MemberIncident, as_lead
 from app.incidents.lifecycle import Incident
-from app.incidents.machines import inside_of_group, standing_inside
+from app.incidents.machines import led_incidents, members_by_lead
 from app.incidents.models.rules import Rule, Selector
 from app.incidents.models.tables import (
     AlertChannel,
@@ -33,56 +33,63 @@ SELECTOR: Final = TypeAdapter(Selector)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNow:
-    """A group as its channels are to hear of it."""
+class GroupSnapshot:
+    """The present state of a group, as its channels are to be notified of it."""
 
     job: str
     labels: Mapping[str, str]
     rules: Mapping[uuid.UUID, Rule]
-    # The open ones; those that speak for a machine as they speak for all inside.
+    # Open ones; leads with the severity of all their members.
     incidents: Sequence[Incident]
-    # By incident, what stands inside of it and is not over.
-    inside: Mapping[uuid.UUID, Sequence[Inside]]
-    # Incidents that one of another job speaks for.
-    spoken_for: frozenset[uuid.UUID]
+    # Open members by lead.
+    inside: Mapping[uuid.UUID, Sequence[MemberIncident]]
+    # Members of leads of other jobs.
+    led_elsewhere: frozenset[uuid.UUID]
     attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]  # see `routed`
 
-    def meant_for(self, channel: AlertChannel) -> list[Incident]:
-        """Return the incidents that a channel is for, by themselves or by one inside."""
+    def incidents_for(self, channel: AlertChannel) -> list[Incident]:
+        """Return the incidents routed to a channel, themselves or through a member."""
 
         def any_inside(incident: Incident) -> bool:
             return any(
-                routed(channel, [one.incident], self.rules, one.job, one.labels, self.attached)
-                for one in self.inside.get(incident.id, ())
+                routed(
+                    channel,
+                    [member.incident],
+                    self.rules,
+                    member.job,
+                    member.labels,
+                    self.attached,
+                )
+                for member in self.inside.get(incident.id, ())
             )
 
         own = {
-            found.id
-            for found in routed(
+            incident.id
+            for incident in routed(
                 channel, self.incidents, self.rules, self.job, self.labels, self.attached
             )
         }
-        return [found for found in self.incidents if found.id in own or any_inside(found)]
+        return [each for each in self.incidents if each.id in own or any_inside(each)]
 
 
-def group_now(tx: UnitOfWork, group: AlertGroup) -> GroupNow:
-    """Return a group that is locked as its channels are to hear of it."""
+def group_snapshot(tx: UnitOfWork, group: AlertGroup) -> GroupSnapshot:
+    """Return the present state of a locked group."""
     job, labels = job_and_labels(tx, group.job_id)
-    ever = inside_of_group(tx, group.id)
+    ever = members_by_lead(tx, group.id)
     present = {
-        lead: [one for one in ones if one.incident.state is not IncidentState.RESOLVED]
-        for lead, ones in ever.items()
+        lead: [each for each in members if each.incident.state is not IncidentState.RESOLVED]
+        for lead, members in ever.items()
     }
-    return GroupNow(
+    return GroupSnapshot(
         job=job,
         labels=labels,
         rules={rule.id: rule for rule in load_rules(tx)},
         incidents=[
-            speaking_for(found, ever[found.id]) if found.id in ever else found
-            for found in open_incidents(tx, group.id)
+            as_lead(incident, ever[incident.id]) if incident.id in ever else incident
+            for incident in open_incidents(tx, group.id)
         ],
         inside=present,
-        spoken_for=standing_inside(tx, group.id),
+        led_elsewhere=led_incidents(tx, group.id),
         attached={
             (row.id, uuid.UUID(channel)): datetime.fromisoformat(at)
             for row in tx.session.execute(select(AlertRule.id, AlertRule.attached))
@@ -91,7 +98,7 @@ def group_now(tx: UnitOfWork, group: AlertGroup) -> GroupNow:
     )
 
 
-def routed(  # noqa: PLR0913, PLR0917 - everything that routes
+def routed(  # noqa: PLR0913, PLR0917 - all that routing depends on
     channel: AlertChannel,
     incidents: Sequence[Incident],
     rules: Mapping[uuid.UUID, Rule],
@@ -99,17 +106,17 @@ def routed(  # noqa: PLR0913, PLR0917 - everything that routes
     labels: Mapping[str, str],
     attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime] | None = None,
 ) -> list[Incident]:
-    """Return the incidents that a channel is for.
+    """Return the incidents that are routed to a channel.
 
     Parameters
     ----------
     attached : mapping, optional
-        When a channel was added to a rule, by the ids of both, where that was after the rule.
+        When a channel was added to an existing rule, by the ids of rule and channel.
     """
     selects = SELECTOR.validate_python(channel.selector).selects(job, labels)
 
     def meant(incident: Incident, rule: Rule) -> bool:
-        # What was news before the channel was there is the past, which it is not sent.
+        # A channel is not sent the news from before it was created.
         news_at = incident.escalated_at or incident.fired_at or incident.opened_at
         if news_at < channel.created_at:
             return False
@@ -127,19 +134,19 @@ def routed(  # noqa: PLR0913, PLR0917 - everything that routes
     ]
 
 
-def audience(
+def audience_of(
     tx: UnitOfWork,
     channel: AlertChannel,
     group_id: uuid.UUID,
     *,
     without: uuid.UUID | None = None,
 ) -> Audience:
-    """Return a channel as a group sees it, from the last delivered message on.
+    """Return the messages of a group to a channel, from the last delivered one on.
 
     Parameters
     ----------
     without : UUID, optional
-        A delivery that is left out: the one that is about to be made.
+        The delivery whose message is being made, which is left out.
     """
     here = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group_id)
     last = (
@@ -163,7 +170,7 @@ def audience(
         .order_by(AlertDelivery.number)
     ).all()
     return Audience(
-        KINDS[channel.kind].manner,
+        KINDS[channel.kind].style,
         [
             Sent(
                 created_at=row.created_at,
@@ -177,8 +184,8 @@ def audience(
     )
 
 
-def with_heard_of(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
-    """Return incidents and those, mostly over by now, that the channel may have heard of."""
+def with_notified(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
+    """Return incidents, and those that the channel may have been sent before."""
     have = {incident.id for incident in incidents}
     missing = {id_ for sent in heard.sent for id_ in sent.content.believed_open} - have
     if not missing:

@@ -30,7 +30,7 @@ from app.incidents.models.facts import STANDING_STILL, Facts
 from app.incidents.models.rules import HANG_RULE, NOTICE_RULE, CauseFound, Rule, Selector, Weekly
 from app.incidents.models.tables import AlertGroup, AlertRule, IncidentState
 from app.incidents.store import (
-    RECEIVED,
+    RECEIVED_READ,
     load_rules,
     read_facts,
     rule_document,
@@ -189,7 +189,7 @@ def _replay(
             job=job,
             labels=history[-1].labels,
             history=history,
-            received=received[max(0, come - RECEIVED) : come],
+            received=received[max(0, come - RECEIVED_READ) : come],
             finished_at=None,
             incidents=[i for i in incidents.values() if i.state is not IncidentState.RESOLVED],
             silences={},

@@ -1,8 +1,8 @@
 """Secrets of channels, encrypted at rest.
 
 Fernet (AES-128-CBC with HMAC-SHA256) of the library `cryptography`, with several keys: the first
-encrypts, each decrypts. To change a key, put the new one first, run ``paceline alerts reseal``, and
-take the old one away.
+encrypts, all decrypt. To change the key, put the new one first, run ``paceline alerts reseal``, and
+remove the old one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.platform.settings import Settings
 
 
 def seal(settings: Settings, secrets: dict[str, Any]) -> bytes:
-    """Return secrets encrypted; makes the key file where there is no key yet.
+    """Return encrypted secrets; create the key file where there is no key yet.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def seal(settings: Settings, secrets: dict[str, Any]) -> bytes:
 
 
 def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
-    """Return what was encrypted.
+    """Return decrypted secrets.
 
     Raises
     ------
@@ -54,19 +54,19 @@ def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
 
 
 def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return which secrets are set; of an address, the host: what people know a channel by."""
+    """Return the names of the secrets that are set; for an address with its host, for people."""
     return {name: _host(value) for name, value in secrets.items()}
 
 
 def check_secrets(container: Container) -> int:
-    """Store of every channel whether the keys open its secrets, and what may be shown of them.
+    """Store for each channel whether the keys decrypt its secrets, and their hints.
 
-    For the sweeper: it has the keys of the workers that deliver, and pages then need none.
+    Run by the sweeper, which has the keys of the delivering workers, so that pages need none.
 
     Returns
     -------
     int
-        How many channels are different from what was stored.
+        Number of channels that changed.
     """
     with container.reading() as tx:
         rows = tx.session.execute(
@@ -80,17 +80,17 @@ def check_secrets(container: Container) -> int:
     changed = 0
     for id_, sealed, stored, readable in rows:
         try:
-            found = {"readable": True, "secret_hints": hints(unseal(container.settings, sealed))}
+            current = {"readable": True, "secret_hints": hints(unseal(container.settings, sealed))}
         except SecretKeyError:
-            found = {"readable": False, "secret_hints": stored}
-        if found == {"readable": readable, "secret_hints": stored}:
+            current = {"readable": False, "secret_hints": stored}
+        if current == {"readable": readable, "secret_hints": stored}:
             continue
         with container.uow() as tx:
-            # Unless it was given other secrets meanwhile.
+            # Unless its secrets were replaced meanwhile.
             tx.session.execute(
                 update(AlertChannel)
                 .where(AlertChannel.id == id_, AlertChannel.secrets == sealed)
-                .values(found)
+                .values(current)
             )
         changed += 1
     return changed
@@ -117,7 +117,7 @@ def _box(settings: Settings, *, create: bool) -> MultiFernet:
 def _from_file(settings: Settings, *, create: bool) -> list[str]:
     path = settings.key_file
     try:
-        # Only the default file is made: an operator who names a path fills it.
+        # Only the default file is created: a path in the settings is the operator's to fill.
         if create and settings.secret_key_file is None and not path.exists():
             _make(path)
         lines = path.read_text(encoding="ascii").split()
@@ -132,7 +132,7 @@ def _from_file(settings: Settings, *, create: bool) -> list[str]:
 
 
 def _make(path: Path) -> None:
-    """Write a new key, whole or not at all; of two processes at once, one makes it."""
+    """Write a new key atomically; of two concurrent processes one succeeds."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,9 +1,9 @@
-"""What Slack sends of a pressed button, and whether Slack sent it.
+"""Requests of Slack for pressed buttons: parsing, and verification of the signature.
 
 Slack's protocol (docs.slack.dev, "Verifying requests from Slack" and "block_actions payload"): the
 body is a form with one field, ``payload``, of JSON. ``X-Slack-Signature`` is ``v0=`` and the
 HMAC-SHA256, in hexadecimal, of ``v0:{X-Slack-Request-Timestamp}:{body}`` by the app's signing
-secret. A timestamp five minutes from now is refused, as Slack says.
+secret. Timestamps more than five minutes from now are refused, as Slack recommends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import Fault, InvalidSlackError, SlackRefusedError
-from app.incidents.channels.slack import Pressed
+from app.incidents.channels.slack import Button
 
 # The payload holds the whole message, of at most 50 blocks.
 MAX_BODY_BYTES: Final = 256 * 1024
-# Older requests, and ones from the future, are refused.
+# Requests further from now, in the past or future, are refused.
 WINDOW: Final = timedelta(minutes=5)
 REFUSED: Final = "The request is not signed by the Slack app of the channel that it names."
 
@@ -36,7 +36,7 @@ _VALUE: Final = re.compile(r"[0-9a-f-]{36}:[0-9a-f-]{36}")
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who pressed it: the id is Slack's, the name is for people."""
+    """The member who pressed a button: Slack's id, and a name for people."""
 
     id: Annotated[str, Field(max_length=64)]
     username: Annotated[str, Field(max_length=500)] = ""
@@ -52,22 +52,22 @@ class PressedButton:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload of buttons that were pressed, one at a time."""
+    """A ``block_actions`` payload with exactly one pressed button."""
 
     type: Literal["block_actions"]
     user: User
     actions: Annotated[tuple[PressedButton, ...], Field(min_length=1, max_length=1)]
-    # where a text to whoever pressed it goes
+    # takes a text to the member who pressed it
     response_url: Annotated[str, Field(max_length=2000)] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Interaction:
-    """What was pressed, on what, in a message of which channel; not verified yet."""
+class ButtonPress:
+    """A pressed button: its effect, channel, subject and member; not verified yet."""
 
-    what: Pressed
+    what: Button
     channel: UUID
-    about: UUID  # the incident, or the action on a machine
+    about: UUID  # id of the incident, or of the action on a machine
     user: User
     response_url: str
 
@@ -75,13 +75,13 @@ class Interaction:
 _PAYLOAD: Final = TypeAdapter(Payload)
 
 
-def read_interaction(body: bytes) -> Interaction:
-    """Return what a body says.
+def read_interaction(body: bytes) -> ButtonPress:
+    """Return the pressed button in a request body.
 
     Raises
     ------
     InvalidSlackError
-        ``slack.invalid``; ``slack.unknown_action`` where it is no button of ours.
+        ``slack.invalid``; ``slack.unknown_action`` for a button of another app.
     """
     try:
         form: Mapping[str, list[str]] = parse_qs(
@@ -95,7 +95,7 @@ def read_interaction(body: bytes) -> Interaction:
             faults=(Fault("slack.invalid", "payload: no block_actions", column="payload"),),
         ) from error
     [pressed] = payload.actions
-    if pressed.action_id not in tuple(Pressed) or not _VALUE.fullmatch(pressed.value):
+    if pressed.action_id not in tuple(Button) or not _VALUE.fullmatch(pressed.value):
         raise InvalidSlackError(
             "The button is none of Paceline's.",
             code="slack.unknown_action",
@@ -110,11 +110,11 @@ def read_interaction(body: bytes) -> Interaction:
         raise InvalidSlackError(
             "The button is none of Paceline's.", code="slack.unknown_action"
         ) from error
-    return Interaction(Pressed(pressed.action_id), *ids, payload.user, payload.response_url)
+    return ButtonPress(Button(pressed.action_id), *ids, payload.user, payload.response_url)
 
 
 def signature_of(secret: str, timestamp: str, body: bytes) -> str:
-    """Return the signature that Slack gives a body."""
+    """Return the signature of a body by Slack's scheme ``v0``."""
     signed = b"v0:" + timestamp.encode() + b":" + body
     return "v0=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
 
@@ -122,7 +122,7 @@ def signature_of(secret: str, timestamp: str, body: bytes) -> str:
 def check_signature(
     secret: str, *, timestamp: str, signature: str, body: bytes, now: datetime
 ) -> None:
-    """Refuse what Slack did not sign, or not within five minutes.
+    """Refuse a body without a valid signature of the last five minutes.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def check_signature(
     expected = signature_of(secret, timestamp, body) if well_formed else ""
     if not well_formed or not hmac.compare_digest(expected.encode(), signature.encode()):
         raise SlackRefusedError(REFUSED)
-    # after the signature: who cannot sign learns nothing of the clock
+    # after the signature: without the secret the answer reveals nothing about the clock
     if abs(now.timestamp() - int(timestamp)) > WINDOW.total_seconds():
         at = datetime.fromtimestamp(min(int(timestamp), 253_402_300_799), UTC)
         raise SlackRefusedError(

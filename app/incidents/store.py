@@ -1,9 +1,9 @@
-"""Incidents as rows: read a job's state, write its changes.
+"""Incidents as rows: read the state of a job for its rules, and write the changes.
 
-Protocol. Everything of a job changes under the lock of its group's row (`lock_group`), taken before
-any other row of alerts: a session's evaluation, the sweeper's look, and a person's order follow
-each other, and each sees what the one before it wrote. Under that lock the next number of the group
-is taken for every transition and every notification, so that all of them have one order.
+Protocol. All incidents of a job change under the lock of its group's row (`lock_group`), taken
+before any other row of alerts: evaluations of sessions and of the sweeper, and orders of persons,
+run one after the other. Each transition and notification takes the next number of the group under
+that lock, so that all of them have one order.
 
 Locks are taken in the order task run, group, channel, delivery, and as FOR NO KEY UPDATE, which the
 foreign keys of new rows do not wait for.
@@ -24,7 +24,7 @@ from sqlalchemy.orm import aliased
 from app.analysis.pulse.step_pace import Pace
 from app.analysis.report.session_verdict import SessionVerdict
 from app.hangs.models import StoredHang, open_hang
-from app.incidents.conditions import HISTORY_SESSIONS, judge
+from app.incidents.conditions import HISTORY_SESSIONS, judge_notice
 from app.incidents.grouping import IncidentChange, JobState, Timing, next_flush
 from app.incidents.lifecycle import INCIDENT, Incident
 from app.incidents.models.facts import (
@@ -52,16 +52,13 @@ from app.platform.telemetry import current
 from app.pulse.models import PulseNotice, PulseState, RecordingRequest
 from app.sessions.models.tables import Session, StoredVerdict
 
-# ---- What rules see of sessions, read from their verdicts, and of hangs; when these are over ----
-
-
 # Culprits that a message names.
-_NAMED: Final = 6
+_NAMED_CULPRITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class FactsRow:
-    """A row of `sessions_with_facts`, where it was read as JSON."""
+    """A row of `sessions_with_facts` that was read as JSON."""
 
     document: SessionVerdict
     id: uuid.UUID
@@ -73,7 +70,7 @@ class FactsRow:
 
 
 def sessions_with_facts() -> Select[Any]:
-    """Return the query of sessions that have a verdict document; `read_facts` takes it."""
+    """Return the query of sessions with a verdict document, for `read_facts`."""
     return (
         select(
             StoredVerdict.document,
@@ -91,12 +88,12 @@ def sessions_with_facts() -> Select[Any]:
 
 
 def read_facts(tx: Reads, query: Select[Any]) -> list[Facts]:
-    """Return the facts of the sessions of a query that `sessions_with_facts` began."""
+    """Return the facts of the sessions of a query made with `sessions_with_facts`."""
     return [facts_of_row(row) for row in tx.session.execute(query)]
 
 
 def facts_of_row(row: Row[Any] | FactsRow) -> Facts:
-    """Return the facts of a row of such a query."""
+    """Return the facts in a row of `sessions_with_facts`."""
     return facts_of(
         row.document,
         session=row.id,
@@ -119,9 +116,9 @@ def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
     if row is None:
         return None
     verdict = open_hang(row.document).verdict
-    named = [f"{one.rank}{one.place and f' ({one.place})'}" for one in verdict.culprits]
-    more = len(named) - _NAMED
-    culprits = ", ".join(named[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    named = [f"{each.rank}{each.place and f' ({each.place})'}" for each in verdict.culprits]
+    more = len(named) - _NAMED_CULPRITS
+    culprits = ", ".join(named[:_NAMED_CULPRITS]) + (f" and {more} more" if more > 0 else "")
     return HangFacts(
         id=row.id,
         since=row.since,
@@ -138,7 +135,7 @@ def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
 
 
 def end_hangs(tx: UnitOfWork, job_id: int) -> None:
-    """Note that a job's hangs are over: a session came after their files, or the job ended."""
+    """Mark hangs of a job as over where a session or the job's end followed their files."""
     came = (
         select(func.min(Session.received_at))
         .where(Session.job_id == job_id, Session.received_at > StoredHang.changed_at)
@@ -152,14 +149,14 @@ def end_hangs(tx: UnitOfWork, job_id: int) -> None:
     tx.session.execute(
         update(StoredHang)
         .where(StoredHang.job_id == job_id, StoredHang.over_at.is_(None))
-        # the earlier of both, where one is there
+        # LEAST ignores nulls
         .values(over_at=func.least(came, finished))
         .execution_options(synchronize_session=False)
     )
 
 
-def say_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
-    """Note that a person said that a job's hangs are over."""
+def mark_hangs_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
+    """Mark the hangs of a job as over, as a person resolved their incident."""
     tx.session.execute(
         update(StoredHang)
         .where(StoredHang.job_id == job_id, StoredHang.over_at.is_(None))
@@ -168,16 +165,13 @@ def say_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
     )
 
 
-# ---- Notices of the pulse as rules see them, and what sessions that were asked for say of them ---
-
-
-# For so long incidents may still be about one that is over.
+# Time that a notice is read after its end, for incidents that are still open.
 _OVER_FOR: Final = timedelta(days=1)
 _HOUR_NS: Final = 3_600e9
 
 
 def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
-    """Return the notices of a job that go on, and those that ended within a day."""
+    """Return the ongoing notices of a job, and those that ended within a day."""
     rows = tx.session.execute(
         select(PulseNotice, PulseState.advanced_at, PulseState.pace, Session.number)
         .join(
@@ -193,14 +187,14 @@ def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
         .order_by(PulseNotice.noticed_at, PulseNotice.attempt, PulseNotice.number)
         .execution_options(populate_existing=True)
     )
-    found = []
+    notices = []
     for row, heard_at, pace, session in rows:
         ranks = Pace.from_bytes(pace).ranks()
         fires_at = row.fires_at or row.noticed_at
         outcome = row.outcome
         if outcome is None and (row.cleared_at or tx.now) >= fires_at:
             outcome = Outcome.UNCONFIRMED
-        found.append(
+        notices.append(
             NoticeFacts(
                 attempt=row.attempt,
                 number=row.number,
@@ -226,11 +220,11 @@ def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
                 job_ranks=ranks,
             )
         )
-    return found
+    return notices
 
 
 def judge_notices(tx: UnitOfWork, job_id: int) -> None:
-    """Note what the sessions that came of requests say of the notices that asked for them."""
+    """Store the outcomes of notices by the sessions that were requested for them."""
     requests = tx.session.execute(
         select(RecordingRequest).where(
             RecordingRequest.job_id == job_id,
@@ -242,7 +236,7 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
     for request in requests.all():
         came = tx.session.execute(
             select(Session.id, Session.state)
-            .where(came_of(request))
+            .where(came_from_request(request))
             .order_by(Session.received_at, Session.id)
             .limit(1)
         ).one_or_none()
@@ -254,9 +248,10 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
         if not facts:
             continue
         for notice in notices_of_job(tx, job_id):
-            said = judge(notice, facts[0])
-            if said is None:
+            judged = judge_notice(notice, facts[0])
+            if judged is None:
                 continue
+            outcome, cause = judged
             tx.session.execute(
                 update(PulseNotice)
                 .where(
@@ -267,13 +262,13 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
                     PulseNotice.outcome.is_(None),
                     PulseNotice.cleared_at.is_(None),
                 )
-                .values(outcome=said[0], cause=said[1], session_id=came.id)
+                .values(outcome=outcome, cause=cause, session_id=came.id)
                 .execution_options(synchronize_session=False)
             )
 
 
-def came_of(request: RecordingRequest) -> ColumnElement[bool]:
-    """Return what is true of the sessions that may have come of a request."""
+def came_from_request(request: RecordingRequest) -> ColumnElement[bool]:
+    """Return the condition on sessions that were recorded for a request."""
     return (
         (Session.job_id == request.job_id)
         & (Session.attempt == request.attempt)
@@ -285,14 +280,14 @@ def _seconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
-# Gaps between this number of sessions give the typical interval; one more session than gaps.
-RECEIVED: Final = BASELINE_SESSIONS + 1
+# Sessions whose gaps give the typical interval: one more than gaps.
+RECEIVED_READ: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
 _placed: Final = aliased(AlertOnHost)
 _lead: Final = aliased(AlertOnHost)
-# Another incident speaks for it, or did to its end.
+# It is a member of a lead, or was one when it ended.
 INSIDE: Final = (
     exists()
     .where(
@@ -315,9 +310,9 @@ def timing(settings: Settings) -> Timing:
 
 
 def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
-    """Return a job's group, made where there is none, locked until the transaction ends.
+    """Return a job's group, created if needed, locked until the transaction ends.
 
-    In a transaction of all projects it is made in the job's own.
+    In a transaction over all projects it is created in the project of the job.
     """
     project_id = tx.scope.project_id
     if project_id is None:
@@ -335,12 +330,12 @@ def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
 def lock_group(
     tx: UnitOfWork, group_id: uuid.UUID, *, skip_locked: bool = False
 ) -> AlertGroup | None:
-    """Return a group, locked until the transaction ends; None where it is gone.
+    """Return a group, locked until the transaction ends; None where it was deleted.
 
     Parameters
     ----------
     skip_locked : bool
-        Return None also where another transaction has it.
+        Return None also where another transaction has locked it.
     """
     return tx.session.execute(
         select(AlertGroup)
@@ -362,7 +357,7 @@ def rule_of(row: AlertRule) -> Rule:
 
 
 def rule_document(rule: Rule) -> dict[str, Any]:
-    """Return what the column `document` holds of a rule."""
+    """Return the value of the column `document` of a rule."""
     document: dict[str, Any] = RULE.dump_python(rule, mode="json", exclude={"id", "name"})
     return document
 
@@ -373,7 +368,7 @@ def incident_of(row: AlertIncident) -> Incident:
 
 
 def open_incidents(tx: Reads, group_id: uuid.UUID) -> list[Incident]:
-    """Return the incidents of a group that are not over."""
+    """Return the open incidents of a group."""
     rows = tx.session.execute(
         select(AlertIncident)
         .where(AlertIncident.group_id == group_id, OPEN)
@@ -395,7 +390,7 @@ def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
 
 
 def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
-    """Return everything that rules look at."""
+    """Return everything about a job that rules read."""
     of_job = select(Job.name, Job.finished_at).where(Job.id == group.job_id)
     name, finished_at = tx.session.execute(of_job).one()
     latest = (
@@ -408,7 +403,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         select(Session.received_at, Session.meta["labels"])
         .where(Session.job_id == group.job_id)
         .order_by(Session.received_at.desc())
-        .limit(RECEIVED)
+        .limit(RECEIVED_READ)
     ).all()
     rows = tx.session.execute(
         select(AlertIncident)
@@ -426,14 +421,14 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         silences={
             incident.fingerprint: incident.silence for incident in silenced if incident.silence
         },
-        since=_settled(tx, group.id, "resolved_by"),
+        since=_last_resolved(tx, group.id, "resolved_by"),
         hang=latest_hang(tx, group.job_id),
         notices=notices_of_job(tx, group.job_id),
-        heard=_settled(tx, group.id, "notice"),
+        heard=_last_resolved(tx, group.id, "notice"),
     )
 
 
-def save_change(  # noqa: PLR0913 - a transition, and who is behind it
+def save_change(  # noqa: PLR0913 - a transition, and who caused it
     tx: UnitOfWork,
     group: AlertGroup,
     change: IncidentChange,
@@ -442,7 +437,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     actor: str | None = None,
     note: str | None = None,
 ) -> None:
-    """Write an incident, its event, and when the group is to be notified."""
+    """Store an incident and its event, and schedule a flush of the group."""
     incident = change.incident
     values = {
         "fingerprint": incident.fingerprint,
@@ -474,23 +469,23 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
             at=tx.now,
         )
     )
-    if change.tells:
+    if change.notifies:
         group.flush_at = next_flush(intervals, tx.now, group.flushed_at, group.flush_at)
         group.traceparent = current()
 
 
 def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:
-    """Return names by id."""
+    """Return the names of rules by id."""
     return {rule.id: rule.name for rule in rules}
 
 
-def _settled(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
-    """Return by rule when an incident of it last ended.
+def _last_resolved(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
+    """Return when the last incident of each rule ended, by rule.
 
     Parameters
     ----------
     which : str
-        ``resolved_by``: only those that a person ended; ``notice``: those of the pulse.
+        ``resolved_by``: of those that a person resolved; ``notice``: of those of the pulse.
     """
     rule_id = func.jsonb_array_elements_text(AlertIncident.document["rules"]).column_valued(
         "rule", joins_implicitly=True

@@ -1,7 +1,7 @@
-"""Use case: evaluate jobs whose time has come, end silences, and send due deliveries.
+"""Use case: the periodic pass over alerts: evaluations, flushes and deliveries that are due.
 
-Runs in the sweeper's thread, several of them at once without harm: what a pass works on it has
-locked, and what another one has locked it leaves alone.
+Runs in the thread of the sweeper. Several sweepers may run at once: a pass locks the rows that it
+works on, and skips those that another one has locked.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 import structlog
 from sqlalchemy import CursorResult, delete, exists, select
 
-from app.incidents.batching import flush_group, pump, set_free
+from app.incidents.batching import flush_group, pump, release_orphans
 from app.incidents.evaluate import look_at_group
-from app.incidents.machines import wake
+from app.incidents.machines import look_at_lead
 from app.incidents.models.tables import (
     AlertChannel,
     AlertDelivery,
@@ -31,11 +31,11 @@ from app.platform.database.projects import is_there
 from app.platform.database.states import TaskState
 from app.platform.database.task_runs import DELIVER_ALERT, TaskRun
 
-# Groups taken from the list at a time, and how long a pass may go on: the sweeper has other duties.
+# Groups in a batch, and the longest duration of a pass: the sweeper has other duties.
 BATCH: Final = 100
 PASS_LIMIT_S: Final = 10.0
 
-# How long task runs of deliveries stay for people to look at.
+# Time that task runs of deliveries are kept for inspection.
 TASK_RUNS_KEPT: Final = timedelta(hours=1)
 PRUNED: Final = 5_000
 
@@ -44,15 +44,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AlertSweep:
-    """What one pass did."""
+    """The counts of one pass."""
 
-    # looked, flushed: jobs looked at, and groups notified
+    # looked, flushed: evaluated jobs, and flushed groups
     looked: int = 0
     flushed: int = 0
-    # started, pruned: deliveries that were started, and rows that were deleted
+    # started, pruned: started deliveries, and deleted rows
     started: int = 0
     pruned: int = 0
-    # Channels whose secrets the keys open now and did not before, or the other way round.
+    # Channels whose secrets became readable, or unreadable.
     keys: int = 0
 
 
@@ -62,14 +62,14 @@ def sweep_alerts(container: Container) -> AlertSweep:
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
     for of, incident_id in _stirred(everywhere):
-        wake(container.within(of), incident_id)
+        look_at_lead(container.within(of), incident_id)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.look_at)
         looked += sum(look_at_group(container.within(of), group_id) for of, group_id in due)
         if len(due) < BATCH:
             break
     with everywhere.uow() as tx:
-        set_free(tx)
+        release_orphans(tx)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.flush_at)
         for of, group_id in due:

@@ -1,4 +1,4 @@
-"""The lines of a message, before a channel formats them."""
+"""The text of messages to channels, as lines that each kind of channel formats."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.analysis.budget.split import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import differs
 from app.analysis.report.session_verdict import VerdictWorker
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import NBSP, gpu_time, hours, percent, sure
 from app.incidents.grouping import Status
-from app.incidents.message import Alert, JobInside, Message
+from app.incidents.message import Alert, MemberJob, Message
 from app.incidents.models.facts import (
     ALL_SLOW_CAUSE,
     BETWEEN_STEPS_CAUSE,
@@ -26,19 +26,19 @@ from app.incidents.models.facts import (
     NoticeFacts,
 )
 
-# Who gets more is told how many more there are; the page has them all.
+# Alerts in one message; further ones are counted, and listed on the page.
 MAX_ALERTS: Final = 10
 
-# A message names this number of GPUs.
+# GPUs that a message names.
 MAX_GPUS: Final = 4
-# Of the workers after the worst, those that slow the job down by so much.
+# Worker slowdown from which workers after the worst one are named.
 WORTH_NAMING: Final = 1.01
 _OF_ALL: Final = (BETWEEN_STEPS_CAUSE, ALL_SLOW_CAUSE)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLines:
-    """An alert in words: pairs of a name and a value, and sentences of evidence."""
+    """The text of an alert: a summary, pairs of name and value, and sentences of evidence."""
 
     summary: str
     fields: Sequence[tuple[str, str]] = field(default_factory=tuple)
@@ -46,12 +46,12 @@ class MessageLines:
 
 
 def lines_of(alert: Alert, at: datetime) -> MessageLines:
-    """Return an alert in words.
+    """Return the text of an alert.
 
     Parameters
     ----------
     at : datetime
-        When the message was made; ages count from here.
+        When the message was made; ages are relative to it.
     """
     if alert.status is Status.RESOLVED:
         lasted = (alert.resolved_at or at) - alert.since
@@ -75,7 +75,7 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         fields.append((also, _jobs(alert.jobs)))
     fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
     if alert.asks:
-        fields.append(("Waits for a person", "; ".join(one.command for one in alert.asks)))
+        fields.append(("Waits for a person", "; ".join(action.command for action in alert.asks)))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
     return MessageLines(_summary(alert), fields, _evidence(alert))
@@ -137,7 +137,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         at = [gpu.words for gpu in cause.gpus[:MAX_GPUS]]
         more = len(cause.gpus) - len(at)
         fields.append(("At", "; ".join([*at, f"{more} more"] if more else at)))
-    # Who is slowest says nothing where no worker is at fault.
+    # Without a worker at fault the slowest one is slow by chance.
     if facts.worst and blames_machine(alert.diagnosed_cause):
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
@@ -157,7 +157,7 @@ def _of_all(shares: Shares) -> list[tuple[str, str]]:
 
 
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
-    """Return how slow the job is and what that costs; S too, where it says something else."""
+    """Return slowdown and cost of the job; the published S too where it differs."""
     shown, published = facts.headline, facts.slowdown
     if facts.withheld is not None and facts.lost_each_hour is not None:
         return [("Costs", f"{hours(facts.lost_each_hour)} GPU-hours each hour, at least")]
@@ -186,14 +186,14 @@ def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def _worker(worker: VerdictWorker) -> str:
-    host = f"{called(worker.host, guessed=worker.guessed)} " if worker.host else ""
+    host = f"{node_label(worker.host, guessed=worker.guessed)} " if worker.host else ""
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
 
 
-def _jobs(inside: Sequence[JobInside]) -> str:
+def _jobs(inside: Sequence[MemberJob]) -> str:
     named = [
-        one.job if one.slowdown is None else f"{one.job} {one.slowdown:.2f}×"
-        for one in inside[:MAX_ALERTS]
+        member.job if member.slowdown is None else f"{member.job} {member.slowdown:.2f}×"
+        for member in inside[:MAX_ALERTS]
     ]
     more = len(inside) - len(named)
     return ", ".join([*named, f"{more} more"] if more else named)
@@ -211,7 +211,7 @@ def _evidence(alert: Alert) -> list[str]:
 
 
 def moment(at: datetime) -> str:
-    """Return a time as people on several continents read it."""
+    """Return a time in UTC, to the minute."""
     return at.strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -227,7 +227,7 @@ def duration(span: timedelta) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters; what is cut off shows."""
+    """Return a text of at most `limit` characters, with an ellipsis where it is cut."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 

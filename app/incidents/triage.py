@@ -1,4 +1,4 @@
-"""What the hardware team gets of an incident: what was measured, seen and done, with a picture."""
+"""Triage of incidents: evidence to hand over, orders for many at once, comments, assignees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import uuid
 import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -21,20 +20,15 @@ from app.access.audit import Action, record
 from app.analysis.report.charts import mean_heatmap
 from app.errors import ConflictError
 from app.incidents.evaluate import (
-    Inside,
+    MembersOf,
     Order,
-    acknowledging,
-    called,
-    carry_out,
-    locked,
-    reopening,
-    resolving,
-    silencing,
-    unacknowledging,
+    apply_order,
+    audit_name,
+    lock_incidents,
 )
 from app.incidents.held_machines import cordon_commands, machine_of, node_of
 from app.incidents.lifecycle import INCIDENT
-from app.incidents.machines import ended_with, inside_of, settle
+from app.incidents.machines import open_members, place_incidents
 from app.incidents.models.tables import AlertAssignee, AlertComment, AlertEvent, IncidentState
 from app.incidents.reads import IncidentView, get_incident
 from app.incidents.store import incident_of
@@ -45,30 +39,29 @@ from app.platform.identity import Principal
 from app.sessions.models.reports import read_document, read_heatmaps
 from app.sessions.models.tables import StoredReport
 
-# A report with every figure of a large job is left to its own page.
+# Larger reports are left out of the archive.
 MAX_REPORT: Final = 16 * 1024 * 1024
-# More workers than these are in the report; the slowest are here.
+# The slowest workers that the archive lists; the report has all.
 MAX_WORKERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An incident with its proof."""
+    """An incident with the measurements that prove it."""
 
     life: IncidentLife
-    host: str  # empty where none is at fault, or none is recorded
-    # sequence of pairs of str: schedulers, and how each takes the host out
+    host: str  # at fault; empty where none is, or none is recorded
+    # pairs of a scheduler and its command that takes the host out
     commands: Sequence[tuple[str, str]]
-    guessed: bool  # whether the host's name may be that of a container; then there are none
-    # (dp, pp): of the latest session that shows it; None where its report is gone or has no
-    # verdict
+    guessed: bool  # whether the host's name may be that of a container; then without commands
+    # worker slowdowns (dp, pp) of its latest session; None without a report or a verdict
     heatmap: NDArray[np.float32] | None
     picture: bytes | None  # the same as a PNG
     report: bytes | None  # the report as JSON; None also where it is too large to send along
 
 
 def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False) -> Evidence:
-    """Return the proof of an incident.
+    """Return an incident with its heatmap and report, for those who repair the machine.
 
     Parameters
     ----------
@@ -98,7 +91,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
         life=life,
         host=host,
         commands=cordon_commands(node_of(incident), f"Paceline incident {incident.id}"),
-        guessed=facts is not None and facts.guesses(host),
+        guessed=facts is not None and facts.has_guessed_name(host),
         heatmap=heatmap,
         picture=picture,
         report=report,
@@ -106,7 +99,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
 
 
 def evidence_zip(found: Evidence, words: str) -> bytes:
-    """Return everything as one archive of a bounded size."""
+    """Return the evidence as a ZIP archive of a bounded size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
@@ -142,7 +135,7 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
 
 
 def _workers_csv(heatmap: NDArray[np.float32]) -> str:
-    """Return the slowdowns of the workers, the slowest first; empty cells sent nothing."""
+    """Return the worker slowdowns as CSV, the slowest first; empty where a worker has no data."""
     import numpy as np  # noqa: PLC0415 - what the archive alone needs
 
     text = io.StringIO()
@@ -156,13 +149,10 @@ def _workers_csv(heatmap: NDArray[np.float32]) -> str:
     return text.getvalue()
 
 
-# ---- Use case: the same order for many incidents, in one transaction ---------------------------
-
-
-# More than a person selects; a transaction holds the locks of their groups.
-MOST: Final = 500
-# Refusals of one incident, which do not hold up the others.
-LEFT_ALONE: Final = frozenset(
+# Incidents of one order: more than a person selects. The transaction locks all their groups.
+MAX_INCIDENTS: Final = 500
+# Codes of refusals that concern one incident; the order goes on with the others.
+SKIPPED_CODES: Final = frozenset(
     {"incident.wrong_state", "incident.ended_by_itself", "incident.open_again"}
 )
 
@@ -184,103 +174,35 @@ class OrderOutcome:
     left: Sequence[Left]
 
 
-def acknowledge_many(
-    container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
-) -> OrderOutcome:
-    """Acknowledge incidents; those that it does not apply to stay as they are.
-
-    Raises
-    ------
-    NotFoundError
-        If one of them is not there; then all stay as they are.
-    """
-    who = container.principal.called(by)
-    return _order(container, ids, acknowledging(who), who, note)
-
-
-def unacknowledge_many(
-    container: Container, ids: Collection[uuid.UUID], *, by: str | None
-) -> OrderOutcome:
-    """Take acknowledgements back; incidents without one stay as they are.
-
-    Raises
-    ------
-    NotFoundError
-        If one of them is not there; then all stay as they are.
-    """
-    who = container.principal.called(by)
-    return _order(container, ids, unacknowledging, who, None)
-
-
-def reopen_many(
-    container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
-) -> OrderOutcome:
-    """Take back that incidents are over; those that ended by themselves stay so.
-
-    Raises
-    ------
-    NotFoundError
-        If one of them is not there; then all stay as they are.
-    """
-    who = container.principal.called(by)
-    return _order(container, ids, reopening, who, note, inside=ended_with)
-
-
-def silence_many(
-    container: Container,
-    ids: Collection[uuid.UUID],
-    *,
-    until: datetime,
-    reason: str,
-    by: str | None,
-) -> OrderOutcome:
-    """Silence incidents; those that it does not apply to stay as they are.
-
-    Raises
-    ------
-    NotFoundError
-        If one of them is not there.
-    ConflictError
-        If the silence would end in the past. Then all stay as they are.
-    """
-    who = container.principal.called(by)
-    return _order(container, ids, silencing(who, until, reason), who, reason)
-
-
-def resolve_many(
-    container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
-) -> OrderOutcome:
-    """Resolve incidents; those that are over stay as they are.
-
-    Raises
-    ------
-    NotFoundError
-        If one of them is not there; then all stay as they are.
-    """
-    who = container.principal.called(by)
-    return _order(container, ids, resolving(who, note), who, note)
-
-
-def _order(  # noqa: PLR0913 - an order, who is behind it, and for what
+def order_many(  # noqa: PLR0913 - an order, who gives it, and for which incidents
     container: Container,
     ids: Collection[uuid.UUID],
     order: Order,
     who: Principal,
-    note: str | None,
+    note: str | None = None,
     *,
-    inside: Inside = inside_of,
+    inside: MembersOf = open_members,
 ) -> OrderOutcome:
+    """Apply an order to incidents and their members; those that refuse it stay as they are.
+
+    Raises
+    ------
+    NotFoundError
+        If one of them does not exist; then none is changed.
+    ConflictError
+        If the order itself is not valid, such as a silence that ends in the past; as above.
+    """
     changed, left = [], []
     with container.uow() as tx:
-        for group, row in locked(tx, {*ids, *inside(tx, ids)}):
+        for group, row in lock_incidents(tx, {*ids, *inside(tx, ids)}):
             incident = incident_of(row)
             try:
                 change = order(incident, tx.now)
                 if change is not None:
-                    carry_out(container, tx, group, change, who=who, note=note)
+                    apply_order(container, tx, group, change, who=who, note=note)
                     changed.append(change.incident)
             except ConflictError as error:
-                if error.stable_code not in LEFT_ALONE:
+                if error.stable_code not in SKIPPED_CODES:
                     raise
                 if row.id not in ids:
                     continue
@@ -288,17 +210,14 @@ def _order(  # noqa: PLR0913 - an order, who is behind it, and for what
                 continue
             if change is None and row.id in ids:
                 left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
-        settle(tx, changed)
-    return OrderOutcome([one.id for one in changed], left)
-
-
-# ---- Use cases: say something about an incident, and say whose it is ---------------------------
+        place_incidents(tx, changed)
+    return OrderOutcome([incident.id for incident in changed], left)
 
 
 def comment_on(
     container: Container, incident_id: uuid.UUID, *, words: str, by: str | None
 ) -> IncidentView:
-    """Say something about an incident, in whatever state it is.
+    """Add a comment to an incident, in any state.
 
     Raises
     ------
@@ -306,9 +225,9 @@ def comment_on(
     """
     who = container.principal.called(by)
     with container.uow() as tx:
-        [(group, row)] = locked(tx, [incident_id])
+        [(group, row)] = lock_incidents(tx, [incident_id])
         tx.session.add(AlertComment(incident_id=incident_id, author=who.name, words=words))
-        record(tx, who, Action.COMMENTED, called(tx, group, incident_of(row)), detail=words)
+        record(tx, who, Action.COMMENTED, audit_name(tx, group, incident_of(row)), detail=words)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 
@@ -316,7 +235,7 @@ def comment_on(
 def assign_incidents(
     container: Container, ids: Collection[uuid.UUID], *, to: str | None, by: str | None
 ) -> OrderOutcome:
-    """Say whose incidents are; what is theirs already stays so.
+    """Set the assignee of incidents; those that have it already stay as they are.
 
     Parameters
     ----------
@@ -327,12 +246,12 @@ def assign_incidents(
     Raises
     ------
     NotFoundError
-        If one of them is not there; then all stay as they are.
+        If one of them does not exist; then none is changed.
     """
     who = container.principal.called(by)
     changed, left = [], []
     with container.uow() as tx:
-        for group, row in locked(tx, ids):
+        for group, row in lock_incidents(tx, ids):
             before = tx.session.get(AlertAssignee, row.id)
             if (before.name if before else None) == to:
                 left.append(
@@ -360,7 +279,7 @@ def assign_incidents(
                     note=to,
                 )
             )
-            subject = called(tx, group, incident_of(row))
+            subject = audit_name(tx, group, incident_of(row))
             record(tx, who, Action.ASSIGNED, subject, detail=f"to {to}" if to else "to no one")
             changed.append(row.id)
     return OrderOutcome(changed, left)

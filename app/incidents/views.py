@@ -1,4 +1,4 @@
-"""What the pages of incidents read: what is open or just over, and one with its deliveries."""
+"""Reads of the pages of incidents: lists with totals, and one incident with its deliveries."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 from app.web.lists import last_page, pages_of
 
-# More open incidents than a person reads; the most pressing ones of each job come first.
+# Open incidents that are read at most, the most urgent first.
 OPEN_LISTED: Final = 500
-# Incidents on a page of the list: with the jobs inside of them it has several times as many rows.
+# Incidents on a page of the list; with their members it has several times as many rows.
 PAGE: Final = 35
 # Resolved incidents that are listed with the open ones, of the last days.
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
 DELIVERIES_LISTED: Final = 50
-# Most owners, projects and so on that may be chosen.
+# Values that a filter offers at most.
 CHOICES: Final = 50
 
-_OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
+_RESOLVED: Final = IncidentFilter(state=IncidentState.RESOLVED)
 
-# The last session with facts before its end, as an array that holds at most that.
-_its: Final = aliased(Session)
+# The last session with facts before the end of an incident, as an array of at most one.
+_facts_session: Final = aliased(Session)
 _AFTER: Final = as_json(
     sessions_with_facts()
-    .join(_its, _its.job_id == Session.job_id)
+    .join(_facts_session, _facts_session.job_id == Session.job_id)
     .where(
-        _its.id == SESSION_ID,
-        Session.received_at > _its.received_at,
+        _facts_session.id == SESSION_ID,
+        Session.received_at > _facts_session.received_at,
         Session.received_at <= AlertIncident.resolved_at,
     )
     .order_by(Session.received_at.desc())
@@ -81,8 +81,8 @@ _LATER: Final = TypeAdapter(tuple[FactsRow, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """An incident that is over, and the latest session that was there by then, if it is newer."""
+class ResolvedIncident:
+    """A resolved incident, and the last session before its end if newer than its facts."""
 
     row: IncidentRow
     after: Facts | None
@@ -90,7 +90,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What incidents can be asked for by: what those that are open have, in no order."""
+    """Values of open incidents that the filters offer, in no order."""
 
     causes: Sequence[str]
     owners: Sequence[str]
@@ -100,27 +100,26 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Incidents:
-    """What the list shows."""
+    """A page of the list of incidents, with totals by state."""
 
     now: datetime
     """The database's time."""
     filtered: IncidentFilter
-    """What was asked for."""
+    """The filters."""
     number: int
-    """Of the page: the last one where there are not that many."""
+    """Number of the page; at most the last one."""
     size: int
     """Incidents on a full page."""
     present: Sequence[IncidentRow]
-    """This page's, in the order that was asked for."""
+    """Open incidents on this page, in the requested order."""
     counts: Mapping[IncidentState, int]
-    """How many there are of each open state, whichever was asked for;
-    where those that are over are asked for, of these."""
+    """Numbers of matching incidents by open state; with a filter for resolved ones, of these."""
     lost: Mapping[IncidentState, Lost]
-    """What jobs lose with incidents of each state."""
+    """Loss of the jobs with incidents of each state."""
     choices: Choices
-    over: Sequence[Over]
-    """Of the last seven days, the latest first, at most 30; where those that are over are asked
-    for, this page of them."""
+    over: Sequence[ResolvedIncident]
+    """At most 30 resolved in the last seven days, the latest first; with a filter for resolved
+    ones, those on this page."""
     over_count: int
 
     @property
@@ -136,10 +135,9 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """GPU-hours that jobs lose each hour: together, and the one that loses most.
+    """GPU-hours lost each hour: by all jobs with a verdict, and by the one that loses most.
 
-    Jobs without a verdict lose none that is known; a job counts once, however many incidents it
-    has.
+    A job counts once, however many incidents it has.
     """
 
     jobs: int
@@ -150,7 +148,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLife:
-    """An incident, what was sent about it (the latest first), and the sessions it went through."""
+    """An incident, its deliveries (the latest first), and the sessions of its transitions."""
 
     view: IncidentView
     deliveries: Sequence[DeliveryRow]
@@ -165,7 +163,7 @@ def incidents(
     number: int = 1,
     size: int = PAGE,
 ) -> Incidents:
-    """Return a page of the incidents that are asked for, and those that ended in seven days.
+    """Return a page of matching incidents, and those that ended in the last seven days.
 
     Parameters
     ----------
@@ -176,7 +174,7 @@ def incidents(
     """
     filtered = IncidentFilter() if filtered is None else filtered
     summary, choices = _summary(tx, filtered)
-    counts = {IncidentState(one["state"]): one["shown"] for one in summary}
+    counts = {IncidentState(row["state"]): row["shown"] for row in summary}
     number = last_page(number, _total(counts, filtered), size)
     page = (
         INCIDENTS.query()
@@ -187,13 +185,13 @@ def incidents(
         .offset(size * (number - 1))
     )
     rows: Sequence[RowMapping] = []
-    # Without open incidents one page of what is over, else the latest of it below them.
+    # A page of resolved incidents, or the latest of them below the open ones.
     query = page
     if not filtered.over:
         rows = tx.session.execute(page).mappings().all()
         query = (
             INCIDENTS.query()
-            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
+            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_RESOLVED))
             .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
             .limit(RESOLVED_LISTED)
         )
@@ -207,15 +205,17 @@ def incidents(
         present=INCIDENTS.rows(rows),
         counts={state: shown for state, shown in counts.items() if shown},
         lost={
-            IncidentState(one["state"]): Lost(
-                one["jobs"], one["hourly"], one["most"], one["job"] or ""
+            IncidentState(row["state"]): Lost(
+                row["jobs"], row["hourly"], row["most"], row["job"] or ""
             )
-            for one in summary
-            if one["jobs"]
+            for row in summary
+            if row["jobs"]
         },
         choices=choices,
         over=[
-            Over(row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None))
+            ResolvedIncident(
+                row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None)
+            )
             for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
@@ -229,7 +229,7 @@ def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int
 
 
 def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return that an incident, or one inside of it, is like what is asked for."""
+    """Return the condition that an incident or one of its members matches the filters."""
     conditions = matches(filtered)
     if not conditions:
         return []
@@ -247,7 +247,7 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]], Choices]:
-    """Return counts and losses by state, and what may be chosen, with one statement."""
+    """Return counts and losses by state, and the choices of the filters, with one statement."""
     by_job = (
         select(
             AlertIncident.state.label("state"),
@@ -292,7 +292,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
 
 
 def _chosen(column: ColumnElement[Any]) -> ScalarSelect[Any]:
-    """Return what open incidents have of something."""
+    """Return the distinct values of a column of open incidents, as a JSON array."""
     values = (
         select(column.label("value"))
         .select_from(AlertIncident)
@@ -306,18 +306,15 @@ def _chosen(column: ColumnElement[Any]) -> ScalarSelect[Any]:
 
 
 def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow]]:
-    """Return the open incidents by job, of each job the most pressing first.
-
-    "No data" hides the others of its job.
-    """
-    found: dict[str, list[IncidentRow]] = {}
+    """Return the open incidents by job, the most urgent of each job first."""
+    by_job: dict[str, list[IncidentRow]] = {}
     for row in list_incidents(tx, OPEN_LISTED, job=job, current=True):
-        found.setdefault(row.job, []).append(row)
-    return found
+        by_job.setdefault(row.job, []).append(row)
+    return by_job
 
 
 def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
-    """Return an incident with everything that happened to it.
+    """Return an incident with its history and deliveries.
 
     Raises
     ------
@@ -343,7 +340,7 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
 
 
 def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
-    # The first attempt makes the message, of all incidents that are open by then.
+    # Without a message, before the first attempt, it will contain all open incidents.
     if sent.message is None:
         return sent.state != DeliveryState.SUPERSEDED
     return any(alert.incident == incident_id for alert in sent.message.alerts)

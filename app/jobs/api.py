@@ -1,4 +1,4 @@
-"""The fleet over the API: what stragglers cost it in a time, and the paper's figures."""
+"""API of jobs and the fleet: list, history, notes, report with figures, saved views, search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.analysis.fleet import Point
 from app.analysis.replay.metrics import STRAGGLING
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import MAX_CHARACTERS
-from app.jobs.current import FLEET, FleetFilter, Loss, Moment, Show, Standing
+from app.jobs.current import FLEET, FleetFilter, Loss, Moment, Show
 from app.jobs.fleet import fleet_view
 from app.jobs.fleet_costs import JobFigures, ReportFilter, job_figures
 from app.jobs.fleet_report import Curve, FleetReport, figures, fleet_report
@@ -54,7 +54,7 @@ Since = Annotated[
 ]
 Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
 
-# No label holds such a character, and the database takes none.
+# PostgreSQL's text type has no NUL.
 _NO_NUL: Final = r"^[^\x00]*$"
 Labeled = Annotated[
     str, Query(max_length=200, pattern=_NO_NUL, description="Only sessions with this label.")
@@ -233,9 +233,6 @@ def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
     )
 
 
-# ---- A job over time: its sessions, the events between them, and the changes that lasted -------
-
-
 def history_router() -> APIRouter:
     """Return the route of a job's history."""
     routes = api_router("jobs", "/api/v1")
@@ -255,13 +252,9 @@ def history_router() -> APIRouter:
     return routes
 
 
-# ---- Jobs over the API: how each stands by its latest session, as the fleet lists them ---------
-
-
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
-# No row holds the character that the database takes none of.
-Word = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, StringConstraints(max_length=200, pattern=_NO_NUL)]
 
 
 class JobIncidentBody(BaseModel):
@@ -272,10 +265,10 @@ class JobIncidentBody(BaseModel):
 
 
 class JobBody(BaseModel):
-    """A job, and how it stands.
+    """A job and its status.
 
-    `told` is the latest session that is through, whose verdict stands for the job; `latest` may
-    still be under way. `finished` where the job said that it ended.
+    `told` is the latest completed session, whose verdict represents the job; `latest_session` may
+    still be under way. `finished`: the job reported its end.
     """
 
     name: str
@@ -328,37 +321,32 @@ def jobs_router() -> APIRouter:
                 brief=True,
             )
         rows = found.page
-        return JobListBody(
-            jobs=[_job(job) for job in rows.rows], total=rows.total, page=rows.number
-        )
+        jobs = [
+            JobBody(
+                name=job.name,
+                labels=dict(job.labels),
+                finished=job.finished,
+                incident=None
+                if job.incident is None
+                else JobIncidentBody(id=job.incident.id, state=job.incident.state),
+                latest_session=job.latest.id,
+                latest_received_at=job.latest.received_at,
+                told=session_body(job.verdict_session),
+            )
+            for job in rows.rows
+        ]
+        return JobListBody(jobs=jobs, total=rows.total, page=rows.number)
 
     return routes
-
-
-def _job(job: Standing) -> JobBody:
-    urgent = job.incident
-    return JobBody(
-        name=job.name,
-        labels=dict(job.labels),
-        finished=job.finished,
-        incident=None if urgent is None else JobIncidentBody(id=urgent.id, state=urgent.state),
-        latest_session=job.latest.id,
-        latest_received_at=job.latest.received_at,
-        told=session_body(job.told),
-    )
-
-
-# ---- Notes on a job's time axis: write one, list them, take one back ---------------------------
 
 
 MOST_CHARACTERS = 2000
 
 JobName = Annotated[str, Path(description="Name of the job.")]
-# The database takes no NUL.
 Words = Annotated[
     str,
     StringConstraints(
-        strip_whitespace=True, min_length=1, max_length=MOST_CHARACTERS, pattern=r"^[^\x00]*$"
+        strip_whitespace=True, min_length=1, max_length=MOST_CHARACTERS, pattern=_NO_NUL
     ),
 ]
 By = Annotated[
@@ -442,20 +430,15 @@ def notes_router() -> APIRouter:
     return routes
 
 
-# ---- Saved views of the fleet over the API: a person's own ones, and any by its id -------------
-
-
-# The database takes no NUL.
-_VIEWS_NO_NUL = r"^[^\x00]*$"
 Name = Annotated[
     str,
     StringConstraints(
-        strip_whitespace=True, min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=_VIEWS_NO_NUL
+        strip_whitespace=True, min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=_NO_NUL
     ),
 ]
 AddressQuery = Annotated[
     str,
-    StringConstraints(max_length=MAX_QUERY_CHARACTERS, pattern=_VIEWS_NO_NUL),
+    StringConstraints(max_length=MAX_QUERY_CHARACTERS, pattern=_NO_NUL),
     Field(
         description="Parameters of the fleet's address; its page and tab are left out.",
         examples=["owner=ann&sort=-lost&range=7d"],
@@ -527,9 +510,6 @@ def views_router() -> APIRouter:
     return routes
 
 
-# ---- What a few words lead to ------------------------------------------------------------------
-
-
 class SearchBody(BaseModel):
     """What was found, a handful of each kind."""
 
@@ -547,7 +527,7 @@ def search_router() -> APIRouter:
             str,
             Query(
                 max_length=MAX_CHARACTERS,
-                pattern=r"^[^\x00]*$",
+                pattern=_NO_NUL,
                 description="Words, all of which must be in a name; numbers of sessions; ids.",
             ),
         ] = "",

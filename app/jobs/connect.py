@@ -1,4 +1,7 @@
-"""The ways to connect a training job, in the lines that the command line and the pages show."""
+"""Ways to connect a training job, as the command line and the pages show them; the client's wheel.
+
+The wheel is built from the installed client, so that jobs can install it from the server.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,14 @@ from typing import Final
 import paceline_client
 from app.analysis.trace.formats.registry import FOREIGN
 
-# ---- What starts the processes of a job, and how it hands them the environment that sending takes
-
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher."""
+    """A launcher of a job's processes."""
 
-    name: str  # as the command line takes it
-    title: str  # as people call it
-    # What to add to it, so that every process has the token of a server that asks for one.
-    block: str
+    name: str  # on the command line
+    title: str  # display name
+    block: str  # lines to add, so that every process has the token of the server
 
 
 LAUNCHERS: Final[Mapping[str, Launcher]] = {
@@ -56,14 +56,11 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
 }
 
 
-# ---- The client as a wheel, made of what this installation has of it: jobs install it from here --
-
-
 NAME: Final = f"paceline_client-{paceline_client.VERSION}-py3-none-any.whl"
 
 _INFO: Final = f"paceline_client-{paceline_client.VERSION}.dist-info"
 _KEPT: Final = ("METADATA", "WHEEL")
-# The same content is the same file, whenever it is made.
+# A fixed time, so that the same content always makes the same file.
 _MADE_AT: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -77,7 +74,7 @@ class Wheel:
 
 @cache
 def client_wheel() -> Wheel:
-    """Return the wheel of the client that is installed here, of pure Python."""
+    """Return the pure Python wheel of the installed client."""
     package = Path(paceline_client.__file__).parent
     found = distribution("paceline-client")
     files = {
@@ -107,7 +104,7 @@ DEFAULT_JOB: Final = "my-job"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be connected: the address of the server, and the job's name."""
+    """Address of the server and name of the job to connect."""
 
     server: str
     job: str = DEFAULT_JOB
@@ -115,24 +112,24 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to connect."""
+    """A way to connect a job."""
 
-    name: str  # as the command line takes it
-    title: str  # as people call it
-    # Its lines run in every process of the job, which then needs the environment of its launcher.
+    name: str  # on the command line
+    title: str  # display name
+    # Whether its lines run in every process of the job, which then needs a launcher's environment.
     in_job: bool
-    # What to write or run, a text for each place, with ``{server}`` and ``{job}``.
+    # Lines to write or run, one text for each place, with ``{server}`` and ``{job}``.
     templates: tuple[str, ...]
-    prose: str  # what it does
+    prose: str  # explanation
 
     def blocks(self, target: Target) -> tuple[str, ...]:
-        """Return what to write or run for a job and a server."""
+        """Return the lines to write or run for a job and a server."""
         return tuple(
             template.format(server=target.server, job=target.job) for template in self.templates
         )
 
 
-# From the server itself; a job has its own PyTorch.
+# The wheel of the server itself; PyTorch is the job's own.
 _INSTALL: Final = f"pip install {{server}}/client/{NAME}"
 _STEP: Final = """\
 ...

@@ -1,4 +1,8 @@
-"""How each job stands at a moment: one row a job, from its latest sessions and open incidents."""
+"""Status of each job at a moment, from its latest sessions and open incidents; filters and orders.
+
+Two sessions of a job matter: the latest one, and the latest completed one, whose verdict represents
+the job (`verdict_session`).
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,6 @@ from app.sessions.models.tables import VERDICT, Session, StoredVerdict
 from app.sessions.read import SESSIONS, SessionRow
 from app.web.lists import Column, Listing, read
 
-# ---- Jobs as lists of the fleet have them, made from what a statement finds --------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Urgent:
@@ -56,25 +58,21 @@ class Urgent:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A job on a page."""
+class JobStatus:
+    """A job on a page of the fleet."""
 
     name: str
-    # latest, told: the latest session, and the one whose numbers stand for the job: the latest
-    # that is through
     latest: SessionRow
-    told: SessionRow
-    # sequence of (float or None): of its latest sessions that are through, oldest first; None
-    # without a verdict
-    slowdowns: Sequence[float | None]
+    verdict_session: SessionRow  # the latest completed one; `latest` if none is completed
+    slowdowns: Sequence[float | None]  # of its latest completed sessions, oldest first
     labels: Mapping[str, str]
     incident: Urgent | None
-    finished: bool = False  # the job said that it ended
+    finished: bool = False  # the job reported its end
 
 
-# Of a verdict, what comparisons and later sessions read: a quarter of its text, and no line's.
+# Fields of a verdict that no list shows, a quarter of its text.
 _UNLISTED: Final = literal(["steps_s", "computing"], ARRAY(Text))
-# Sessions with as much of their verdicts as lines tell.
+# Sessions with verdicts without these fields.
 _LISTED: Final = replace(
     SESSIONS,
     others={
@@ -83,9 +81,9 @@ _LISTED: Final = replace(
     },
 )
 
-# Ordered by columns of `app.jobs.current.standing`.
+# Orders of the fleet by columns of `job_statuses`.
 FLEET: Final = Listing(
-    Standing,
+    JobStatus,
     default_sort="-lost",
     others={
         "rank": Column(sort="state"),
@@ -93,7 +91,7 @@ FLEET: Final = Listing(
         "slowdown": Column(sort="-slowdown"),
         "lost": Column(sort="-lost"),
         "cause": Column(sort="cause"),
-        # Shares of the time: all that is lost, and of it each kind.
+        # Lost shares of the time: all of them, and each kind.
         "time": Column(sort="-time"),
         "stragglers": Column(sort="-stragglers"),
         "between": Column(sort="-between"),
@@ -106,32 +104,32 @@ FLEET: Final = Listing(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A job of a page, as the first statement returns it."""
+class JobRow:
+    """A job of a page as the first statement returns it."""
 
     job: int
     name: str
     latest: UUID
-    told: UUID
+    verdict_session: UUID
     labels: dict[str, str] | None
     incident: UUID | None
     incident_state: IncidentState | None
     finished: bool
 
 
-def standing_of(
-    row: Found, sessions: Mapping[UUID, SessionRow], slowdowns: Sequence[float | None]
-) -> Standing:
-    """Return a job with its sessions, which `sessions_of` read."""
+def job_status(
+    row: JobRow, sessions: Mapping[UUID, SessionRow], slowdowns: Sequence[float | None]
+) -> JobStatus:
+    """Return the status of a job, given the sessions that `sessions_of` read."""
     urgent = (
         None
         if row.incident is None or row.incident_state is None
         else Urgent(row.incident, row.incident_state)
     )
-    return Standing(
+    return JobStatus(
         row.name,
         sessions[row.latest],
-        sessions[row.told],
+        sessions[row.verdict_session],
         slowdowns,
         row.labels or {},
         urgent,
@@ -140,17 +138,17 @@ def standing_of(
 
 
 def sessions_of(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
-    """Return sessions by id, of whose verdicts `_UNLISTED` is left out."""
-    # One value: of a thousand, each of its own, the statement alone takes 20 ms to write and read.
+    """Return sessions by id, their verdicts without `_UNLISTED`."""
+    # One array: as a thousand parameters, they would take 20 ms to write and parse.
     wanted = func.any(literal(list(ids), ARRAY(Uuid)))
     return {row.id: row for row in read(tx, _LISTED, Session.id == wanted)}
 
 
-# More words than these, and longer ones, are no search.
+# Bounds of a search text; the rest is ignored.
 MAX_WORDS: Final = 8
 MAX_CHARACTERS: Final = 200
 
-# What needs a person comes first: open incidents, then how the latest session stands.
+# Rank in the order of attention: open incidents first, then the state of the latest session.
 _INCIDENTS: Final = {
     IncidentState.FIRING: -4,
     IncidentState.ACKNOWLEDGED: -3,
@@ -162,7 +160,7 @@ _STATES: Final = {SessionState.FAILED: 1, SessionState.NO_VERDICT: 2, SessionSta
 
 
 class Show(StrEnum):
-    """Which jobs a list holds."""
+    """Jobs that a list shows."""
 
     ALL = "all"
     SLOW = "slow"
@@ -171,14 +169,14 @@ class Show(StrEnum):
 
 
 class Loss(StrEnum):
-    """What time is lost to."""
+    """Kinds of lost time."""
 
     STRAGGLERS = "stragglers"
     BETWEEN = "between"
     TOGETHER = "together"
 
 
-# What is known to be lost, of a stored verdict; the last ones are shares of the time.
+# Column of a stored verdict by name; all are shares of the time.
 _LOST: Final = {
     "waste": StoredVerdict.waste,
     "lost": StoredVerdict.lost,
@@ -190,51 +188,55 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """What a job must be like to be listed; what is empty asks for nothing."""
+    """Filter of the listed jobs; an empty field does not filter."""
 
-    # Each of them stands in its name, its labels, or, if it is slow, in its cause or host.
+    # Each word must be in the name, the labels, or, of a slow job, in the cause or host.
     words: str = ""
-    show: Show = Show.ALL  # those in the archive are listed alone
-    owner: str = ""  # a label of the job
-    label: str = ""  # ``name=value``, or the name of a label that the job has
-    loss: Loss | None = None  # what it loses as much time to as is worth saying
+    show: Show = Show.ALL  # archived jobs are listed alone
+    owner: str = ""  # the label ``owner``
+    label: str = ""  # ``name=value``, or the name of a label
+    loss: Loss | None = None  # kind of time of which the job loses a share worth naming
 
     @property
     def narrowed(self) -> bool:
-        """Return whether it asks for anything."""
+        """Return whether it filters at all."""
         return self != FleetFilter()
 
     @property
     def asked(self) -> bool:
-        """Return whether it asks for anything but the archive."""
+        """Return whether it filters by anything but the archive."""
         return replace(self, show=Show.ALL) != FleetFilter() or self.show in (Show.SLOW, Show.NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a fleet is looked at by."""
+    """The time at which a fleet is looked at, and the criteria of a job's status."""
 
     since: datetime | None  # jobs without a session from then on are silent
-    until: datetime | None  # only what had been received by then counts
-    incidents: bool  # whether open incidents say how a job stands; they are those of now
-    slow: float  # from this slowdown on a job is slow
+    until: datetime | None  # only sessions received by then count
+    incidents: bool  # whether open incidents, which are those of now, count for the status
+    slow: float  # slowdown from which on a job is slow
 
 
-def standing(at: Moment, *, archived: bool) -> CTE:
-    """Return each job with a session: how it stands, what it loses, and what it is found by.
+def job_statuses(at: Moment, *, archived: bool) -> CTE:
+    """Return the status, the losses and the searchable texts of each job with a session.
 
     Parameters
     ----------
     archived : bool
-        Those in the archive in place of all others; one that has sent since is in no archive.
+        Return archived jobs instead of all others; a session after its archiving takes a job out.
     """
-    last, told, urgent = _latest(at, through=False), _latest(at, through=True), _urgent(at)
-    slowdown = told.c.slowdown
-    is_slow = func.coalesce(
-        or_(told.c.level == "slow", slowdown >= at.slow) & slowdown.is_not(None), false()
+    last, verdict_session, urgent = (
+        _latest(at, completed=False),
+        _latest(at, completed=True),
+        _urgent(at),
     )
-    # Without a verdict a cause is only named where its cost is known.
-    blames = or_(is_slow, slowdown.is_(None) & told.c.waste.is_not(None))
+    slowdown = verdict_session.c.slowdown
+    is_slow = func.coalesce(
+        or_(verdict_session.c.level == "slow", slowdown >= at.slow) & slowdown.is_not(None), false()
+    )
+    # Without a verdict a cause is named only if its cost is known.
+    blames = or_(is_slow, slowdown.is_(None) & verdict_session.c.waste.is_not(None))
     in_state = last.c.state == SessionState.ANALYZED
     # A pending incident hides neither a missing verdict nor a failure.
     counts = or_(urgent.c.state != IncidentState.PENDING, in_state)
@@ -243,18 +245,18 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         (in_state, _QUIET),
         else_=case(_STATES, value=last.c.state, else_=_UNDERWAY),
     )
-    # A verdict from before is not of this time, even where a session that waits is.
-    of_time = true() if at.since is None else told.c.received_at >= at.since
-    # What has ended loses nothing any more.
+    # A verdict from before the time does not count, even if a session is waiting now.
+    of_time = true() if at.since is None else verdict_session.c.received_at >= at.since
+    # A finished job loses nothing any more.
     finished = func.coalesce(last.c.received_at <= Job.finished_at + FINISH_GRACE, false())
-    lost = case((~finished, told.c.lost))
+    lost = case((~finished, verdict_session.c.lost))
     in_archive = and_(Job.archived_at.is_not(None), last.c.received_at <= Job.archived_at)
     columns: list[ColumnElement[Any]] = [
         Job.id.label("job_id"),
         Job.name.label("name"),
         finished.label("finished"),
         last.c.id.label("latest"),
-        func.coalesce(told.c.id, last.c.id).label("told"),
+        func.coalesce(verdict_session.c.id, last.c.id).label("verdict_session"),
         last.c.state.label("state"),
         last.c.received_at.label("received_at"),
         last.c.world.label("gpus"),
@@ -262,13 +264,13 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
         (last.c.world * lost).label("lost"),
-        case((of_time & lost.is_not(None), told.c.world)).label("told_gpus"),
-        case((of_time, told.c.world * lost)).label("told_lost"),
-        case((of_time, told.c.world * told.c.waste)).label("told_wasted"),
-        *(told.c[loss].label(loss) for loss in Loss),
-        sum((told.c[loss] for loss in Loss), literal(0.0)).label("time"),
-        case((blames, told.c.cause)).label("cause"),
-        case((blames, told.c.host)).label("host"),
+        case((of_time & lost.is_not(None), verdict_session.c.world)).label("verdict_gpus"),
+        case((of_time, verdict_session.c.world * lost)).label("verdict_lost"),
+        case((of_time, verdict_session.c.world * verdict_session.c.waste)).label("verdict_wasted"),
+        *(verdict_session.c[loss].label(loss) for loss in Loss),
+        sum((verdict_session.c[loss] for loss in Loss), literal(0.0)).label("time"),
+        case((blames, verdict_session.c.cause)).label("cause"),
+        case((blames, verdict_session.c.host)).label("host"),
         last.c.labels.label("labels"),
         case((counts, urgent.c.id)).label("incident"),
         case((counts, urgent.c.state)).label("incident_state"),
@@ -280,15 +282,15 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         select(*columns)
         .select_from(Job)
         .join(last, true())
-        .outerjoin(told, true())
+        .outerjoin(verdict_session, true())
         .outerjoin(urgent, urgent.c.job_id == Job.id)
         .where(in_archive if archived else ~func.coalesce(in_archive, false()))
     )
-    return query.cte("standing").prefix_with("MATERIALIZED", dialect="postgresql")
+    return query.cte("job_statuses").prefix_with("MATERIALIZED", dialect="postgresql")
 
 
-def _latest(at: Moment, *, through: bool) -> LateralFromClause:
-    """Return the latest session of a job, or the latest that is through."""
+def _latest(at: Moment, *, completed: bool) -> LateralFromClause:
+    """Return the latest session of a job, or the latest completed one."""
     session = aliased(Session)
     query = (
         select(
@@ -314,11 +316,11 @@ def _latest(at: Moment, *, through: bool) -> LateralFromClause:
         .limit(1)
         .correlate(Job)
     )
-    if through:
+    if completed:
         query = query.where(session.state.not_in(SessionState.UNDERWAY))
     if at.until is not None:
         query = query.where(session.received_at <= at.until)
-    return query.lateral("told" if through else "latest")
+    return query.lateral("verdict_session" if completed else "latest")
 
 
 def _urgent(at: Moment) -> Subquery:
@@ -340,42 +342,42 @@ def _urgent(at: Moment) -> Subquery:
 
 
 def shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return whether a job is one of those that a list holds."""
+    """Return the condition for a job to be in a list."""
     if show is Show.SLOW:
         return and_(true(), one.slow)
     return and_(true(), one.slowdown.is_(None)) if show is Show.NONE else true()
 
 
 def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return whether a job is like what is asked for, whatever a list of them holds."""
-    found: list[ColumnElement[bool]] = []
+    """Return the condition for a job to match a filter, apart from `FleetFilter.show`."""
+    conditions: list[ColumnElement[bool]] = []
     if filters.owner:
-        found.append(one.labels["owner"].astext == filters.owner)
+        conditions.append(one.labels["owner"].astext == filters.owner)
     if filters.label:
-        found.append(has_label(one.labels, filters.label))
+        conditions.append(has_label(one.labels, filters.label))
     if filters.loss is not None:
-        found.append(one[filters.loss] >= WORTH_SAYING)
+        conditions.append(one[filters.loss] >= WORTH_SAYING)
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
     for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
-        found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes)))
-    return and_(true(), *found)
+        conditions.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes)))
+    return and_(true(), *conditions)
 
 
 def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
-    """Return the order that is asked for; without one what costs most each hour comes first.
+    """Return the order of a list, by default the largest loss an hour first.
 
-    Among equals, what needs attention does.
+    Among equals, jobs that need attention come first.
     """
     sort = FLEET.sort(sort)
     rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
     name = FLEET.sorts[sort.removeprefix("-")]
     column = one.labels["owner"].astext if name == "owner" else one[name]
-    # The age of the data falls as its moment rises.
+    # This column shows an age, which falls as the moment rises.
     falls = sort.startswith("-") != (name == "received_at")
     return [(column.desc() if falls else column.asc()).nulls_last(), *rest]
 
 
 def silent_order(one: Any) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
-    """Return what silent jobs are in order by."""
+    """Return the order of silent jobs."""
     return [one.rank.asc(), one.received_at.desc(), one.name.asc()]

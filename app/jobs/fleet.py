@@ -1,4 +1,4 @@
-"""The read side of the fleet: its sums over all jobs, and a page of these."""
+"""Queries of the fleet: sums over all jobs, a page of them, and the files of thousands of jobs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from app.analysis.report.session_verdict import VerdictCause
 from app.incidents.models.tables import IncidentState
 from app.jobs.current import (
     FleetFilter,
-    Found,
+    JobRow,
+    JobStatus,
     Loss,
     Moment,
     Show,
-    Standing,
+    job_status,
+    job_statuses,
     matches,
     order,
     sessions_of,
     shown,
     silent_order,
-    standing,
-    standing_of,
 )
 from app.jobs.models import Job
 from app.platform.database.columns import as_json, total
@@ -54,32 +54,30 @@ from app.web.lists import Page, PageRequest, last_page
 # Jobs on a page, and silent ones below them.
 PAGE: Final = 50
 SILENT_PAGE: Final = 20
-# Most owners that may be chosen.
+# Owners that a filter offers.
 OWNERS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that stand alike: how many, and what they lose."""
+    """Jobs of the same status: their number and losses."""
 
     state: SessionState  # of the latest session
     slow: bool
     verdict: bool  # whether a slowdown is known
     incident: IncidentState | None  # of the most pressing one
-    heard: bool  # whether there is a session in the time; the others are silent
-    finished: bool  # whether the jobs said that they ended
+    heard: bool  # whether there is a session in the time; the other jobs are silent
+    finished: bool  # whether the jobs reported their end
     jobs: int  # all
-    found: int  # like what is asked for, whatever they are to show: slow ones, or others
-    matching: int  # that are asked for; the others of the numbers below are theirs
-    told: int  # with a verdict of the time; the sums below are theirs
+    found: int  # jobs that match the filter apart from `Show`
+    matching: int  # jobs that match the filter
+    with_verdict: int  # matching jobs with a verdict of the time; the sums below are theirs
     gpus: int
-    lost: float  # GPU-hours each hour: of each job its largest loss
-    # wasted, between, together: all that is lost to stragglers, between steps, and as all workers
-    # compute slower, GPU-hours each hour
-    wasted: float
-    between: float
-    together: float
-    most: float  # of the job that loses most
+    lost: float  # GPU-hours each hour: the largest loss of each job
+    wasted: float  # GPU-hours each hour, to stragglers
+    between: float  # GPU-hours each hour, between steps
+    together: float  # GPU-hours each hour, in steps in which all workers compute slower
+    most: float  # loss of the job that loses most
     job: str | None  # its name
 
 
@@ -89,17 +87,15 @@ class FleetView:
 
     now: datetime
     filters: FleetFilter
-    # Of all jobs, but for those of the archive, which are their own.
-    groups: Sequence[Group]
-    owners: Sequence[str]  # that jobs have
-    # Those with data in the time, and those without.
-    page: Page[Standing]
-    silent: Page[Standing]
+    groups: Sequence[Group]  # of all jobs, either without the archive or of the archive alone
+    owners: Sequence[str]
+    page: Page[JobStatus]  # jobs with data in the time
+    silent: Page[JobStatus]  # jobs without
 
 
 _FIRST: Final = PageRequest(size=PAGE)
 _GROUPS: Final = TypeAdapter(tuple[Group, ...])
-_FOUND: Final = TypeAdapter(tuple[Found, ...])
+_ROWS: Final = TypeAdapter(tuple[JobRow, ...])
 
 
 def fleet_view(  # noqa: PLR0913 - what an address may ask for
@@ -116,11 +112,11 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     silent_page : int
-        The last one where there are not that many.
+        A number beyond the last page stands for that one.
     brief : bool
-        Whether no slowdowns of earlier sessions are needed: for files of many jobs.
+        Leave out the slowdowns of earlier sessions.
     """
-    jobs = standing(at, archived=filters.show is Show.ARCHIVED)
+    jobs = job_statuses(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
     found_by = matches(one, filters)
     matching = and_(found_by, shown(one, filters.show))
@@ -144,9 +140,9 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
         .where(Project.id == tx.scope.project_id)
     ).one()
     groups = _GROUPS.validate_python(found[0] or ())
-    rows, silent = (_FOUND.validate_python(part or ()) for part in found[2:])
+    rows, silent = (_ROWS.validate_python(part or ()) for part in found[2:])
     names = [*rows, *silent]
-    sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.told)})
+    sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.verdict_session)})
     slowdowns = {} if brief else _slowdowns(tx, [row.job for row in rows], at)
     total, quiet = (
         sum(group.matching for group in groups if group.heard is heard) for heard in (True, False)
@@ -157,13 +153,13 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
         groups=groups,
         owners=sorted(found[1] or (), key=str.lower),
         page=Page(
-            [standing_of(row, sessions, slowdowns.get(row.job, ())) for row in rows],
+            [job_status(row, sessions, slowdowns.get(row.job, ())) for row in rows],
             last_page(page.page, total, page.size),
             total,
             page.size,
         ),
         silent=Page(
-            [standing_of(row, sessions, ()) for row in silent],
+            [job_status(row, sessions, ()) for row in silent],
             last_page(silent_page, quiet, SILENT_PAGE),
             quiet,
             SILENT_PAGE,
@@ -183,8 +179,8 @@ def _groups(
         one.heard,
         one.finished,
     )
-    counted = one.heard & one.told_lost.is_not(None) & matching
-    first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
+    counted = one.heard & one.verdict_lost.is_not(None) & matching
+    first = func.array_agg(aggregate_order_by(one.name, one.verdict_lost.desc(), one.name))
     groups = select(
         one.state,
         one.slow,
@@ -195,15 +191,15 @@ def _groups(
         func.count().label("jobs"),
         func.count().filter(found).label("found"),
         func.count().filter(matching).label("matching"),
-        func.count().filter(counted).label("told"),
-        func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
-        func.coalesce(total(one.told_lost, counted), 0.0).label("lost"),
+        func.count().filter(counted).label("with_verdict"),
+        func.coalesce(func.sum(one.verdict_gpus).filter(counted), 0).label("gpus"),
+        func.coalesce(total(one.verdict_lost, counted), 0.0).label("lost"),
         *(
-            func.coalesce(total(one.told_gpus * one[loss], counted), 0.0).label(loss)
+            func.coalesce(total(one.verdict_gpus * one[loss], counted), 0.0).label(loss)
             for loss in (Loss.BETWEEN, Loss.TOGETHER)
         ),
-        func.coalesce(total(one.told_wasted, counted), 0.0).label("wasted"),
-        func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
+        func.coalesce(total(one.verdict_wasted, counted), 0.0).label("wasted"),
+        func.coalesce(func.max(one.verdict_lost).filter(counted), 0.0).label("most"),
         first.filter(counted)[1].label("job"),
     ).group_by(*key)
     return as_json(groups)
@@ -216,7 +212,7 @@ def _page(
     number: int,
     size: int,
 ) -> ScalarSelect[Any]:
-    """Return the jobs of a page in their order; of the last one where there are not that many."""
+    """Return the jobs of a page in their order; of the last page if there are not so many."""
     one = jobs.c
     total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
     last = func.greatest(0, (total - 1) // size) * size
@@ -226,7 +222,7 @@ def _page(
             one.job_id.label("job"),
             one.name,
             one.latest,
-            one.told,
+            one.verdict_session,
             one.labels,
             one.incident,
             one.incident_state,
@@ -244,7 +240,7 @@ def _page(
 
 
 def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[float | None]]:
-    """Return the slowdowns of the latest sessions of each job, as far as they are through."""
+    """Return the slowdowns of the latest completed sessions of each job, oldest first."""
     session = aliased(Session)
     of_job = (
         select(
@@ -275,12 +271,9 @@ def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[flo
     return found
 
 
-# ---- The files of the fleet: thousands of jobs, of each what its line says and no more ---------
-
-
 @dataclass(frozen=True, slots=True)
-class Through:
-    """The session whose numbers stand for a job: the latest that is through."""
+class VerdictSession:
+    """The session whose verdict represents a job in a file: the latest completed one."""
 
     state: SessionState
     world: int
@@ -289,7 +282,7 @@ class Through:
     tp: int
     cp: int
     vpp: int
-    # of its verdict
+    # fields of its verdict
     level: str | None
     slowdown: float | None
     low: float | None
@@ -299,36 +292,36 @@ class Through:
     stragglers: float | None
     between: float | None
     together: float | None
-    causes: Sequence[VerdictCause] | None  # where one of them is named
+    causes: Sequence[VerdictCause] | None  # None if the line names no cause
 
     @property
     def measured(self) -> float | None:
-        """Return how slow it is; None without a verdict, or while that is made anew."""
+        """Return the slowdown; None without a verdict, or while the session is analyzed again."""
         return self.slowdown if self.state is SessionState.ANALYZED else None
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the largest known loss costs in each hour of running."""
+        """Return the GPU-hours that the largest known loss costs in each hour."""
         known = self.state in SessionState.REPORTED and self.lost is not None
         return self.world * self.lost if known and self.lost is not None else None
 
     @property
     def losses(self) -> Losses | None:
-        """Return what of the time is lost to what; None where that is not known."""
-        found = (self.stragglers, self.between, self.together)
-        if self.state not in SessionState.REPORTED or None in found:
+        """Return the lost shares of the time by kind; None if they are not known."""
+        shares = (self.stragglers, self.between, self.together)
+        if self.state not in SessionState.REPORTED or None in shares:
             return None
-        return Losses(*(share or 0.0 for share in found))
+        return Losses(*(share or 0.0 for share in shares))
 
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """A job as a line of a file has it."""
+    """A job as a line of a file."""
 
     name: str
     labels: Mapping[str, str]
     incident: IncidentState | None  # of the most pressing open one
-    told: Through
+    verdict_session: VerdictSession
     # of its latest session
     state: SessionState
     number: int
@@ -340,27 +333,24 @@ class FileJob:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a silent job stands among these: what they are in order by."""
+    """Position of a silent job in their order: its sort key."""
 
     rank: int
     received_at: datetime
     name: str
 
 
-# Columns of `_query` up to those of the session whose numbers stand, and with them.
+# Number of columns of `_query` before those of `VerdictSession`, and with them.
 _LATEST: Final = 9
-_TOLD: Final = _LATEST + len(fields(Through))
+_VERDICT_SESSION: Final = _LATEST + len(fields(VerdictSession))
 
-_latest, _told = aliased(Session), aliased(Session)
+_latest, _verdict_session = aliased(Session), aliased(Session)
 _of_latest, _verdict = aliased(StoredVerdict), aliased(StoredVerdict)
 
 
 def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -> list[FileJob]:
-    """Return a page of the jobs with data in a time, as the fleet's page orders them.
-
-    It is the last one that is not full.
-    """
-    one = standing(at, archived=filters.show is Show.ARCHIVED).c
+    """Return a page of the jobs with data in a time; one that is not full is the last."""
+    one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
     query = _query(one, at, filters).where(one.heard).order_by(*order(one, page.sort))
     query = query.limit(page.size).offset(page.size * (page.page - 1))
     return [_job(row) for row in tx.session.execute(query)]
@@ -369,16 +359,16 @@ def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -
 def silent_jobs(
     tx: Reads, at: Moment, filters: FleetFilter, after: Place | None, size: int
 ) -> tuple[list[FileJob], Place | None]:
-    """Return the next silent jobs in the order of pages, and where the last one of them stands.
+    """Return the next silent jobs in their order, and the position of the last one.
 
     Parameters
     ----------
     after : Place or None
-        Where the last one before these stands; None for the first ones.
+        Position of the last job before these; None for the first ones.
     size : int
-        At most; fewer are all that there are.
+        Largest number of jobs; fewer are the last ones, and their position is None.
     """
-    one = standing(at, archived=filters.show is Show.ARCHIVED).c
+    one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
     query = _query(one, at, filters).where(~one.heard).order_by(*silent_order(one)).limit(size)
     if after is not None:
         query = query.where(
@@ -403,8 +393,8 @@ def silent_jobs(
 def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: ANN401 - columns of a CTE
     is_slow = or_(_verdict.level == "slow", _verdict.slowdown >= at.slow)
     named = or_(
-        and_(_told.state == SessionState.ANALYZED, is_slow),
-        _told.state == SessionState.NO_VERDICT,
+        and_(_verdict_session.state == SessionState.ANALYZED, is_slow),
+        _verdict_session.state == SessionState.NO_VERDICT,
     )
     columns: list[ColumnElement[Any]] = [
         one.name,
@@ -416,13 +406,13 @@ def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: 
         _latest.reason.label("reason"),
         _latest.reason_code.label("reason_code"),
         _of_latest.discrepancy.label("discrepancy"),
-        _told.state.label("told_state"),
-        _told.world.label("world"),
-        _told.dp.label("dp"),
-        _told.pp.label("pp"),
-        _told.tp.label("tp"),
-        _told.cp.label("cp"),
-        _told.vpp.label("vpp"),
+        _verdict_session.state.label("verdict_state"),
+        _verdict_session.world.label("world"),
+        _verdict_session.dp.label("dp"),
+        _verdict_session.pp.label("pp"),
+        _verdict_session.tp.label("tp"),
+        _verdict_session.cp.label("cp"),
+        _verdict_session.vpp.label("vpp"),
         _verdict.level.label("level"),
         _verdict.slowdown.label("slowdown"),
         _verdict.low.label("low"),
@@ -432,15 +422,15 @@ def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: 
         _verdict.lost_to_stragglers.label("stragglers"),
         _verdict.lost_between.label("between"),
         _verdict.lost_together.label("together"),
-        # A document takes as long to read as all the rest of a line.
+        # Reading a document takes as long as the rest of a line: only if a cause is named.
         type_coerce(case((named, _verdict.document["causes"])), CAUSES).label("causes"),
     ]
     return (
         select(*columns)
         .join(_latest, _latest.id == one.latest)
-        .join(_told, _told.id == one.told)
+        .join(_verdict_session, _verdict_session.id == one.verdict_session)
         .outerjoin(_of_latest, _of_latest.session_id == one.latest)
-        .outerjoin(_verdict, _verdict.session_id == one.told)
+        .outerjoin(_verdict, _verdict.session_id == one.verdict_session)
         .where(matches(one, filters), shown(one, filters.show))
     )
 
@@ -449,5 +439,5 @@ def _job(row: Any) -> FileJob:  # noqa: ANN401 - a row of `_query`
     name, labels, incident = row[:3]
     state = None if incident is None else IncidentState(incident)
     # The order of the others is that of the fields.
-    latest, told = row[3:_LATEST], row[_LATEST:_TOLD]
-    return FileJob(name, labels or {}, state, Through(*told), *latest)
+    latest, verdict_session = row[3:_LATEST], row[_LATEST:_VERDICT_SESSION]
+    return FileJob(name, labels or {}, state, VerdictSession(*verdict_session), *latest)

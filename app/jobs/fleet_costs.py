@@ -1,4 +1,7 @@
-"""What the sessions of a time cost: each verdict stands until the next session of its job."""
+"""GPU-hours used and lost over a time, by job, cause, label and host, and the figures of jobs.
+
+A verdict counts until the next session of its job (`app.hosts.costs.verdict_durations`).
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.trace.rank_metadata import called
-from app.hosts.costs import Span, priced, seconds, standing
+from app.analysis.trace.rank_metadata import node_label
+from app.hosts.costs import Span, priced, seconds, verdict_durations
 from app.jobs.models import Job
 from app.platform.database.columns import as_json, has_label, parts, whole
 from app.platform.database.projects import Project
@@ -38,21 +41,19 @@ from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 
 # Jobs and hosts that a report names.
 NAMED: Final = 10
-# Teams or owners that are told apart.
+# Teams or owners that a report lists.
 MOST_LABELS: Final = 1000
-# Times of equal length, one after the other, that a trend is of.
+# Periods of equal length in a trend.
 PERIODS: Final = 8
 _HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a time cost."""
+    """GPU-hours of a time, and the jobs and sessions with a verdict."""
 
-    # used, lost: GPU-hours for which verdicts stand, and of these what stragglers cost
-    used: float = 0.0
-    lost: float = 0.0
-    # jobs, sessions: with a verdict
+    used: float = 0.0  # GPU-hours with a verdict
+    lost: float = 0.0  # GPU-hours of these that stragglers cost
     jobs: int = 0
     sessions: int = 0
 
@@ -73,7 +74,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What stragglers cost a job, GPU-hours."""
+    """GPU-hours that a job used, and lost to stragglers."""
 
     job: str
     used: float
@@ -83,7 +84,7 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True)
 class CauseCost:
-    """What a cause cost, GPU-hours; causes of a job may overlap."""
+    """GPU-hours lost by a cause; causes of a job may overlap."""
 
     cause: str
     lost: float
@@ -92,7 +93,7 @@ class CauseCost:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """What causes cost that name a host, GPU-hours."""
+    """GPU-hours lost by causes that name a host."""
 
     host: str
     lost: float
@@ -102,15 +103,15 @@ class HostCost:
 
     @property
     def called(self) -> str:
-        """Return its name as people read it."""
-        return called(self.host, guessed=self.guessed)
+        """Return the display name of the host."""
+        return node_label(self.host, guessed=self.guessed)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCost:
-    """What stragglers cost the sessions of a label, GPU-hours."""
+    """GPU-hours that the sessions of a team or owner used, and lost to stragglers."""
 
-    name: str | None  # None: those without it
+    name: str | None  # None: sessions without the label
     used: float
     lost: float
     jobs: int
@@ -118,23 +119,21 @@ class LabelCost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a time cost, broken down."""
+    """Breakdown of the GPU-hours of a time, each sequence by the lost ones."""
 
     trend: Sequence[Period]  # the earliest first, the time itself last
-    jobs: Sequence[JobCost]  # those that lost most
-    causes: Sequence[CauseCost]  # the most expensive first
-    # teams, owners: by the labels of these names, the most expensive first
-    teams: Sequence[LabelCost]
-    owners: Sequence[LabelCost]
-    hosts: Sequence[HostCost]  # that causes name in more than one session
-    # measured, straggling: jobs with S, and of these those that straggle in their median session
-    measured: int
-    straggling: int
+    jobs: Sequence[JobCost]
+    causes: Sequence[CauseCost]
+    teams: Sequence[LabelCost]  # by the label ``team``
+    owners: Sequence[LabelCost]  # by the label ``owner``
+    hosts: Sequence[HostCost]  # hosts that causes name in more than one session
+    measured: int  # jobs with S
+    straggling: int  # jobs of these that straggle in their median session
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a trend as the database returns it."""
+    """A period of a trend as the database returns it."""
 
     back: int
     used: float
@@ -151,11 +150,11 @@ _LABELS: Final = TypeAdapter(tuple[LabelCost, ...])
 
 
 def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) -> Spent:
-    """Return what a time cost, and the times of the same length before it, with one statement."""
+    """Return the breakdown of a time and the trend of the periods before it, by one statement."""
     width = until - since
     span = Span(until - PERIODS * width, until)
-    stands = standing(tx, span)
-    costs = _sessions(stands, span, width, filters)
+    durations = verdict_durations(tx, span)
+    costs = _sessions(durations, span, width, filters)
     jobs = _jobs(costs)
     found = tx.session.execute(
         select(
@@ -164,16 +163,19 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
             as_json(_by_cause(costs)),
             as_json(_by_label(jobs, jobs.c.team)),
             as_json(_by_label(jobs, jobs.c.owner)),
-            as_json(_by_host(tx, stands, Span(since, until), filters)),
+            as_json(_by_host(tx, durations, Span(since, until), filters)),
             as_json(_straggling(costs)),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
     ).one()
-    parts = {one.back: one for one in _PARTS.validate_python(found[0] or ())}
+    costs_of = {
+        part.back: Costs(part.used, part.lost, part.jobs, part.sessions)
+        for part in _PARTS.validate_python(found[0] or ())
+    }
     return Spent(
         trend=tuple(
-            Period(until - (back + 1) * width, until - back * width, _costs_of(parts.get(back)))
+            Period(until - (back + 1) * width, until - back * width, costs_of.get(back, Costs()))
             for back in reversed(range(PERIODS))
         ),
         jobs=_JOBS.validate_python(found[1] or ()),
@@ -186,19 +188,15 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     )
 
 
-def _costs_of(part: _Part | None) -> Costs:
-    return Costs() if part is None else Costs(part.used, part.lost, part.jobs, part.sessions)
+def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
+    """Return the sessions of a trend with the GPU-hours that each used and lost.
 
-
-def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
-    """Return the sessions of a trend with what each used and lost, GPU-hours.
-
-    It is made once, whatever is asked of it; only the last part of the trend has causes and S.
+    Several parts of the statement read it; only the last period of the trend has causes and S.
     """
-    session, verdict, until = stands.c, StoredVerdict, span.until
-    hours = func.greatest(verdict.measured_s, seconds(session.stands)) / _HOUR_S
+    session, verdict, until = durations.c, StoredVerdict, span.until
+    hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
     passed = seconds(literal(until) - session.received_at)
-    # What came in the first moment of all belongs to the earliest.
+    # A session at the very beginning belongs to the earliest period.
     back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
     now = session.received_at >= literal(until) - width
     return (
@@ -225,7 +223,7 @@ def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) 
 
 
 def _jobs(costs: CTE) -> CTE:
-    """Return the same added up by job, part of the trend and labels: most sums are of these."""
+    """Return the sums of the sessions by job, period and labels: most other sums are of these."""
     one = costs.c
     key = (one.job_id, one.back, one.team, one.owner)
     return (
@@ -310,9 +308,9 @@ def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
     )
 
 
-def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
-    """Return the hosts that causes name in more than one session."""
-    one = priced(tx, span, slow=True, stands=stands).c
+def _by_host(tx: Reads, durations: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
+    """Return the query of the hosts that causes name in more than one session."""
+    one = priced(tx, span, slow=True, durations=durations).c
     query = select(
         one.host,
         parts(one.cost).label("lost"),
@@ -320,9 +318,9 @@ def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Selec
         func.bool_and(one.guessed).label("guessed"),
     )
     if filters.asked:
-        query = query.join(stands, stands.c.id == one.session_id)
+        query = query.join(durations, durations.c.id == one.session_id)
     in_job = (
-        query.where(*filters.of(stands.c.labels))
+        query.where(*filters.of(durations.c.labels))
         .group_by(one.host, one.job_id)
         .subquery("host_of_job")
     ).c
@@ -343,9 +341,9 @@ def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Selec
 
 
 def _straggling(costs: CTE) -> Select[int, int]:
-    """Return of how many jobs S is known, and how many straggle in their median session."""
+    """Return the numbers of jobs with S and of those that straggle in their median session."""
     one = costs.c
-    # That of a session that was.
+    # The lower median, which is the value of a session.
     median = func.percentile_disc(0.5).within_group(one.published)
     medians = (
         select(median.label("median"))
@@ -359,12 +357,9 @@ def _straggling(costs: CTE) -> Select[int, int]:
     ).select_from(medians)
 
 
-# ---- Whose sessions a report is of -------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ReportFilter:
-    """What sessions must be labeled with; what is empty asks for nothing."""
+    """Labels that the sessions of a report must have; an empty field does not filter."""
 
     team: str = ""
     owner: str = ""
@@ -372,38 +367,35 @@ class ReportFilter:
 
     @property
     def asked(self) -> bool:
-        """Return whether it asks for anything."""
+        """Return whether it filters at all."""
         return self != ReportFilter()
 
     def of(self, labels: Any) -> list[ColumnElement[bool]]:  # noqa: ANN401 - a column of JSON
-        """Return the conditions that labels of a session must meet."""
-        found = [
+        """Return the conditions on the labels of a session."""
+        conditions = [
             labels[name].astext == value
             for name, value in (("team", self.team), ("owner", self.owner))
             if value
         ]
-        return [*found, has_label(labels, self.label)] if self.label else found
+        return [*conditions, has_label(labels, self.label)] if self.label else conditions
 
 
 EVERYTHING = ReportFilter()
 
 
-# ---- The jobs of a fleet in the figures of the paper, and the time that these are of -----------
-
-
-# What a time without a beginning is counted from.
+# Length of a time without a beginning.
 WEEK: Final = timedelta(days=7)
-# Shorter times have no period to compare.
+# Least length of the time of a report.
 SHORTEST: Final = timedelta(minutes=1)
-# Jobs whose figures are drawn; the counts are of all.
+# Jobs in the figures.
 MOST_JOBS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """A job in the figures: its median session by S, of those with a verdict.
+    """Figures of a job: those of its median session by S, among those with a verdict.
 
-    Fields are those of `app.analysis.report.session_verdict.PaperMeasures`, and the slowdown is S.
+    The fields are those of `app.analysis.report.session_verdict.PaperMeasures`; `slowdown` is S.
     """
 
     job: str
@@ -422,24 +414,24 @@ class JobFigures:
 
     @property
     def waste(self) -> float:
-        """Return the share of its step time that is wasted, by S."""
+        """Return the wasted share of the step time, 1 - 1 / S."""
         return 1 - 1 / self.slowdown
 
     @property
     def straggles(self) -> bool:
-        """Return whether it straggles, as the paper has it."""
+        """Return whether the job straggles by the paper's definition."""
         return self.slowdown >= STRAGGLING
 
 
 def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
-    """Return the time that a report is of.
+    """Return the time of a report.
 
     Parameters
     ----------
     since : datetime or None
-        A week before the end where there is none.
+        Default: a week before the end.
     until : datetime or None
-        Now where there is none, or it is yet to come.
+        Default: now, which is also the latest end.
     """
     end = tx.now if until is None else min(until, tx.now)
     return Span(end - WEEK if since is None else min(since, end - SHORTEST), end)
@@ -448,9 +440,9 @@ def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
 def job_figures(
     tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
 ) -> tuple[JobFigures, ...]:
-    """Return each job with its median session: one that was, so that it can be opened.
+    """Return the figures of each job in the time of `span_of`, the largest S first.
 
-    By S, the slowest first; of the time that `span_of` returns.
+    The median is the lower one, so that it is a session that can be opened.
     """
     span = span_of(tx, since, until)
     published = StoredVerdict.published
@@ -493,5 +485,5 @@ def job_figures(
         .order_by(published.desc(), Job.name)
         .limit(MOST_JOBS)
     )
-    # More columns than the types of a row go: their order is that of the fields.
+    # SQLAlchemy types rows of up to ten columns; the order is that of the fields.
     return tuple(JobFigures(*values) for values in map(tuple, rows))

@@ -1,4 +1,4 @@
-"""The read side of the fleet's report: what a time cost, whom and why."""
+"""The fleet's report: coverage, costs, measured fixes, incidents, and the figures of the paper."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ MOST_FIXES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many sessions and jobs count, and which do not."""
+    """Numbers of sessions and jobs with and without a verdict."""
 
     received: int  # sessions of the time
-    counted: int  # of these with a verdict
-    without: Mapping[SessionState, int]  # the others, by where they stand
-    jobs: int  # that sent a session
-    counted_jobs: int  # that have a verdict
-    silent: int  # not archived, known before and without a session in the time
+    counted: int  # sessions with a verdict
+    without: Mapping[SessionState, int]  # sessions without a verdict, by state
+    jobs: int  # jobs with a session
+    counted_jobs: int  # jobs with a verdict
+    silent: int  # jobs with an earlier session and none in the time, not archived
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FixLine:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What stragglers cost a fleet in a time."""
+    """The report of a fleet over a time."""
 
     now: datetime
     since: datetime
@@ -80,18 +80,18 @@ class FleetReport:
     spent: Spent
     fixes: Sequence[FixLine]
     opened: int
-    """Incidents that were sent, and those that ended."""
+    """Incidents that were sent in the time."""
     resolved: int
-    """Incidents that were sent, and those that ended."""
+    """Sent incidents that ended in the time."""
 
     @property
     def costs(self) -> Costs:
-        """Return what the time itself cost."""
+        """Return the costs of the time itself."""
         return self.spent.trend[-1].costs
 
     @property
     def before(self) -> Costs:
-        """Return what the time of the same length before it cost."""
+        """Return the costs of the period of the same length before it."""
         return self.spent.trend[-2].costs
 
     @property
@@ -103,13 +103,7 @@ class FleetReport:
 def fleet_report(
     tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
 ) -> FleetReport:
-    """Return what stragglers cost in the time that `span_of` returns.
-
-    Parameters
-    ----------
-    filters : ReportFilter
-        Only sessions that are labeled so.
-    """
+    """Return the report over the time of `span_of`."""
     span = span_of(tx, since, until)
     begin, end = cast("tuple[datetime, datetime]", (span.since, span.until))
     opened, resolved = _incidents(tx, span, filters)
@@ -127,11 +121,11 @@ def fleet_report(
 
 
 def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
-    """Return what counts, with one statement: its sessions by state, and one row of their jobs."""
+    """Return the coverage of a time, read by one statement."""
     of = filters.of(Session.labels.expression)
     counted = StoredVerdict.waste.is_not(None)
     key = (Session.job_id, Session.state, counted)
-    # By job: rows of sessions would be sorted once for each count of jobs.
+    # Grouped by job first: each count of jobs would sort all sessions otherwise.
     sent = (
         select(*key[:2], counted.label("counted"), func.count().label("sessions"))
         .outerjoin(*OF_SESSION)
@@ -178,7 +172,6 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
 
 
 def _incidents(tx: Reads, span: Span, filters: ReportFilter) -> tuple[int, int]:
-    told = [AlertIncident.fired_at.is_not(None), *filters.of(LABELS)]
     opened, resolved = tx.session.execute(
         select(
             func.count().filter(
@@ -187,13 +180,13 @@ def _incidents(tx: Reads, span: Span, filters: ReportFilter) -> tuple[int, int]:
             func.count().filter(
                 *span.holds(cast("ColumnElement[datetime]", AlertIncident.resolved_at.expression))
             ),
-        ).where(*told)
+        ).where(AlertIncident.fired_at.is_not(None), *filters.of(LABELS))
     ).one()
     return opened, resolved
 
 
 def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
-    """Return the fixes whose outcome a session of the time measured, the newest first."""
+    """Return the fixes that sessions of the time measured, the newest first."""
     rows = tx.session.execute(
         select(
             Job.name,
@@ -220,15 +213,12 @@ def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
     return tuple(FixLine(*values) for values in map(tuple, rows))
 
 
-# ---- The paper's figures of a fleet: distributions over its jobs, with the jobs at their ends ----
-
-
-# Jobs that a figure names: those at its upper end.
+# Jobs that a figure names, those of the largest values.
 EXAMPLES: Final = 3
 
 
 class Name(StrEnum):
-    """The figures, as addresses and answers name them."""
+    """Names of the figures in addresses and answers."""
 
     WASTE = "waste"
     STEPS = "steps"
@@ -240,7 +230,7 @@ class Name(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A job at the end of a figure, by the session that stands for it."""
+    """A job at the upper end of a figure, and its median session."""
 
     job: str
     session: uuid.UUID
@@ -251,7 +241,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: (value, share of what is at most so large)."""
+    """A cumulative distribution: (value, share of the values that are at most as large)."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -259,27 +249,27 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the paper."""
+    """A figure of the paper over the jobs of a fleet."""
 
     name: Name
-    jobs: int  # that it is of
-    values: Sequence[float]  # what its first curve is of
+    jobs: int
+    values: Sequence[float]  # of the first curve
     curves: Sequence[Curve]
-    paper: Sequence[Point]  # what the paper says of its own fleet
+    paper: Sequence[Point]  # points that the paper reports for its own fleet
     examples: Sequence[Example]  # the largest value first
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """S against a size: of jobs in classes that double."""
+    """S of jobs by a size, in classes of doubling size."""
 
-    jobs: int  # of which the size is known
+    jobs: int  # jobs of known size
     classes: Sequence[Class]
-    correlation: float | None  # spearman's, of size and S; None where there is nothing to correlate
+    correlation: float | None  # Spearman's, of size and S; None if it is not defined
 
 
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
-    """Return the figures of jobs."""
+    """Return the figures of the paper over these jobs."""
     slow = [job for job in jobs if job.straggles]
     return (
         _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),
@@ -292,12 +282,12 @@ def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
 
 
 def against_gpus(jobs: Sequence[JobFigures]) -> Against:
-    """Return S against the number of GPUs."""
+    """Return S of jobs by their number of GPUs."""
     return _against([(float(job.gpus), job.slowdown) for job in jobs])
 
 
 def against_context(jobs: Sequence[JobFigures]) -> Against:
-    """Return S against the longest sequence, of jobs whose metadata say it."""
+    """Return S of jobs by their longest sequence, tokens, if their metadata name it."""
     return _against([(float(job.context), job.slowdown) for job in jobs if job.context])
 
 
@@ -321,7 +311,7 @@ def _steps(jobs: Sequence[JobFigures]) -> Figure:
 
 
 def _operations(jobs: Sequence[JobFigures]) -> Figure:
-    """Return the waste by kinds of operations; its examples are the worst job of each."""
+    """Return the waste by kind of operation; its examples are the worst job of each kind."""
     found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
     examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
     return Figure(
@@ -335,11 +325,11 @@ def _operations(jobs: Sequence[JobFigures]) -> Figure:
 
 
 def _largest(known: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
-    ordered = sorted(known, key=lambda one: (-one[0], one[1].job))[:EXAMPLES]
+    ordered = sorted(known, key=lambda pair: (-pair[0], pair[1].job))[:EXAMPLES]
     return [Example(job.job, job.session, job.number, value, note) for value, job in ordered]
 
 
 def _against(pairs: Sequence[tuple[float, float]]) -> Against:
-    sizes, slowdowns = [one for one, _ in pairs], [other for _, other in pairs]
-    found = rank_correlation(np.array(sizes), np.array(slowdowns))
-    return Against(len(pairs), by_doubling(sizes, slowdowns), None if math.isnan(found) else found)
+    sizes, slowdowns = [size for size, _ in pairs], [slowdown for _, slowdown in pairs]
+    rho = rank_correlation(np.array(sizes), np.array(slowdowns))
+    return Against(len(pairs), by_doubling(sizes, slowdowns), None if math.isnan(rho) else rho)

@@ -1,4 +1,4 @@
-"""Tables of jobs, what is noted of them, their sessions, and the reports on these."""
+"""Tables of jobs: jobs, attempts, notes, weekly summaries and saved views."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Job(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # From then on the fleet leaves it out, until it sends again.
+    # From then on the fleet leaves the job out, until it sends again.
     archived_at: Mapped[datetime | None]
-    # The job said that it ended; sessions of another start take that back.
+    # Reported end of the job; a session of a later start clears it.
     finished_at: Mapped[datetime | None]
 
 
 class Attempt(OfProject, Base):
-    """A start of a job that was announced; sessions may name others too."""
+    """An announced start of a job; sessions may have attempts that were not announced."""
 
     __tablename__ = "attempt"
     __table_args__ = (
@@ -54,7 +54,7 @@ class Attempt(OfProject, Base):
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     # counts the job's starts from 1
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # what the launcher calls the run, and how often it has restarted it
+    # the launcher's name of the run, and its number of restarts
     run_id: Mapped[str]
     restart: Mapped[int]
     announced_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -81,17 +81,14 @@ class JobNote(OfProject, Base):
     noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-# ---- Tables of the fleet: weekly summaries, and views that people save -------------------------
-
-
 class WeeklySummary(OfProject, Base):
-    """The summary of a week for a channel, of a rule: sent at least once, under this id."""
+    """The summary of a week by a rule for a channel; sent at least once, with this id."""
 
     __tablename__ = "weekly_summary"
     __table_args__ = (
         one_of("state", DeliveryState),
         belongs_to("channel_id", "alert_channel.id"),
-        # Whatever else happens: one of each week.
+        # one summary a week
         UniqueConstraint("rule_id", "channel_id", "week"),
         Index(
             "ix_weekly_summary_due",
@@ -102,12 +99,12 @@ class WeeklySummary(OfProject, Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # It stays when its rule is deleted.
+    # no reference: the summary stays when its rule is deleted
     rule_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     # the Monday of the week in which it was due
     week: Mapped[date] = mapped_column(Date)
-    # what it is about
+    # time that it covers
     since: Mapped[datetime]
     until: Mapped[datetime]
     state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
@@ -128,9 +125,9 @@ class SavedView(OfProject, Base):
     __table_args__ = (in_project(), UniqueConstraint("project_id", "owner", "name"))
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # the full name of a person, ``token NAME``, or empty for all who did not sign in
+    # full name of a person, ``token NAME``, or empty for everybody who is not signed in
     owner: Mapped[str]
     name: Mapped[str]
-    # of the fleet's address, without the question mark
+    # parameters of the fleet's address, without the question mark
     query: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

@@ -1,4 +1,4 @@
-"""Saved views: what a person asks the fleet for, under a name; who has the link sees the same."""
+"""Saved views: filters and orders of the fleet under a name; whoever has the link can read one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import ActorKind, Principal
 from app.web.lists import Listing, read
 
-# What a view keeps of an address: all but the page, and which tab it is on.
+# Parameters of an address that a view keeps: all but the page and the tab.
 KEPT: Final = ("q", "show", "owner", "label", "loss", "sort", "labels", "range", "from", "to")
 MAX_NAME_CHARACTERS: Final = 60
 MAX_QUERY_CHARACTERS: Final = 2000
-# Of one person in a project.
+# Views of one person in a project.
 MOST_VIEWS: Final = 50
 
 
@@ -43,7 +43,7 @@ VIEWS: Final = Listing(
 
 
 def query_of(text: str) -> str:
-    """Return the parameters of an address that a view keeps, in one order.
+    """Return the parameters of an address that a view keeps, in a fixed order.
 
     Examples
     --------
@@ -51,13 +51,13 @@ def query_of(text: str) -> str:
     'q=dense+34b&sort=-gpus'
     """
     pairs = parse_qsl(text.removeprefix("?"), keep_blank_values=False)
-    # No row holds such a character, and the database takes none.
+    # PostgreSQL's text type has no NUL.
     given = {name: value.replace("\x00", "") for name, value in pairs}
     return urlencode({name: given[name] for name in KEPT if given.get(name)})
 
 
 def owner_of(principal: Principal) -> str:
-    """Return whose views these are: all who did not sign in have the same."""
+    """Return the owner of a principal's views; everybody who is not signed in shares one."""
     if principal.kind is ActorKind.PERSON:
         return principal.name
     return f"token {principal.name}" if principal.kind is ActorKind.TOKEN else ""
@@ -75,10 +75,10 @@ def shared_view(tx: Reads, view: uuid.UUID) -> View:
     ------
     NotFoundError
     """
-    found = read(tx, VIEWS, SavedView.id == view)
-    if not found:
+    views = read(tx, VIEWS, SavedView.id == view)
+    if not views:
         raise _no_view(view)
-    return found[0]
+    return views[0]
 
 
 def save_view(container: Container, name: str, query: str) -> View:
@@ -107,7 +107,7 @@ def save_view(container: Container, name: str, query: str) -> View:
 def change_view(
     container: Container, view: uuid.UUID, *, name: str | None, query: str | None
 ) -> View:
-    """Rename a view of one's own, or keep something else under its name.
+    """Change the name or the parameters of a view of one's own.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a few words lead to: jobs, sessions, hosts and incidents of a project, a handful of each."""
+"""Search for jobs, sessions, hosts and incidents of a project by words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.sessions.models.tables import Session, StoredVerdict
 
 Kind = Literal["job", "session", "host", "incident"]
 
-# Results of each kind: more are found by more words.
+# Results of each kind.
 EACH: Final = 6
-# Hosts are those that this number of the latest sessions names among their slowest workers.
+# Hosts are searched among the slowest workers of this number of the latest sessions.
 SESSIONS: Final = 1000
-# Longer numbers are no session's.
+# Largest length of a session's number.
 MAX_DIGITS: Final = 9
 
 
@@ -33,14 +33,13 @@ class Found:
     """A search result; `path` is that of its page, within the project."""
 
     kind: Kind
-    # name, note: what it is called, and what tells it from others
     name: str
-    note: str
+    note: str  # distinguishes results of the same name
     path: str
 
 
 def find(tx: Reads, text: str) -> list[Found]:
-    """Return what all of the words lead to, incidents first.
+    """Return the results that match all words, incidents first.
 
     Parameters
     ----------
@@ -88,7 +87,7 @@ def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
     )
     path = cast("$[*].host", JSONPATH)
     named = select(func.jsonb_path_query(latest.c.worst, path).label("host")).subquery()
-    # The text of a JSON string; of null nothing.
+    # The text of a JSON string; null for a JSON null.
     texts = select(
         named.c.host.op("#>>", return_type=Text())(array([], type_=Text)).label("name")
     ).subquery()
@@ -115,7 +114,7 @@ def _sessions(tx: Reads, words: Sequence[str]) -> list[Found]:
     numbers = [int(word) for word in words if _is_number(word)]
     ids = [id_ for word in words if (id_ := _id_of(word)) is not None]
     if not numbers and not ids:
-        # A name leads to its job, whose page has its sessions.
+        # Words without a number match the job, whose page lists its sessions.
         return []
     rest = [
         word

@@ -1,4 +1,4 @@
-"""A job over time: its sessions, what happened to it, and the changes that lasted."""
+"""A job over time: its sessions, marks such as notes and incidents, and lasting changes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,11 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 from app.sessions.receive import no_job
 
-# ---- Notes on a job's time axis: written, read, taken back -------------------------------------
-
-
-# Of one job: several years of a deployment every few hours.
+# Notes of one job: several years of a deployment every few hours.
 MOST_NOTES: Final = 10_000
-# Newest ones that a page or an answer lists.
+# Newest notes that a page or an answer lists.
 MOST_LISTED: Final = 200
-# Clocks of launchers and of the database differ.
+# Tolerance for times in the future: clocks differ.
 EARLY: Final = timedelta(minutes=5)
 
 
@@ -53,10 +50,10 @@ class Note:
     words: str
     author: str
     noted_at: datetime
-    """When it was written down."""
+    """When it was noted."""
 
 
-def write_note(  # noqa: PLR0913 - what is said of it
+def write_note(  # noqa: PLR0913 - the fields of a note
     container: Container,
     job: str,
     *,
@@ -65,25 +62,25 @@ def write_note(  # noqa: PLR0913 - what is said of it
     at: datetime | None = None,
     by: str | None = None,
 ) -> Note:
-    """Write down what happened to a job.
+    """Store a note on a job.
 
     Parameters
     ----------
     at : datetime, optional
         When it happened; default: now.
     by : str, optional
-        The name that whoever did not sign in goes by.
+        Name of the author if they are not signed in.
 
     Raises
     ------
     NotFoundError
-        If there is no such job.
+        There is no such job.
     ConflictError
         ``note.in_future``, ``note.too_many``.
     """
     who = container.principal.called(by)
     with container.uow() as tx:
-        # Locked: two at once do not both find room for the last one.
+        # Locked, so that two requests at once do not exceed the limit.
         job_id = tx.session.execute(
             select(Job.id).where(Job.name == job).with_for_update()
         ).scalar()
@@ -117,12 +114,12 @@ def write_note(  # noqa: PLR0913 - what is said of it
 
 
 def delete_note(container: Container, job: str, note_id: int, by: str | None = None) -> None:
-    """Take a note back; the audit log keeps what it said.
+    """Delete a note; the audit log keeps its text.
 
     Raises
     ------
     NotFoundError
-        If the job has no such note.
+        The job has no such note.
     """
     who = container.principal.called(by)
     with container.uow() as tx:
@@ -150,14 +147,14 @@ def notes_of(
     Parameters
     ----------
     since, until : datetime, optional
-        When what they tell of happened.
+        Bounds of the time at which the noted events happened.
     """
     query = notes(since, until).where(Job.name == job)
     return [Note(*row) for row in tx.session.execute(query.limit(limit))]
 
 
 def notes(since: datetime | None, until: datetime | None) -> Select[*tuple[Any, ...]]:
-    """Return the query of the notes of a time on a job that it is joined with, newest first."""
+    """Return the query of the notes of a time, newest first; correlated with a row of `Job`."""
     query = (
         select(
             JobNote.id,
@@ -186,24 +183,24 @@ def known_job(tx: Reads, job: str) -> None:
         raise no_job(job)
 
 
-# The latest ones of the time that is asked for.
+# Latest sessions of a time that an answer has.
 MOST_POINTS: Final = 1000
-# Those that a figure as wide as a page can show apart.
+# Sessions that a figure of the width of a page can show apart.
 DRAWN_POINTS: Final = 500
-# Of these the latest are looked at for changes: it takes some 20 ms.
+# Latest sessions that are searched for changes, which takes some 20 ms.
 LOOKED_AT: Final = 200
 SECONDS_AN_HOUR: Final = 3600
 
 
 class Measure(StrEnum):
-    """What changed."""
+    """Quantity of a lasting change."""
 
     SLOWDOWN = "slowdown"
     STEP_TIME = "step_time"
 
 
 class MarkKind(StrEnum):
-    """The marks on the time axis, in addition to sessions."""
+    """Kinds of marks on the time axis."""
 
     ATTEMPT = "attempt"
     INCIDENT = "incident"
@@ -274,7 +271,7 @@ class JobChange:
 
     @property
     def slower(self) -> bool:
-        """Return whether it is a change for the worse."""
+        """Return whether the change is for the worse."""
         return self.after > self.before
 
 
@@ -298,7 +295,7 @@ def job_axis(
     until: datetime | None = None,
     most: int = MOST_POINTS,
 ) -> JobAxis:
-    """Return a job over a time: of many sessions the latest, `most` of them."""
+    """Return a job over a time, at most its latest `most` sessions."""
     points, layouts = _points(tx, job, since, until, most)
     marks = _marks(tx, job, since, until)
     measured = [
@@ -322,7 +319,7 @@ def job_axis(
 def _points(
     tx: Reads, job: str, since: datetime | None, until: datetime | None, most: int
 ) -> tuple[list[TimePoint], list[str]]:
-    """Return the sessions, and the sizes and the work of a step of each."""
+    """Return the sessions of a time, and a key of the sizes and the work of a step of each."""
     analyzed = Session.state == SessionState.ANALYZED
     reported = Session.state.in_(SessionState.REPORTED)
     verdict = StoredVerdict
@@ -358,12 +355,12 @@ def _points(
         query = query.where(Session.received_at >= since)
     if until is not None:
         query = query.where(Session.received_at <= until)
-    found, layouts = [], []
+    points, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
         (step_s, world, batch, length, lost, cause, shares, *losses, layout) = row[8:]
         tokens = _number(batch) * _number(length)
-        found.append(
+        points.append(
             TimePoint(
                 id=key,
                 number=number,
@@ -382,12 +379,12 @@ def _points(
             )
         )
         layouts.append(f"{layout} {batch} {length}")
-    return found[::-1], layouts[::-1]
+    return points[::-1], layouts[::-1]
 
 
-def _number(said: str | None) -> float:
-    """Return what metadata say, 0 where it is no size: they may say anything."""
-    return float(said) if said and said.isascii() and said.isdecimal() and len(said) < 16 else 0.0  # noqa: PLR2004 - exact in a float
+def _number(text: str | None) -> float:
+    """Return a size in the metadata, which may be any text; 0 if it is no number."""
+    return float(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0.0  # noqa: PLR2004 - exact in a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,42 +422,44 @@ def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) 
     attempts, incidents, fixes, written = _happened(tx, job, since, until)
     marks = [
         Mark(
-            one.at, MarkKind.ATTEMPT, f"Attempt {one.number}: run {one.run}, restart {one.restart}"
+            attempt.at,
+            MarkKind.ATTEMPT,
+            f"Attempt {attempt.number}: run {attempt.run}, restart {attempt.restart}",
         )
-        for one in attempts
+        for attempt in attempts
     ]
     marks += [
         Mark(
-            one.at,
+            incident.at,
             MarkKind.INCIDENT,
-            cause_name(one.cause or UNKNOWN),
-            f"/incidents/{one.id}",
-            one.until,
+            cause_name(incident.cause or UNKNOWN),
+            f"/incidents/{incident.id}",
+            incident.until,
         )
-        for one in incidents
+        for incident in incidents
     ]
     marks += [
         Mark(
-            one.at,
+            fix.at,
             MarkKind.FIX,
-            one.title,
-            f"/sessions/{one.session}"
-            if one.measured is None
-            else f"/compare?a={one.session}&b={one.measured}",
-            author=one.by,
+            fix.title,
+            f"/sessions/{fix.session}"
+            if fix.measured is None
+            else f"/compare?a={fix.session}&b={fix.measured}",
+            author=fix.by,
         )
-        for one in fixes
+        for fix in fixes
     ]
     marks += [
         Mark(note.at, _NOTES[note.kind], note.words, author=note.author, note=note.id)
         for note in written
     ]
-    here = [
+    in_time = [
         mark
         for mark in marks
         if (since is None or mark.at >= since) and (until is None or mark.at <= until)
     ]
-    return sorted(here, key=lambda mark: mark.at, reverse=True)[:MOST_LISTED]
+    return sorted(in_time, key=lambda mark: mark.at, reverse=True)[:MOST_LISTED]
 
 
 _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
@@ -469,9 +468,9 @@ _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
 def _happened(
     tx: Reads, job: str, since: datetime | None, until: datetime | None
 ) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
-    """Return the latest attempts, incidents and applied fixes of a job, and notes of that time.
+    """Read the latest attempts, incidents, fixes and notes of a job with one statement.
 
-    With one statement.
+    Notes are those of the time; the others are the latest whatever the time.
     """
     attempts = (
         select(
@@ -561,7 +560,7 @@ def _changes(
 
 
 def _leading(points: Sequence[TimePoint]) -> str | None:
-    """Return the leading cause of more than half of these sessions."""
+    """Return the leading cause of more than half of the sessions; None if there is none."""
     counted = Counter(point.cause for point in points)
     [(cause, times)] = counted.most_common(1)
     return cause if 2 * times > len(points) else None

@@ -1,4 +1,10 @@
-"""The words of a week's summary: what a lead would forward."""
+"""Weekly summaries of the fleet's report: text, delivery to channels, and their creation.
+
+A summary is one row for each rule, channel and week; their unique key makes it once, whichever
+process sweeps. It goes ``waiting → sending → delivered | failed``, each step one conditional
+UPDATE, and back to ``waiting`` after a temporary fault. Creation and start are one transaction
+each: a row whose process died in between is started by the next pass.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +47,10 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.outbound import DeliveryError, wait_before
 from app.platform.settings import Settings
 from app.platform.tasks.runs import finish
+from app.web.time_ranges import utc_minutes
 
 WEEK: Final = timedelta(days=7)
-# Of jobs, causes, hosts and fixes each: who wants more opens the report.
+# Jobs, causes, hosts and fixes that a summary names of each; its link leads to the report.
 NAMED: Final = 5
 
 
@@ -55,20 +62,20 @@ def compose(
     Parameters
     ----------
     at : datetime
-        When it is made.
+        Time of its creation.
     base_url : str
-        Of the dashboard; ends with a slash.
+        Address of the dashboard; ends with a slash.
     """
-    times = {"from": _written(report.since), "to": _written(report.until)}
-    found = report.coverage
+    times = {"from": utc_minutes(report.since), "to": utc_minutes(report.until)}
+    coverage = report.coverage
     lines = [
         (
-            f"{found.counted} of {found.received} sessions and {found.counted_jobs} of "
-            f"{found.jobs} jobs have a verdict and count"
+            f"{coverage.counted} of {coverage.received} sessions and {coverage.counted_jobs} of "
+            f"{coverage.jobs} jobs have a verdict and count"
         )
     ]
-    if found.silent:
-        jobs = "1 job was" if found.silent == 1 else f"{found.silent} jobs were"
+    if coverage.silent:
+        jobs = "1 job was" if coverage.silent == 1 else f"{coverage.silent} jobs were"
         lines.append(f"{jobs} silent all week")
     sections = (
         Section("Cost", tuple(_cost(report))),
@@ -90,10 +97,7 @@ def compose(
                 for host in report.spent.hosts[:NAMED]
             ),
         ),
-        Section(
-            "Incidents",
-            (f"{report.opened} opened, {report.resolved} resolved",),
-        ),
+        Section("Incidents", (f"{report.opened} opened, {report.resolved} resolved",)),
         Section("Fixes: promised and realized", tuple(map(_fix, report.fixes[:NAMED]))),
         Section("Coverage", tuple(lines)),
     )
@@ -154,12 +158,12 @@ def _causes(report: FleetReport) -> list[str]:
 
 
 def _labels(costs: Sequence[LabelCost]) -> list[str]:
-    """Return what the most expensive teams or owners lost; nothing where no job names one."""
-    named = [one for one in costs if one.name is not None]
+    """Return the losses of the most expensive teams or owners; empty if no job names one."""
+    named = [cost for cost in costs if cost.name is not None]
     return [
-        f"{one.name}: {hours(one.lost)} GPU-hours, {percent(one.lost / one.used)} of its own"
-        for one in named[:NAMED]
-        if one.lost > 0 and one.used
+        f"{cost.name}: {hours(cost.lost)} GPU-hours, {percent(cost.lost / cost.used)} of its own"
+        for cost in named[:NAMED]
+        if cost.lost > 0 and cost.used
     ]
 
 
@@ -178,15 +182,6 @@ def _day(at: datetime) -> str:
     return f"{at.day} {at:%b}"
 
 
-def _written(at: datetime) -> str:
-    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
-
-
-# ---- Use case: one attempt to send a week's summary, and what a rule would send now ------------
-# At least once to the receiver, under the same id and with the same words on every try: between its
-# answer and the end of `_settle` a worker may die.
-
-
 _log = structlog.get_logger(__name__)
 
 
@@ -197,7 +192,7 @@ class _Started:
 
 
 def preview_note(tx: Reads, settings: Settings) -> Note:
-    """Return what a summary of the last seven days would say."""
+    """Return the summary of the last seven days, as a preview."""
     return compose(
         fleet_report(tx, tx.now - WEEK, tx.now),
         note_id=uuid.UUID(int=0),
@@ -208,12 +203,15 @@ def preview_note(tx: Reads, settings: Settings) -> Note:
 
 
 def deliver_summary(container: Container, claim: Claim) -> None:
-    """Try to send a summary once and store what came out.
+    """Try to send a summary once and store the outcome.
+
+    The receiver gets it at least once, with the same id and text on every try: a worker may die
+    between the receiver's answer and the end of `_settle`.
 
     Raises
     ------
     LostClaimError
-        If another worker took it over meanwhile; nothing is stored.
+        Another worker has taken over the claim; nothing is stored.
     """
     started = _start(container, claim)
     if started is None:
@@ -230,7 +228,7 @@ def deliver_summary(container: Container, claim: Claim) -> None:
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
-    """Return what to send; None where there is nothing to send any more."""
+    """Return the summary to send and its channel; None if there is nothing to send any more."""
     with container.uow() as tx:
         row = tx.session.get(WeeklySummary, claim.subject_id, with_for_update=True)
         if row is None or row.state is not DeliveryState.SENDING:
@@ -292,7 +290,7 @@ def _end(
     error: DeliveryError | None = None,
     **more: Any,  # noqa: ANN401 - columns
 ) -> None:
-    """End an attempt, where it is still under way."""
+    """End an attempt if it is still under way."""
     tx.session.execute(
         update(WeeklySummary)
         .where(WeeklySummary.id == summary_id, WeeklySummary.state == DeliveryState.SENDING)
@@ -306,20 +304,12 @@ def _end(
     )
 
 
-# ---- Use case: make the summaries of a week that are due, and start them -----------------------
-# Protocol. A summary is one row for each rule, channel and week: the unique key of these three
-# makes it once, whoever sweeps, however often and after whatever was killed. It goes ``waiting →
-# sending → delivered | failed``, each step one conditional UPDATE, and back to ``waiting`` after a
-# fault that passes (`app.jobs.weekly`). Made and started are facts of one transaction each, so that
-# a death between them leaves a row that the next pass starts.
-
-
-# Started in one pass of a project.
+# Summaries that one pass starts in a project.
 BATCH: Final = 100
 
 
 def send_due(container: Container) -> int:
-    """Make and start the summaries that are due, of all projects; return how many were started."""
+    """Create and start the due summaries of all projects; return the number of started ones."""
     with container.everywhere().reading() as tx:
         weekly = AlertRule.document["condition"]["kind"].astext == "weekly"
         ruled = set(
@@ -344,7 +334,7 @@ def send_due(container: Container) -> int:
 
 
 def audience(tx: Reads, rule: Rule) -> list[AlertChannel]:
-    """Return the channels that a rule's summaries go to: those that can show a note."""
+    """Return the channels of a rule's summaries: those that can show a note."""
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.name)
     ).scalars()
@@ -357,12 +347,12 @@ def audience(tx: Reads, rule: Rule) -> list[AlertChannel]:
 
 
 def monday_of(moment: datetime) -> datetime:
-    """Return the beginning of a moment's week."""
+    """Return the Monday of a moment's week, at the same time of day."""
     return moment - timedelta(days=moment.weekday())
 
 
 def _make(container: Container) -> None:
-    """Make what is due; of before a rule or a channel was added nothing is told."""
+    """Create the due summaries; weeks before the rule or the channel was added have none."""
     with container.uow() as tx:
         for row in tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars():
             rule = rule_of(row)

@@ -1,4 +1,4 @@
-"""Plans: pipeline templates for clusters of different devices, found by a worker."""
+"""API of plans: pipeline templates for heterogeneous clusters, found by a worker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PlanListBody(BaseModel):
 
 
 async def _body(request: Request) -> object:
-    """Return the JSON of a body."""
+    """Return the JSON document of a request's body."""
     data = await request.body()
     try:
         return load_json(data.decode())

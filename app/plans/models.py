@@ -1,4 +1,4 @@
-"""Table of plans: what was asked, where it stands, what came out."""
+"""Table of plans: request, state and result."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Plan(OfProject, Base):
         one_of("state", PlanState),
         in_project(),
         UniqueConstraint("project_id", "content_sha256"),
-        # A plan without its template, or a template of a plan that has none, cannot be shown.
+        # Exactly the planned ones have a result, which pages rely on.
         CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
         Index("ix_plan_project_id_created_at_id", "project_id", "created_at", "id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # Of all that was asked: the same question again is the same plan.
+    # Hash of the whole request: an equal request is the same plan.
     content_sha256: Mapped[bytes]
     name: Mapped[str | None]
     method: Mapped[str]
     objective: Mapped[str]
     time_limit_s: Mapped[float]
-    # as sent, keys as text
+    # The specification as sent, keys as text.
     spec: Mapped[dict[str, Any]]
     layers: Mapped[int]
     gpus: Mapped[int]
@@ -41,14 +41,14 @@ class Plan(OfProject, Base):
     state: Mapped[PlanState] = mapped_column(StateColumn(PlanState))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # proven gap of the search so far, a fraction; null until there is a first template
+    # Proven gap of the search so far, a fraction; null until there is a first template.
     gap: Mapped[float | None]
 
-    # why there is no template: a stable code, a sentence, and the nearest changes
+    # Why there is no template: a stable code, a sentence, and the nearest changes.
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
-    # `paceline.plan/1` and its timeline as zstd-compressed JSON in blob_part; and what lists show
+    # `paceline.plan/1` with its timeline as zstd-compressed JSON in blob_part; outline for lists.
     result_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     outline: Mapped[dict[str, Any] | None] = mapped_column("headline")

@@ -1,4 +1,4 @@
-"""What is known of the plan of a session's whole job: whether it can be asked for, what it says."""
+"""Plan of the whole job of a session: whether it is possible, its request, its result."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from app.sessions.replays import StoredTrace, prepared_session, stored_trace, wh
 
 @dataclass(frozen=True, slots=True)
 class WholeJob:
-    """The plan of the whole job that a session measured; times in ms.
+    """The plan of the whole job of a session, or the reason why there can be none; times in ms.
 
-    `lacking` are the metadata without which it cannot be planned, else why it cannot.
+    `lacking` are the keys of missing metadata; `unfit` is another reason as a sentence.
     """
 
     session: uuid.UUID
@@ -49,12 +49,12 @@ class WholeJob:
 
     @property
     def answerable(self) -> bool:
-        """Return whether it can be planned."""
+        """Return whether the job can be planned."""
         return not self.lacking and not self.unfit
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PlannedSession:
     """A session with its newest plan."""
 
     number: int
@@ -65,11 +65,11 @@ class _Found:
     running: float | None
 
 
-_FOUND: Final = TypeAdapter(tuple[_Found, ...])
+_PLANNED_SESSIONS: Final = TypeAdapter(tuple[_PlannedSession, ...])
 
 
 def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
-    """Return the query of what `whole_job` reads: no row without a verdict or operations."""
+    """Return the query of `whole_job`: no row without a verdict or without operations."""
     newest = (
         select(
             Plan.id.label("plan"),
@@ -106,9 +106,9 @@ def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
     Parameters
     ----------
     rows : object
-        What `whole_job_query` found, as JSON.
+        Result of `whole_job_query` as JSON.
     """
-    row = next(iter(_FOUND.validate_python(rows or ())), None)
+    row = next(iter(_PLANNED_SESSIONS.validate_python(rows or ())), None)
     if row is None:
         return None
     try:
@@ -129,14 +129,11 @@ def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
     )
 
 
-# ---- Use case: ask for the plan of the whole job that a stored session shows -------------------
-
-
 NOT_MEASURED: Final = "plan.not_measured"
 
 
 def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
-    """Store a plan of a session's whole job, as measured; the same session is the same plan.
+    """Submit the plan of a session's whole job with its measured times.
 
     Raises
     ------
@@ -145,9 +142,9 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
     InvalidSpecError
         ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the keys.
     ConflictError
-        ``plan.not_measured``: the session has no verdict, or does not say what a block takes.
+        ``plan.not_measured``: the session has no verdict, or no separable times of blocks.
     BusyError
-        If others keep asking.
+        If too many replays are under way.
     """
     with container.reading() as tx:
         row = get_session(tx, session_id, container.settings).row
@@ -185,15 +182,12 @@ def _running(
     return running
 
 
-# ---- What was done about a job that is slow, and what its whole job would take planned anew ----
-
-
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Fixes that were applied (the newest first), how predictions fare, and a plan.
+    """Applied fixes (the newest first), the calibration of predicted gains, and a plan.
 
-    `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None where none
-    was asked for, and where a session has no verdict or no operations.
+    `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None unless it is
+    requested, and for a session without a verdict or operations.
     """
 
     applied: Sequence[Realized]
@@ -201,7 +195,7 @@ class Remedies:
     whole_job: WholeJob | None
 
 
-def remedies(  # noqa: PLR0913 - all that they are asked for
+def remedies(  # noqa: PLR0913 - filters of the fixes, and the plan
     tx: Reads,
     *,
     job: str | None = None,
@@ -211,14 +205,14 @@ def remedies(  # noqa: PLR0913 - all that they are asked for
     most: int = MOST_LISTED,
     planned_by: uuid.UUID | None = None,
 ) -> Remedies:
-    """Return what was done about it and how the whole job is planned, with one statement.
+    """Return the applied fixes and the plan of the whole job, by one statement.
 
     Parameters
     ----------
     job, session, since, until, most
         See `app.fixes.applied.realized_fixes`.
     planned_by : UUID, optional
-        The session whose whole job it is about.
+        The session of the whole job's plan.
     """
     listed = FIXES.query().where(*applied(job, session, since, until)).order_by(*FIXES.ties)
     planned = null() if planned_by is None else as_json(whole_job_query(planned_by))
@@ -230,7 +224,7 @@ def remedies(  # noqa: PLR0913 - all that they are asked for
     return Remedies(
         FIXES.rows(fixes or ()),
         calibrations_of(
-            (one["action"], one["predicted_gain"], one["realized_gain"]) for one in measured or ()
+            (row["action"], row["predicted_gain"], row["realized_gain"]) for row in measured or ()
         ),
         None if planned_by is None else whole_job(planned_by, plans),
     )

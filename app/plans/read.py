@@ -1,4 +1,4 @@
-"""The read side of plans."""
+"""Queries of plans: the list, and one plan with its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.lists import Column, Listing
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A plan; `gap` is the proven gap so far, a fraction."""
+    """A plan as a row of lists; `gap` is the proven gap so far, a fraction."""
 
     id: uuid.UUID
     name: str | None
@@ -64,7 +64,7 @@ PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expres
 
 @dataclass(frozen=True, slots=True)
 class RequestedDevice:
-    """A device type of a specification, and its place in the cluster."""
+    """A device type of a specification with its numbers of nodes and GPUs."""
 
     type: Name
     nodes: Whole
@@ -73,7 +73,7 @@ class RequestedDevice:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPlan:
-    """What a page says of a specification, whichever version took it."""
+    """Summary of a stored specification of any version for pages."""
 
     devices: tuple[RequestedDevice, ...]
     microbatches: Whole | None = None
@@ -87,25 +87,25 @@ _REQUESTED: Final = TypeAdapter(RequestedPlan)
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """Everything of one plan."""
+    """One plan with its specification and result."""
 
     row: PlanSummary
     spec: Mapping[str, Any]
     """The specification as it was sent."""
     requested: RequestedPlan
-    """The same, as far as a page says it."""
+    """Summary of the specification."""
     faults: tuple[Fault, ...]
-    """Why there is no template: the nearest changes, or what is wrong."""
+    """Nearest changes that make a template possible, or faults of the specification."""
     ahead: int
-    """Plans and sessions that workers will take first, while it is queued."""
+    """Number of tasks that workers take first, while the plan is queued."""
     result: PlanResult | JobResult | None
-    """Of a plan that was found."""
+    """Result of a planned one."""
     now: datetime
-    """The database's time of this view."""
+    """Database time of this view."""
 
 
 def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
-    """Return one plan.
+    """Return one plan with its result.
 
     Raises
     ------
@@ -113,28 +113,29 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
         If there is no such plan.
     """
     query = PLANS.query().add_columns(Plan.spec, Plan.reason_detail, Plan.result_blob)
-    found = tx.session.execute(query.where(Plan.id == plan_id)).mappings().one_or_none()
-    if found is None:
+    stored = tx.session.execute(query.where(Plan.id == plan_id)).mappings().one_or_none()
+    if stored is None:
         raise NotFoundError(f"There is no plan {plan_id}.")
-    [row] = PLANS.rows([found])
-    detail, blob = found["reason_detail"] or {}, found["result_blob"]
+    [row] = PLANS.rows([stored])
+    detail, blob = stored["reason_detail"] or {}, stored["result_blob"]
     return PlanView(
         row=row,
-        spec=found["spec"],
-        requested=requested_plan(found["spec"]),
+        spec=stored["spec"],
+        requested=requested_plan(stored["spec"]),
         faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
-        ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
+        ahead=_queue_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
         result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
         now=tx.now,
     )
 
 
 def requested_plan(spec: Mapping[str, Any]) -> RequestedPlan:
-    """Return what a page says of a stored specification."""
+    """Return the summary of a stored specification."""
     return _REQUESTED.validate_python(spec)
 
 
-def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:
+def _queue_ahead(tx: Reads, plan_id: uuid.UUID) -> int:
+    """Return the number of queued tasks of all projects that are older than a plan's task."""
     mine = (
         select(TaskRun.created_at)
         .where(

@@ -1,4 +1,4 @@
-"""Plans that are asked for: stored with the work that they cause, canceled."""
+"""Requests for plans: submission, cancellation, and the stored form of results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.sessions.models.reports import ZSTD_LEVEL
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The plan that a request became, or already was."""
+    """The plan of a request; `created` is False for one that existed before."""
 
     id: uuid.UUID
     state: PlanState
@@ -38,17 +38,20 @@ class Submitted:
 
 
 def submit_plan(container: Container, request: PlanRequest) -> Submitted:
-    """Store a plan with the work that it causes.
+    """Store a plan with its task, and return after the commit.
 
-    The same question is the same plan, also when it is asked twice at the same time. One that was
-    canceled or that failed is planned again.
-
-    Returns
-    -------
-    Submitted
-        Only after the commit: what it says survives a crash.
+    Equal requests are the same plan, also concurrent ones. A canceled or failed one is planned
+    again.
     """
-    content = _content_sha256(request)
+    identity = {
+        "spec": request.document,
+        "method": request.method,
+        "objective": request.objective,
+        "time_limit_s": request.time_limit_s,
+        "name": request.name,
+    }
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    content = hashlib.sha256(canonical.encode()).digest()
     with container.uow() as tx:
         made = tx.session.execute(
             insert(Plan)
@@ -86,25 +89,25 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
             ).scalar()
         )
         if again is None:
-            known = tx.session.execute(
+            existing = tx.session.execute(
                 select(Plan.id, Plan.state).where(Plan.content_sha256 == content)
             ).one()
-            return Submitted(known.id, known.state, created=False)
+            return Submitted(existing.id, existing.state, created=False)
         tx.enqueue(PLAN_TEMPLATE, again)
     return Submitted(again, PlanState.QUEUED, created=True)
 
 
 def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
-    """End a plan that waits or is being planned; to cancel it twice is harmless.
+    """Cancel a queued or running plan; idempotent.
 
-    The work ends here, in the database: what a worker still computes cannot be stored.
+    Ends the task in the database, so that the worker cannot store its result.
 
     Raises
     ------
     NotFoundError
         If there is no such plan.
     ConflictError
-        If it has ended otherwise: ``plan.ended``.
+        ``plan.ended``: the plan has ended otherwise.
     """
     with container.uow() as tx:
         ended = tx.session.execute(
@@ -131,24 +134,9 @@ def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
         raise ConflictError(f"The plan is {state}: there is nothing to cancel.", code="plan.ended")
 
 
-def _content_sha256(request: PlanRequest) -> bytes:
-    identity = {
-        "spec": request.document,
-        "method": request.method,
-        "objective": request.objective,
-        "time_limit_s": request.time_limit_s,
-        "name": request.name,
-    }
-    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).digest()
-
-
-# ---- The stored result of a search: its document, its iteration, its outline -------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What was found; `plan.schema` is the version of the whole."""
+    """Stored result of a plan: its document and its executed iteration."""
 
     plan: PlanDocument
     timeline: SimulatedIteration
@@ -156,7 +144,7 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What was found for a whole job, and the slowest pipeline's iteration."""
+    """Stored result of a whole job's plan: its document and the slowest pipeline's iteration."""
 
     plan: JobDocument
     timeline: SimulatedIteration
@@ -164,13 +152,13 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutline:
-    """What a list shows of a plan."""
+    """Outline of a result for lists."""
 
     iteration_time_ms: IterationTimes
     stages: int
     optimal: bool
     over: Mapping[str, float]
-    """How much longer than the plan the other methods' templates take when executed."""
+    """Relative excess of the other methods' executed times over the plan's."""
 
     @classmethod
     def of(cls, document: PlanDocument | JobDocument) -> Self:
@@ -193,14 +181,14 @@ class PlanOutline:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What a plan says of its own version."""
+    """The schema of a stored plan."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class _VersionedResult:
-    """What a result of any version has."""
+    """The part common to results of all versions."""
 
     plan: _Version
 
@@ -210,12 +198,12 @@ _RESULT: Final[TypeAdapter[PlanResult | JobResult]] = TypeAdapter(PlanResult | J
 
 
 def pack_result(result: PlanResult | JobResult) -> bytes:
-    """Return a result as it is stored: JSON, compressed."""
+    """Return the stored form of a result: JSON compressed by zstd."""
     return zstandard.compress(to_json(result, compact=True).encode(), ZSTD_LEVEL)
 
 
 def unpack_result(stored: bytes) -> PlanResult | JobResult:
-    """Return a result that was stored.
+    """Return a result from its stored form.
 
     Raises
     ------
@@ -233,11 +221,8 @@ def unpack_result(stored: bytes) -> PlanResult | JobResult:
     return _RESULT.validate_json(text)
 
 
-# ---- The change of a plan's state, the same for every caller -----------------------------------
-
-
 def move_plan(tx: UnitOfWork, plan_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
-    """Set columns of a plan that changes its state."""
+    """Update columns of a plan with the time of its change of state."""
     tx.session.execute(
         update(Plan).where(Plan.id == plan_id).values(state_changed_at=func.now(), **values)
     )

@@ -1,4 +1,4 @@
-"""From counted operations and bytes to layers that the planner takes."""
+"""Conversion of counted operations and bytes to layers of a specification, by roofline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.analysis.planning.transformer import Accelerator, LayerWork, roofline_m
 
 @dataclass(frozen=True, slots=True)
 class CountedLayer:
-    """What a layer does for one microbatch: forward and backward pass counted apart."""
+    """Counted work of a layer for one microbatch, forward and backward."""
 
     name: str
     forward: LayerWork
@@ -21,10 +21,7 @@ class CountedLayer:
 def layer_documents(
     layers: Sequence[CountedLayer], accelerator: Accelerator
 ) -> list[dict[str, Any]]:
-    """Return ``model.layers`` of a specification, with the times of one device.
-
-    Its `profiled_on` is then that device.
-    """
+    """Return ``model.layers`` of a specification whose ``profiled_on`` is the device."""
     return [
         {
             "forward_ms": roofline_ms(layer.forward, accelerator),
@@ -38,6 +35,6 @@ def layer_documents(
 
 
 def times_of(layers: Sequence[CountedLayer], accelerator: Accelerator) -> dict[str, list[float]]:
-    """Return ``forward_ms`` and ``backward_ms`` of an entry of a specification's devices."""
+    """Return ``forward_ms`` and ``backward_ms`` of a device in a specification."""
     documents = layer_documents(layers, accelerator)
     return {key: [row[key] for row in documents] for key in ("forward_ms", "backward_ms")}

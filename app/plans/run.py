@@ -1,6 +1,6 @@
-"""Use case: find the pipeline template that a plan asks for, and keep it.
+"""Task of a plan: the search for its template, with progress, and the stored result.
 
-All that comes out is one transaction at the end. Run twice, it gives one result.
+The result is stored in one transaction at the end, so the task can be run again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from app.platform.database.states import PlanState, TaskState
 from app.platform.database.task_runs import TaskRun
 from app.platform.tasks.runs import finish
 
-# How often a search looks whether it was canceled, and says how far it is.
-TELL_S: Final = 0.5
+# Interval of a running search's progress reports and checks for cancellation.
+PROGRESS_INTERVAL_S: Final = 0.5
 
 
 def run_plan(container: Container, claim: Claim) -> None:
@@ -37,7 +37,7 @@ def run_plan(container: Container, claim: Claim) -> None:
     Raises
     ------
     LostClaimError
-        If the plan was canceled, or another worker took it over; nothing is stored.
+        If the plan was canceled or taken over by another worker; nothing is stored.
     NotFoundError
         If the plan was deleted meanwhile.
     """
@@ -50,7 +50,7 @@ def run_plan(container: Container, claim: Claim) -> None:
     try:
         result = _planned(row, budget, progress)
     except (InfeasiblePlanError, InvalidSpecError) as error:
-        _store_reason(container, claim, error)
+        _store_failure(container, claim, error)
     else:
         _store(container, claim, result)
 
@@ -67,16 +67,16 @@ def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult
 
 
 class _Progress:
-    """Writes the progress of a search to the database, and stops one whose claim is lost.
+    """Stores the progress of a search, and stops it where its claim is lost.
 
-    The searches read the clock between their passes: that is where both happen.
+    Both happen when the search reads its clock, which it does between its passes.
     """
 
     def __init__(self, container: Container, claim: Claim) -> None:
         self._container = container
         self._claim = claim
         self._gap: float | None = None
-        self._next_s = time.monotonic() + TELL_S
+        self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
 
     def clock(self) -> float:
         """Return monotonic seconds.
@@ -84,20 +84,20 @@ class _Progress:
         Raises
         ------
         LostClaimError
-            The plan was canceled, or another worker has it.
+            The plan was canceled or taken over by another worker.
         """
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._tell()
-            self._next_s = time.monotonic() + TELL_S
+            self._store_progress()
+            self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
         return now_s
 
     def report(self, gap: float) -> None:
-        """Remember the proven gap, a fraction; raises as `clock` does."""
+        """Record the proven gap, a fraction; raises as `clock` does."""
         self._gap = gap
         self.clock()
 
-    def _tell(self) -> None:
+    def _store_progress(self) -> None:
         claim = self._claim
         held = exists().where(
             TaskRun.id == claim.run_id,
@@ -105,13 +105,13 @@ class _Progress:
             TaskRun.state == TaskState.RUNNING,
         )
         with self._container.uow() as tx:
-            told = tx.session.execute(
+            updated = tx.session.execute(
                 update(Plan)
                 .where(Plan.id == claim.subject_id, held)
                 .values(gap=self._gap)
                 .returning(Plan.id)
             ).scalar()
-        if told is None:
+        if updated is None:
             raise LostClaimError(f"plan {claim.subject_id} was canceled or taken over")
 
 
@@ -133,7 +133,7 @@ def _store(container: Container, claim: Claim, result: PlanResult | JobResult) -
         )
 
 
-def _store_reason(
+def _store_failure(
     container: Container, claim: Claim, error: InfeasiblePlanError | InvalidSpecError
 ) -> None:
     with container.uow() as tx:

@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.analysis.planning.transformer import LayerWork
 from app.plans.roofline import CountedLayer
 
-# Operations that only look at memory in another way.
+# Operations that move no data.
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "t", "expand", "detach", "alias"})
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[misc]  # without torch it is unknown
-    """Counts the bytes that operations read and write, each operation for itself."""
+    """Counts the bytes that all operations read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def count_torch(layers: Sequence[nn.Module], example: torch.Tensor) -> tuple[Cou
     Parameters
     ----------
     layers : sequence of nn.Module
-        Each takes what the one before returns. They are copied to the meta device.
+        Each takes the output of the one before. They are copied to the meta device.
     example : torch.Tensor
         The first layer's input for one microbatch; only its shape and type matter.
     """
@@ -64,20 +64,27 @@ def count_torch(layers: Sequence[nn.Module], example: torch.Tensor) -> tuple[Cou
 def _count(
     number: int, module: nn.Module, given: torch.Tensor
 ) -> tuple[CountedLayer, torch.Tensor]:
-    meta = _on_meta(module)
+    numbers = (*module.parameters(), *module.buffers())
+    meta = copy.deepcopy(module, {id(tensor): _empty(tensor) for tensor in numbers})
     given = given.detach()
     if given.is_floating_point():
         given.requires_grad_()
     parameters = sum(_size(parameter) for parameter in meta.parameters())
     with _saved() as saved, FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         output = meta(given)
+    own = {_storage(parameter) for parameter in meta.parameters()}
+    sizes = {
+        _storage(tensor): tensor.untyped_storage().nbytes()
+        for tensor in saved
+        if _storage(tensor) not in own
+    }
     forward = LayerWork(
         flops=float(flops.get_total_flops()),
         traffic_bytes=float(traffic.bytes),
         parameter_bytes=float(parameters),
         output_bytes=float(_size(output)),
-        # weights are kept anyway
-        stored_bytes=float(_distinct(saved, meta)),
+        # without the weights, which are stored in any case
+        stored_bytes=float(sum(sizes.values())),
     )
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         output.backward(torch.empty_like(output))
@@ -92,12 +99,6 @@ def _count(
     return CountedLayer(name, forward, backward), output.detach()
 
 
-def _on_meta(module: nn.Module) -> nn.Module:
-    """Return a copy of a module without its numbers; the module keeps them."""
-    numbers = (*module.parameters(), *module.buffers())
-    return copy.deepcopy(module, {id(tensor): _empty(tensor) for tensor in numbers})
-
-
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
     empty = torch.empty_like(tensor, device="meta")
     if isinstance(tensor, nn.Parameter):
@@ -107,7 +108,7 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _saved() -> Iterator[list[torch.Tensor]]:
-    """Yield a list that gets what the forward pass keeps for the backward pass."""
+    """Yield a list that collects the tensors saved for the backward pass."""
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,17 +117,6 @@ def _saved() -> Iterator[list[torch.Tensor]]:
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
-
-
-def _distinct(tensors: list[torch.Tensor], module: nn.Module) -> int:
-    """Return the bytes of different storages, without the module's own."""
-    own = {_storage(parameter) for parameter in module.parameters()}
-    sizes = {
-        _storage(tensor): tensor.untyped_storage().nbytes()
-        for tensor in tensors
-        if _storage(tensor) not in own
-    }
-    return sum(sizes.values())
 
 
 def _storage(tensor: torch.Tensor) -> int:

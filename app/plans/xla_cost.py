@@ -1,6 +1,6 @@
-"""Layer costs of a JAX model from XLA's own cost analysis, which is Ditto's approach.
+"""Layer costs of a JAX model from XLA's cost analysis, the approach of Ditto.
 
-Each layer is compiled for the backend at hand, forward and backward, and never run. Needs the
+Each layer is compiled for the available backend, forward and backward, and never run. Needs the
 extra ``xla``.
 """
 
@@ -15,7 +15,6 @@ import numpy as np
 from app.analysis.planning.transformer import LayerWork
 from app.plans.roofline import CountedLayer
 
-# Takes its parameters, any tree of arrays, and the input.
 JaxLayer = tuple[str, Callable[[Any, Any], Any], Any]
 
 
@@ -25,7 +24,7 @@ def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, .
     Parameters
     ----------
     layers : sequence of (name, function, parameters)
-        Each function takes its parameters and what the layer before returns.
+        Each function takes its parameters (a tree of arrays) and the output of the layer before.
     example : array
         The first layer's input for one microbatch; only its shape and type matter.
     """
@@ -57,7 +56,7 @@ def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, .
 
 
 def _with_gradient(function: Callable[[Any, Any], Any], given: Any) -> Callable[..., Any]:  # noqa: ANN401 - JAX's shape
-    """Return forward and backward pass as one function of parameters, input and cotangent."""
+    """Return a function of parameters, input and cotangent that runs forward and backward."""
     differentiable = np.issubdtype(given.dtype, np.floating)
 
     def both(parameters: Any, value: Any, cotangent: Any) -> Any:  # noqa: ANN401 - trees of arrays
@@ -75,14 +74,14 @@ def _compile(function: Callable[..., Any], *shapes: Any) -> Any:  # noqa: ANN401
 
 
 def _analysis(compiled: Any) -> tuple[float, float]:  # noqa: ANN401 - JAX's own
-    """Return operations and bytes of a compiled function."""
-    found = compiled.cost_analysis()
-    table = found[0] if isinstance(found, (list, tuple)) else found
+    """Return the operations and accessed bytes of a compiled function."""
+    analysis = compiled.cost_analysis()
+    table = analysis[0] if isinstance(analysis, (list, tuple)) else analysis
     return float(table.get("flops", 0.0)), float(table.get("bytes accessed", 0.0))
 
 
 def _stored_bytes(function: Callable[[Any, Any], Any], parameters: Any, given: Any) -> float:  # noqa: ANN401 - trees of shapes
-    """Return what the backward pass needs of the forward pass, parameters not counted."""
+    """Return the bytes saved for the backward pass, parameters not counted."""
 
     def pull_back_of(tree: Any, value: Any) -> Any:  # noqa: ANN401 - trees of arrays
         return jax.vjp(lambda inner: function(inner, value), tree)[1]

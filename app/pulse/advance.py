@@ -1,9 +1,9 @@
-"""Use case: take what came of an attempt's pulse, and say what it shows.
+"""Use case: read received bodies of an attempt's pulse, detect, and store the results.
 
-A worker claims an attempt by a lease, reads its bodies and advances the kept state outside of any
-transaction. State, notices, blocks, sums and what is left of the inbox are written in one: killed
-at any moment, it leaves all as it was, and the next one comes to the same. Bodies that no worker
-survives are taken one by one, and left out.
+A worker claims an attempt by a lease, reads its bodies and advances the stored state outside of
+any transaction. State, notices, blocks, sums and the removal from the inbox are one transaction: a
+worker that is killed leaves everything as it was, and the next one gets the same results. Bodies
+that kill workers are read one by one, and then dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.analysis.pulse.packing import Places
 from app.analysis.pulse.step_pace import Pace
 from app.errors import PacelineError, UnknownDocumentError
 from app.hangs.files import HangFile
-from app.hangs.receive import keep_live, limits_of
+from app.hangs.receive import judge_live_files, limits_of
 from app.incidents.store import group_of_job
 from app.jobs.models import Job
 from app.platform.container import Container
@@ -41,28 +41,28 @@ from app.platform.settings import MIB
 from app.pulse.body import read_bodies
 from app.pulse.follow import (
     Batch,
+    add_hardware,
     awaits_measure,
-    end_before,
-    follow,
-    goes_on_before,
+    clear_before,
+    follow_up,
+    has_open_before,
     last_minutes,
-    say_hardware,
     write_notices,
 )
-from app.pulse.keep import Kept, kept_of, write_kept
+from app.pulse.keep import StoredBatch, stored_batch, write_batch
 from app.pulse.models import PulseNotice, PulseSpan, PulseState
 from app.pulse.spans import slow_ranks
 from app.sessions.models.tables import InboxItem, Session
 
-# Between two batches of an attempt: its state is read and written with each.
+# Least time between two batches of an attempt: its whole state is read and written with each.
 EVERY: Final = timedelta(seconds=2)
 LEASE: Final = timedelta(seconds=30)
-# Bodies of a batch, and their bytes.
+# Most bodies of a batch, and most bytes.
 BATCH: Final = 1_024
 BATCH_BYTES: Final = 8 * MIB
-# Workers that a body may kill.
+# Attempts to read a batch before its bodies are dropped.
 MAX_TRIES: Final = 3
-# Wrong clocks that are named.
+# Wrong clocks that are stored.
 MOST_CLOCKS: Final = 100
 _PULSES: Final = InboxItem.kind == InboxKind.PULSE
 
@@ -85,24 +85,24 @@ class PulseClaim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advance:
-    """What a batch of bodies comes to.
+    """Results of a batch of bodies, not stored yet.
 
     Parameters
     ----------
     items : tuple of int
-        The bodies that are taken, readable or not.
+        Inbox ids of the processed bodies, readable or not.
     rows : Pulses or None
-        What was in them.
+        Rows of the bodies; None without any.
     files : tuple of HangFile
-        What ranks that stand still say of themselves.
-    pace, came : Pace
-        The latest steps, and those of these bodies.
+        Stacks and recorder dumps of hanging ranks.
+    pace, batch_pace : Pace
+        Latest steps of the attempt, and steps of these bodies.
     places : bytes or None
-        Where ranks are, if that is new.
+        Packed places of the ranks, if changed.
     readings : mapping of int to Reading
-        The last ones of all ranks, where some or notices are new; else empty.
+        Last GPU readings of all ranks, if readings or notices are new; else empty.
     first : bool
-        Nothing was kept of the attempt: it has begun.
+        Whether the attempt had no stored state.
     """
 
     items: tuple[int, ...]
@@ -111,50 +111,55 @@ class Advance:
     detector: Detector
     changes: Changes
     pace: Pace
-    came: Pace
-    kept: Kept
+    batch_pace: Pace
+    stored: StoredBatch
     places: bytes | None
     readings: Mapping[int, Reading]
     first: bool
 
 
 class LostClaimError(PacelineError):
-    """Meanwhile another worker took the attempt: roll back."""
+    """Another worker has claimed the attempt meanwhile: roll back."""
 
     code = "pulse.lost_claim"
 
 
 def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
-    """Advance one attempt; return how many bodies were taken, 0 where none is due.
+    """Advance one attempt; return the number of processed bodies, 0 if none is due.
 
     Parameters
     ----------
     every : timedelta
-        Between two batches of an attempt.
+        Least time between two batches of an attempt.
     """
     claim = claim_attempt(container, every)
     if claim is None:
         return 0
     within = container.within(claim.project_id)
     try:
-        advance = look(within, claim)
+        advance = read_batch(within, claim)
         store(within, claim, advance)
     except LostClaimError:
         return 0
     except Exception:
-        # The next one begins with a single body.
-        _give_back(within, claim)
+        # `tries` stays: the next worker begins with a single body.
+        with within.uow() as tx:
+            tx.session.execute(
+                update(PulseState)
+                .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
+                .values(claim_token=None, lease_until=None, advanced_at=tx.now)
+            )
         raise
     return len(advance.items)
 
 
 def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim | None:
-    """Claim the attempt whose oldest body waits for longest; None where none is due."""
+    """Claim the attempt with the oldest body; None if no attempt is due."""
     token = uuid.uuid4()
     with container.everywhere().uow() as tx:
         free = or_(PulseState.lease_until.is_(None), PulseState.lease_until < tx.now)
         due = or_(PulseState.advanced_at.is_(None), PulseState.advanced_at <= tx.now - every)
-        found = tx.session.execute(
+        oldest = tx.session.execute(
             select(InboxItem.project_id, InboxItem.job_id, InboxItem.attempt)
             .outerjoin(
                 PulseState,
@@ -164,25 +169,22 @@ def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim 
             .order_by(InboxItem.id)
             .limit(1)
         ).one_or_none()
-        if found is None:
+        if oldest is None:
             return None
-        key = {"job_id": found.job_id, "attempt": found.attempt}
-        tx.session.execute(
-            insert(PulseState).values(project_id=found.project_id, **key).on_conflict_do_nothing()
-        )
+        tx.session.execute(insert(PulseState).values(**oldest._asdict()).on_conflict_do_nothing())
         tries = tx.session.execute(
             update(PulseState)
-            .where(*_is(found.job_id, found.attempt), free)
+            .where(*_is(oldest.job_id, oldest.attempt), free)
             .values(claim_token=token, lease_until=tx.now + LEASE, tries=PulseState.tries + 1)
             .returning(PulseState.tries)
         ).scalar()
     if tries is None:
         return None
-    return PulseClaim(token, found.project_id, found.job_id, found.attempt, tries - 1)
+    return PulseClaim(token, oldest.project_id, oldest.job_id, oldest.attempt, tries - 1)
 
 
-def look(container: Container, claim: PulseClaim) -> Advance:
-    """Read what waits of an attempt and advance its detection; nothing is written."""
+def read_batch(container: Container, claim: PulseClaim) -> Advance:
+    """Read waiting bodies of an attempt and advance its detection; nothing is written."""
     with container.reading() as tx:
         kept = tx.session.execute(
             select(PulseState.state, PulseState.pace, PulseState.places, PulseState.hardware).where(
@@ -196,50 +198,47 @@ def look(container: Container, claim: PulseClaim) -> Advance:
             )
         ).scalar()
         waiting = _waiting(tx, claim)
-        world = _world(tx, claim)
-    detector, counts = _kept(stored, last)
-    # A body that no worker survived is left out with all that waits of its batch.
-    lost = len(waiting) if claim.tries > MAX_TRIES else 0
-    counts.update({WORKER_KILLED: lost} if lost else {})
-    came = read_bodies(detector, waiting[lost:], claim.attempt, world, counts)
-    taken = lost + came.taken
+        # The ranks of the attempt by its latest session.
+        world = tx.session.execute(
+            select(Session.world)
+            .where(Session.job_id == claim.job_id, Session.attempt == claim.attempt)
+            .order_by(Session.received_at.desc())
+            .limit(1)
+        ).scalar()
+    detector, counts = _detector(stored, last)
+    # Bodies that killed every worker are dropped.
+    dropped = len(waiting) if claim.tries > MAX_TRIES else 0
+    counts.update({WORKER_KILLED: dropped} if dropped else {})
+    batch = read_bodies(detector, waiting[dropped:], claim.attempt, world, counts)
+    processed = waiting[: dropped + batch.bodies]
     detector.assembler.counts.update(counts)
-    items = tuple(row.id for row in waiting[:taken])
+    items = tuple(row.id for row in processed)
     pace = Pace.from_bytes(None if kept is None else kept.pace)
-    files, first = tuple(came.files), stored is None
-    if came.rows is None:
-        changes, nothing = Changes((), ()), Kept({}, {})
+    files, rows, first = tuple(batch.files), batch.rows, stored is None
+    if rows is None:
+        changes, nothing = Changes((), ()), StoredBatch({}, {})
         return Advance(
             items, None, files, detector, changes, pace, Pace(), nothing, None, {}, first
         )
-    together = came.rows
-    newest = pace.advance(together)
-    changes = detector.advance(together, limits_of(container.settings))
-    received_at = max(row.received_at for row in waiting[:taken])
-    blocks = kept_of(changes.steps, together, received_at)
-    places = _places(detector)
+    batch_pace = pace.advance(rows)
+    changes = detector.advance(rows, limits_of(container.settings))
+    to_store = stored_batch(changes.steps, rows, max(row.received_at for row in processed))
+    places = None
+    if (watch := detector.watch) is not None:
+        places = Places.of(watch.ranks, watch.pp_ranks, detector.hosts).to_bytes()
     if kept is not None and places == kept.places:
         places = None
-    readings = came.readings
+    readings = batch.readings
     if readings or changes.notices:
         readings = joined(from_kept(None if kept is None else kept.hardware), readings)
     return Advance(
-        items,
-        together,
-        files,
-        detector,
-        changes,
-        pace,
-        newest,
-        blocks,
-        places,
-        readings,
-        first,
+        *(items, rows, files, detector, changes, pace, batch_pace),
+        *(to_store, places, readings, first),
     )
 
 
 def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
-    """Write what a batch came to, in one transaction.
+    """Write the results of a batch, in one transaction.
 
     Raises
     ------
@@ -248,7 +247,6 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
     """
     detector, changes = advance.detector, advance.changes
     size = 0 if advance.rows is None else len(advance.rows)
-    # They hardly ever change.
     new = {} if advance.places is None else {"places": advance.places}
     if advance.readings:
         new["hardware"] = to_kept(advance.readings)
@@ -263,7 +261,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
                 rows=PulseState.rows + size,
                 counts=dict(detector.counts),
                 clocks=_clocks(detector),
-                lost_gpu_s=PulseState.lost_gpu_s + advance.kept.lost_gpu_s,
+                lost_gpu_s=PulseState.lost_gpu_s + advance.stored.lost_gpu_s,
                 claim_token=None,
                 lease_until=None,
                 tries=0,
@@ -274,20 +272,21 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if mine is None:
             raise LostClaimError("another worker has it")
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
-        ended = advance.first and goes_on_before(tx, claim.job_id, claim.attempt)
-        changed = bool(ended or changes.notices or changes.withdrawn or advance.files)
-        changed = changed or awaits_measure(tx, claim.job_id, claim.attempt)
-        # Before its notices, as whoever evaluates the job takes them.
+        key = claim.job_id, claim.attempt
+        restarted = advance.first and has_open_before(tx, *key)
+        changed = bool(restarted or changes.notices or changes.withdrawn or advance.files)
+        changed = changed or awaits_measure(tx, *key)
+        # Locked before the notices, in the order of every evaluation of the job.
         group = group_of_job(tx, claim.job_id) if changed else None
-        if ended:
-            end_before(tx, claim.job_id, claim.attempt)
-        write_notices(tx, claim.job_id, claim.attempt, changes)
+        if restarted:
+            clear_before(tx, *key)
+        write_notices(tx, *key, changes)
         if advance.readings:
-            say_hardware(tx, claim.job_id, claim.attempt, advance.readings, detector.hosts)
+            add_hardware(tx, *key, advance.readings, detector.hosts)
         if not detector.heartbeats.moves(limits_of(container.settings)):
-            keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
-        follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
-        write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
+            judge_live_files(tx, *key, advance.files, detector.hosts)
+        follow_up(container, tx, Batch(*key, advance.pace, advance.batch_pace), group)
+        write_batch(tx, *key, advance.stored, detector.hosts)
     for notice in changes.notices:
         log.info(
             "pulse notice",
@@ -300,17 +299,8 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         )
 
 
-def _give_back(container: Container, claim: PulseClaim) -> None:
-    with container.uow() as tx:
-        tx.session.execute(
-            update(PulseState)
-            .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
-            .values(claim_token=None, lease_until=None, advanced_at=tx.now)
-        )
-
-
 def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, datetime]]:
-    """Return the bodies of a batch; a single one where the last batch did not end well."""
+    """Return the bodies of a batch; a single one after a batch that failed."""
     sizes = tx.session.execute(
         select(InboxItem.id, InboxItem.body_bytes)
         .where(_PULSES, InboxItem.job_id == claim.job_id, InboxItem.attempt == claim.attempt)
@@ -326,23 +316,13 @@ def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, da
     ).all()
 
 
-def _world(tx: Reads, claim: PulseClaim) -> int | None:
-    """Return how many ranks an attempt has by its latest session; None without one."""
-    return tx.session.execute(
-        select(Session.world)
-        .where(Session.job_id == claim.job_id, Session.attempt == claim.attempt)
-        .order_by(Session.received_at.desc())
-        .limit(1)
-    ).scalar()
-
-
-def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str]]:
-    """Return the detector of a state; a new one, and that it is, where that cannot be read.
+def _detector(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str]]:
+    """Return the stored detector, or a new one; and whether a state was unreadable, as a count.
 
     Parameters
     ----------
     last : int or None
-        The highest number of a notice; those of a new detector come behind.
+        Highest number of a notice of the attempt; a new detector continues behind it.
     """
     counts: Counter[str] = Counter()
     if stored is not None:
@@ -352,64 +332,56 @@ def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str
             counts[STATE_LOST] += 1
     detector = Detector()
     if last is not None:
-        # Its two ledgers count in twos.
+        # The two ledgers count in twos.
         detector.ledger.next_number = last + 1
         detector.heartbeats.ledger.next_number = last + 2
     return detector, counts
 
 
-def _places(detector: Detector) -> bytes | None:
-    """Return where the ranks of the process group are; None before there is one."""
-    watch = detector.watch
-    if watch is None:
-        return None
-    return Places.of(watch.ranks, watch.pp_ranks, detector.hosts).to_bytes()
-
-
 def _clocks(detector: Detector) -> dict[str, float]:
-    """Return by how many seconds clocks are off those of the others, the farthest ones first."""
-    found: dict[str, float] = {}
+    """Return the errors of wrong clocks in seconds by host, the largest first."""
+    errors_s: dict[str, float] = {}
     for rank, by_ns in sorted(detector.offsets.items(), key=lambda item: -abs(item[1])):
         name = detector.hosts.get(rank, f"rank {rank}")
-        if name not in found and len(found) >= MOST_CLOCKS:
+        if name not in errors_s and len(errors_s) >= MOST_CLOCKS:
             break
-        found.setdefault(name, round(by_ns / 1e9, 3))
-    return found
+        errors_s.setdefault(name, round(by_ns / 1e9, 3))
+    return errors_s
 
 
 def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
     return PulseState.job_id == job_id, PulseState.attempt == attempt
 
 
-# A host in running jobs.
+# Notices of a host.
 MOST_NOTICES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class HostRank:
-    """A rank of a host among those that compute longest in a job that runs."""
+    """A rank of a host that is among the slowest of a running job."""
 
     job: str
     rank: int
     gpu: int
     ratio: float
     step_s: float
-    """Of the job, in its last minute."""
+    """Median step time of the job in its last minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """Something that was noticed of a host."""
+    """A notice that blames a host."""
 
     job: str
     noticed_at: datetime
     cleared_at: datetime | None
-    sentence: str  # and what its GPUs say
+    sentence: str  # with the differences of its GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """A host, as pulses name it."""
+    """Slow ranks and notices of a host."""
 
     ranks: Sequence[HostRank]
     """The slowest first."""
@@ -418,14 +390,10 @@ class HostNow:
 
 
 def host_now(tx: Reads, host: str) -> HostNow:
-    """Return what pulses say of a host."""
+    """Return the slow ranks of a host in running jobs, and its latest notices."""
     last = last_minutes(
-        tx,
-        PulseSpan.step_median_s,
-        PulseSpan.worst_ranks,
-        PulseSpan.worst_hosts,
-        PulseSpan.worst_gpus,
-        PulseSpan.worst_ratios,
+        *(tx, PulseSpan.step_median_s, PulseSpan.worst_ranks, PulseSpan.worst_hosts),
+        *(PulseSpan.worst_gpus, PulseSpan.worst_ratios),
     )
     running = tx.session.execute(
         select(last, Job.name.label("job"))
@@ -433,27 +401,22 @@ def host_now(tx: Reads, host: str) -> HostNow:
         .where(any_(last.c.worst_hosts) == host)
     ).all()
     ranks = [
-        HostRank(row.job, one.rank, one.gpu, one.ratio, row.step_median_s)
+        HostRank(row.job, rank.rank, rank.gpu, rank.ratio, row.step_median_s)
         for row in running
-        for one in slow_ranks(row)
-        if one.host == host
+        for rank in slow_ranks(row)
+        if rank.host == host
     ]
-    noticed = tx.session.execute(
-        select(
-            Job.name,
-            PulseNotice.noticed_at,
-            PulseNotice.cleared_at,
-            PulseNotice.evidence,
-        )
+    notices = tx.session.execute(
+        select(Job.name, PulseNotice.noticed_at, PulseNotice.cleared_at, PulseNotice.evidence)
         .join(Job, Job.id == PulseNotice.job_id)
         .where(any_(PulseNotice.hosts) == host)
         .order_by(PulseNotice.noticed_at.desc(), PulseNotice.number.desc())
         .limit(MOST_NOTICES)
     )
     return HostNow(
-        sorted(ranks, key=lambda one: -one.ratio),
+        sorted(ranks, key=lambda rank: -rank.ratio),
         [
             HostNotice(job, noticed_at, cleared_at, evidence.full_sentence)
-            for job, noticed_at, cleared_at, evidence in noticed
+            for job, noticed_at, cleared_at, evidence in notices
         ],
     )

@@ -1,4 +1,4 @@
-"""What ranks send all the time, and what is noticed in it."""
+"""Routes of the API: pulses of jobs, their notices, spans, map and export, requested sessions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from app.platform.database.unit_of_work import Reads
 from app.pulse.body import MOST_BYTES, PulseBody
 from app.pulse.keep import export_pulse
 from app.pulse.live import NoticeRow, left_out, notices_of_job, wrong_clocks
-from app.pulse.receive import ArrivedPulse, Wanted, pulse_is_off, receive_pulse, switch_pulse
-from app.pulse.recordings import Recording, RequestRow, ask_now, requests_of
+from app.pulse.receive import ArrivedPulse, PulseReply, pulse_is_off, receive_pulse, switch_pulse
+from app.pulse.recordings import Recording, RequestRow, request_recording_now, requests_of
 from app.pulse.spans import RankMap, Resolution, SpanRow, rank_map, spans_of_job
 from app.sessions.api.chunks import MAX_NUMBER
 from app.sessions.api.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
@@ -29,8 +29,8 @@ from app.sessions.receive import check_job_name
 from app.web import problems
 from app.web.bodies import asked, described, described_body
 
-# Of a body without parameters.
-NOTHING_SAID: Final = QueryMetadata.model_validate({})
+# Query metadata of a pulse, which has none.
+NO_METADATA: Final = QueryMetadata.model_validate({})
 
 
 class PulseNames(BaseModel):
@@ -107,18 +107,18 @@ def router() -> APIRouter:
         names = asked(PulseNames, "path", request.path_params)
         job, attempt = names.job, names.attempt
 
-        def store(body: Body) -> Wanted:
+        def store(body: Body) -> PulseReply:
             arrived = ArrivedPulse(job, attempt, body)
             return receive_pulse(container, arrived, ingest.pulse_pressure)
 
-        async def soon(body: Body) -> Wanted | None:
+        async def soon(body: Body) -> PulseReply | None:
             arrived = ArrivedPulse(job, attempt, body)
             return await ingest.pulses.receive(container, arrived, size=body.size)
 
         try:
-            wanted = await ingest.receive(
+            reply = await ingest.receive(
                 request,
-                NOTHING_SAID,
+                NO_METADATA,
                 check=partial(check_job_name, job),
                 store=store,
                 soon=soon,
@@ -128,9 +128,9 @@ def router() -> APIRouter:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(
             PulseAnswer(
-                record=wanted.record,
+                record=reply.record,
                 pulse_s=container.settings.pulse_interval_s,
-                files=wanted.files,
+                files=reply.files,
             ).model_dump(mode="json"),
             status_code=202,
         )
@@ -160,7 +160,7 @@ def router() -> APIRouter:
         container: Here, job: Annotated[str, Path(description="Name of the job.")], body: AskBody
     ) -> RequestRow:
         """Ask with the next answer to its pulse; one that is asked for already is the same."""
-        request, _ = ask_now(container, job, body.steps, body.by)
+        request, _ = request_recording_now(container, job, body.steps, body.by)
         return request
 
     @routes.get("/api/v1/jobs/{job}/recordings", summary="Sessions that a job was asked for")
@@ -175,10 +175,9 @@ def router() -> APIRouter:
     return routes
 
 
-# Spans, map, export, and the switch of a project.
 PARQUET: Final = "application/vnd.apache.parquet"
 BYTES: Final = "application/octet-stream"
-# Of which spans an answer is, where that is not said.
+# Default time range of an answer.
 LAST: Final = timedelta(hours=12)
 
 JobName = Annotated[str, Path(description="Name of the job.")]
@@ -246,8 +245,8 @@ def reading_router() -> APIRouter:
         with here.reading() as tx:
             known_job(tx, job)
             begin, end = _range(tx, since, until)
-            found = rank_map(tx, job, begin, end, resolution)
-        return Response(as_bytes(found), media_type=BYTES)
+            ranks_over_time = rank_map(tx, job, begin, end, resolution)
+        return Response(as_bytes(ranks_over_time), media_type=BYTES)
 
     @routes.get(
         "/jobs/{job}/pulse/export",
@@ -285,19 +284,19 @@ def reading_router() -> APIRouter:
     return routes
 
 
-def as_bytes(found: RankMap) -> bytes:
-    """Return a map as it is sent: a line of JSON, then its cells."""
+def as_bytes(rank_map: RankMap) -> bytes:
+    """Return the body of a map: a line of JSON, then its cells."""
     head = {
-        "ranks": found.ranks,
-        "starts": [start.isoformat() for start in found.starts],
-        "attempts": found.attempts,
-        "left_out": found.left_out,
-        "stages": found.places.stages.tolist(),
-        "host_of": found.places.host_of.tolist(),
-        "hosts": found.places.hosts,
+        "ranks": rank_map.ranks,
+        "starts": [start.isoformat() for start in rank_map.starts],
+        "attempts": rank_map.attempts,
+        "left_out": rank_map.left_out,
+        "stages": rank_map.places.stages.tolist(),
+        "host_of": rank_map.places.host_of.tolist(),
+        "hosts": rank_map.places.hosts,
     }
     line = json.dumps(head, separators=(",", ":")).encode() + b"\n"
-    return line + np.ascontiguousarray(found.thousandths, "<u2").tobytes()
+    return line + np.ascontiguousarray(rank_map.thousandths, "<u2").tobytes()
 
 
 def _range(tx: Reads, since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:

@@ -1,7 +1,4 @@
-"""A body of a pulse: columns of whole numbers as JSON, each as differences to the value before.
-
-Blocks that the server keeps are written the same way.
-"""
+"""Reader and writer of pulse bodies: JSON with columns of integers, stored as differences."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ from app.analysis.pulse.columns import (
     NO_BEAT,
     UNKNOWN_COLUMN,
     Bool,
-    Float64,
     Int64,
     Pulses,
     joined,
@@ -45,15 +41,14 @@ MOST_BYTES: Final = MIB
 MOST_EXPANDED_BYTES: Final = 4 * MIB
 MOST_ROWS: Final = 1 << 16
 _LONGEST_HOST: Final = 255
-# Of ranks that stand still: a stack and what the recorder holds as pending.
 UNKNOWN_FILE: Final = "hang.unknown_file"
 _MOST_READINGS: Final = 256
-# Rows of ranks that the job does not have.
+# Code of rows of ranks beyond the world size of the job.
 UNKNOWN_RANK: Final = "pulse.unknown_rank"
 _MOST_FILES: Final = 256
 _LONGEST_FILE: Final = 64 * 1024
 _LONGEST_NAME: Final = 32
-# Sums of differences stay within 64 bits.
+# Limit of differences and of values, so that sums stay within 64 bits.
 _LARGEST: Final = float(1 << 62)
 
 FileName = Annotated[str, Field(max_length=_LONGEST_NAME)]
@@ -86,7 +81,7 @@ class PulseColumns(BaseModel):
     since_ns: Column | None = None
 
 
-Told = Annotated[int | None, Field(ge=0, le=1 << 53)]
+MaybeNumber = Annotated[int | None, Field(ge=0, le=1 << 53)]
 
 
 class GpuReading(BaseModel):
@@ -95,14 +90,14 @@ class GpuReading(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     rank: Annotated[int, Field(ge=0, le=1 << 31)]
-    clock_mhz: Told = Field(None, description="Of its multiprocessors.")
-    most_clock_mhz: Told = None
-    temperature_c: Told = None
-    power_mw: Told = None
-    throttle: Told = Field(None, description="Bits of NVML's `nvmlClocksEventReasons`.")
-    ecc_corrected: Told = None
-    ecc_uncorrected: Told = None
-    memory_used: Told = Field(None, description="Bytes.")
+    clock_mhz: MaybeNumber = Field(None, description="Of its multiprocessors.")
+    most_clock_mhz: MaybeNumber = None
+    temperature_c: MaybeNumber = None
+    power_mw: MaybeNumber = None
+    throttle: MaybeNumber = Field(None, description="Bits of NVML's `nvmlClocksEventReasons`.")
+    ecc_corrected: MaybeNumber = None
+    ecc_uncorrected: MaybeNumber = None
+    memory_used: MaybeNumber = Field(None, description="Bytes.")
     xids: Annotated[
         list[Annotated[int, Field(ge=0, le=1 << 53)]],
         Field(max_length=16, description="Codes of the driver's errors since the job began."),
@@ -139,7 +134,7 @@ class PulseBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentPulse:
-    """What of a body can be used; `counts` are rows and files that cannot, by code."""
+    """The usable content of a body; `counts` are unusable rows and files by code."""
 
     rows: Pulses
     host: str
@@ -154,15 +149,15 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
     Parameters
     ----------
     world : int, optional
-        Ranks of the job, where the body does not say it; rows beyond them are counted.
+        Number of ranks of the job, if the body does not have it; rows beyond it are counted.
 
     Raises
     ------
     InvalidPulseError
-        It is no such document: `pulse.invalid`, `pulse.uneven` (columns of several lengths),
+        The body is no pulse: `pulse.invalid`, `pulse.uneven` (columns of several lengths),
         `pulse.too_large` (a value over 62 bits).
     InvalidTraceError, BodyTooLargeError
-        It cannot be decompressed, or only to more than it may.
+        The body cannot be decompressed, or is larger than allowed then.
     """
     limits = Limits(max_decompressed_bytes=MOST_EXPANDED_BYTES)
     text = b"".join(read_text(body, limits))
@@ -201,7 +196,7 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
 
 
 def write_pulse(rows: Pulses, host: str = "") -> bytes:
-    """Return rows of one attempt as a body, not compressed."""
+    """Return rows of one attempt as an uncompressed body."""
     beat = rows.phase != NO_BEAT
     everywhere = np.ones(len(rows), np.bool_)
     there = dict.fromkeys(KEYS[1:], everywhere)
@@ -214,7 +209,7 @@ def write_pulse(rows: Pulses, host: str = "") -> bytes:
 
 
 def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
-    """Yield the files of ranks; count those that cannot be read."""
+    """Yield the files of hanging ranks; count unreadable ones."""
     for name, text in sent.items():
         try:
             file = read_hang_file(name, text.encode(errors="replace"))
@@ -230,34 +225,26 @@ def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
 def _summed(
     differences: Mapping[str, Sequence[int | None]],
 ) -> Mapping[str, tuple[Int64, Bool]]:
-    """Return the values of columns of one length, and which of them are there."""
+    """Return the values of columns of one length, and masks of the values that are set."""
     shape = len(differences), -1
     flat = list(chain.from_iterable(differences.values()))
-    # Null becomes NaN; as whole numbers they are exact.
-    known = ~np.isnan(_rounded(differences, flat)).reshape(shape)
-    plain = np.array([one or 0 for one in flat], np.int64).reshape(shape)
-    # One call for all columns: bodies are many and small.
-    largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
-    for name, most in zip(differences, largest.tolist(), strict=True):
-        if most > _LARGEST:
-            raise _too_large(name)
-    values = np.where(known, np.cumsum(plain, axis=1), 0)
-    return dict(zip(differences, zip(values, known, strict=True), strict=True))
-
-
-def _rounded(
-    differences: Mapping[str, Sequence[int | None]], flat: Sequence[int | None]
-) -> Float64:
-    """Return all as floating-point numbers, after none of them is over 62 bits."""
+    # One call of NumPy for all columns: bodies are many and small. Null becomes NaN.
     try:
         rounded = np.array(flat, np.float64)
     except OverflowError:
         rounded = np.array([math.inf])
     if np.nanmax(np.abs(rounded), initial=0.0) > _LARGEST:
         for name, values in differences.items():
-            if any(one is not None and abs(one) > _LARGEST for one in values):
+            if any(value is not None and abs(value) > _LARGEST for value in values):
                 raise _too_large(name)
-    return rounded
+    known = ~np.isnan(rounded).reshape(shape)
+    plain = np.array([value or 0 for value in flat], np.int64).reshape(shape)
+    largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
+    for name, most in zip(differences, largest.tolist(), strict=True):
+        if most > _LARGEST:
+            raise _too_large(name)
+    summed = np.where(known, np.cumsum(plain, axis=1), 0)
+    return dict(zip(differences, zip(summed, known, strict=True), strict=True))
 
 
 def _too_large(name: str) -> InvalidPulseError:
@@ -265,39 +252,38 @@ def _too_large(name: str) -> InvalidPulseError:
 
 
 def _differences(values: Int64, known: Bool) -> list[int | None]:
-    given: list[int | None] = [None] * len(values)
+    """Return the differences of the known values, None for the others."""
+    differences: list[int | None] = [None] * len(values)
     at = np.flatnonzero(known)
-    steps = np.diff(values[at], prepend=0)
-    for row, step in zip(at.tolist(), steps.tolist(), strict=True):
-        given[row] = step
-    return given
+    for row, step in zip(at.tolist(), np.diff(values[at], prepend=0).tolist(), strict=True):
+        differences[row] = step
+    return differences
 
 
-# Bodies of a batch.
-# Rows after which no further body is read.
+# Rows after which no further body of a batch is read.
 BATCH_ROWS: Final = 200_000
-# Rows are that far from when they came at most: clocks differ, bodies wait.
+# Rows whose time is farther from their arrival are dropped; clocks differ, and bodies wait.
 WRONG_NS: Final = 86_400_000_000_000
 WRONG_TIME: Final = "pulse.wrong_time"
 
 
 @dataclass(slots=True, eq=False)
-class Came:
-    """What was in bodies.
+class BodyBatch:
+    """The content of several bodies.
 
     Parameters
     ----------
-    taken : int
-        How many were read, whether they could be or not.
+    bodies : int
+        Number of processed bodies, readable or not.
     rows : Pulses or None
-        All rows, in the order of time; None without any.
+        All rows in the order of time; None without any.
     files : list of HangFile
-        What ranks that stand still say of themselves.
+        Stacks and recorder dumps of hanging ranks.
     readings : dict of int to Reading
-        What GPUs say of themselves, by rank.
+        GPU readings by rank.
     """
 
-    taken: int = 0
+    bodies: int = 0
     rows: Pulses | None = None
     files: list[HangFile] = field(default_factory=list)
     readings: dict[int, Reading] = field(default_factory=dict)
@@ -309,65 +295,53 @@ def read_bodies(
     attempt: int,
     world: int | None,
     counts: Counter[str],
-) -> Came:
-    """Read bodies until they have `BATCH_ROWS`; remember where their ranks are.
+) -> BodyBatch:
+    """Read bodies until they have `BATCH_ROWS` rows; note the hosts of their ranks.
 
     Parameters
     ----------
     world : int or None
-        Ranks of the job by its last session.
+        Number of ranks of the job by its last session.
     counts : Counter
-        Gets what is left out, by code.
+        Receives the number of dropped bodies and rows by code.
     """
-    came, parts, size = Came(), [], 0
+    batch, parts, size = BodyBatch(), [], 0
     watch = detector.watch
     watched = frozenset[int]() if watch is None else frozenset(watch.ranks.tolist())
     if world is not None and max(watched, default=world) >= world:
-        world = None  # that session is of another world, or nothing is known yet
+        world = None  # the session is of another size, or no rank is known yet
     for row in waiting:
         if size >= BATCH_ROWS:
             break
-        came.taken += 1
+        batch.bodies += 1
         try:
             sent = read_pulse(row.body or b"", attempt, world)
         except PacelineError as error:
             counts[error.stable_code] += 1
             continue
         counts.update(sent.counts)
-        rows = _of_these_days(sent.rows, row.received_at, counts)
-        came_ns = int(row.received_at.timestamp() * 1e9)
+        rows, came_ns = sent.rows, int(row.received_at.timestamp() * 1e9)
+        wrong = np.abs(rows.time_ns - came_ns) > WRONG_NS
+        if wrong.any():
+            counts[WRONG_TIME] += int(np.count_nonzero(wrong))
+            rows = rows.take(~wrong)
         parts.append(replace(rows, came_ns=np.full(len(rows), came_ns)))
-        _place(detector, watched, rows, sent.host)
-        came.files += sent.files
-        came.readings |= _readings(sent, came_ns)
+        _note_hosts(detector, watched, rows, sent.host)
+        batch.files += sent.files
+        for reading in sent.readings:
+            values = reading.model_dump(exclude={"rank", "xids"})
+            batch.readings[reading.rank] = Reading(came_ns, **values, xids=tuple(reading.xids))
         size += len(rows)
     if size:
-        together = joined(parts)
-        came.rows = together.take(np.argsort(together.time_ns, kind="stable"))
-    return came
+        merged = joined(parts)
+        batch.rows = merged.take(np.argsort(merged.time_ns, kind="stable"))
+    return batch
 
 
-def _readings(sent: SentPulse, came_ns: int) -> dict[int, Reading]:
-    """Return what GPUs say in a body, by rank."""
-    return {
-        one.rank: Reading(came_ns, **one.model_dump(exclude={"rank", "xids"}), xids=tuple(one.xids))
-        for one in sent.readings
-    }
+def _note_hosts(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
+    """Note the host of the ranks of a body, but not of watched ones.
 
-
-def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) -> Pulses:
-    """Return the rows whose time can be that of a body, and count the others."""
-    wrong = np.abs(rows.time_ns - int(received_at.timestamp() * 1e9)) > WRONG_NS
-    if not wrong.any():
-        return rows
-    counts[WRONG_TIME] += int(np.count_nonzero(wrong))
-    return rows.take(~wrong)
-
-
-def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
-    """Remember on which host ranks are.
-
-    Of those that are watched it stays as it is: who their peers are follows from it.
+    The peers of a watched rank depend on its host, which therefore stays.
     """
     if not host:
         return

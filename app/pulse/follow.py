@@ -1,6 +1,6 @@
-"""What follows from notices: what they cost, a session that is asked for, an incident.
+"""Consequences of notices: their cost, a request for a session, an incident.
 
-All of it is in the transaction that writes the notices.
+All of this is in the transaction that writes the notices.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.pulse.keep import MINUTE
 from app.pulse.models import PulseNotice, PulseSpan, PulseState
-from app.pulse.recordings import ask, is_within_budget, open_request, window_s
+from app.pulse.recordings import is_within_budget, open_request, request_recording, window_s
 from app.sessions.models.tables import Session
 
-# For so long the steps after a notice count for what its end brought.
+# Steps of this time after a notice show what its end gained.
 AFTER: Final = timedelta(minutes=30)
 
 
 def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -> None:
-    """Write what a batch noticed, and take back what it withdraws."""
+    """Write the changed notices of a batch, and delete the withdrawn ones."""
     key = {"job_id": job_id, "attempt": attempt}
     if changes.withdrawn:
         tx.session.execute(
@@ -46,9 +46,16 @@ def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -
             )
         )
     numbers = [notice.number for notice in changes.notices]
-    said = _hardware_of(tx, job_id, attempt, numbers) if numbers else {}
+    hardware: dict[int, str | None] = {}
+    if numbers:
+        stored = tx.session.execute(
+            select(PulseNotice.number, PulseNotice.evidence["hardware"].astext.label("hardware"))
+            .where(PulseNotice.job_id == job_id, PulseNotice.attempt == attempt)
+            .where(PulseNotice.number.in_(numbers))
+        )
+        hardware = {row.number: row.hardware for row in stored}
     for notice in changes.notices:
-        words = {
+        values = {
             "kind": notice.kind,
             "ranks": list(notice.ranks),
             "hosts": list(notice.hosts),
@@ -57,37 +64,23 @@ def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -
             "noticed_step": notice.noticed_step,
             "noticed_time_ns": notice.noticed_time_ns,
             "cleared_step": notice.cleared_step,
-            "evidence": replace(notice.evidence, hardware=said.get(notice.number)),
+            "evidence": replace(notice.evidence, hardware=hardware.get(notice.number)),
         }
         tx.session.execute(
             insert(PulseNotice)
-            .values(**key, number=notice.number, **words)
-            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=words)
+            .values(**key, number=notice.number, **values)
+            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=values)
         )
 
 
-def _hardware_of(
-    tx: Reads, job_id: int, attempt: int, numbers: Sequence[int]
-) -> Mapping[int, str | None]:
-    """Return what was said of the hardware in notices that are there."""
-    found = tx.session.execute(
-        select(PulseNotice.number, PulseNotice.evidence["hardware"].astext.label("said")).where(
-            PulseNotice.job_id == job_id,
-            PulseNotice.attempt == attempt,
-            PulseNotice.number.in_(numbers),
-        )
-    )
-    return {row.number: row.said for row in found}
-
-
-def say_hardware(
+def add_hardware(
     tx: UnitOfWork,
     job_id: int,
     attempt: int,
     readings: Mapping[int, Reading],
     hosts: Mapping[int, str],
 ) -> None:
-    """Add to what goes on in an attempt what the GPUs of its ranks say of themselves."""
+    """Add how the GPUs of blamed ranks differ from those of peers to open notices of an attempt."""
     notices = tx.session.execute(
         select(PulseNotice)
         .where(
@@ -100,22 +93,22 @@ def say_hardware(
     ).scalars()
     now_ns = int(tx.now.timestamp() * 1e9)
     for notice in notices.all():
-        said = unlike_peers(frozenset(notice.ranks), readings, hosts, now_ns)
-        if said != notice.evidence.hardware:
-            notice.evidence = replace(notice.evidence, hardware=said)
+        hardware = unlike_peers(frozenset(notice.ranks), readings, hosts, now_ns)
+        if hardware != notice.evidence.hardware:
+            notice.evidence = replace(notice.evidence, hardware=hardware)
     tx.session.flush()
 
 
-def goes_on_before(tx: Reads, job_id: int, attempt: int) -> bool:
-    """Return whether a notice of an earlier attempt of a job goes on."""
+def has_open_before(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice of an earlier attempt of a job is open."""
     query = select(PulseNotice.number).where(*_before(job_id, attempt)).limit(1)
     return tx.session.execute(query).first() is not None
 
 
 def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
-    """Return whether a notice of an attempt is over, and too few steps ended since to measure it.
+    """Return whether a cleared notice of an attempt has too few later steps to measure its gain.
 
-    Its incident may wait for these.
+    Its incident may wait for them.
     """
     query = (
         select(PulseNotice.number)
@@ -131,11 +124,8 @@ def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
     return tx.session.execute(query).first() is not None
 
 
-def end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
-    """Say that what goes on in earlier attempts of a job is over: another one has begun.
-
-    The job's group of alerts is locked.
-    """
+def clear_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
+    """Clear the open notices of earlier attempts of a job; its group of alerts is locked."""
     tx.session.execute(
         update(PulseNotice)
         .where(*_before(job_id, attempt))
@@ -161,23 +151,23 @@ class Batch:
 
     Parameters
     ----------
-    pace, came : Pace
-        The latest steps, and those of these bodies.
+    pace, batch_pace : Pace
+        Latest steps of the attempt, and steps of these bodies.
     """
 
     job_id: int
     attempt: int
     pace: Pace
-    came: Pace
+    batch_pace: Pace
 
 
-def follow(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGroup | None) -> None:
-    """Keep what notices cost; where they changed, ask for a session and let rules look.
+def follow_up(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGroup | None) -> None:
+    """Update the cost of notices; if they changed, request a session and evaluate alert rules.
 
     Parameters
     ----------
     group : AlertGroup or None
-        Of the job's alerts, locked before the notices were written; None where none changed.
+        Locked group of the job's alerts; None if no notice changed.
     """
     rows = tx.session.execute(
         select(PulseNotice)
@@ -194,17 +184,17 @@ def follow(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGroup
     if new:
         give_rules(tx, [notice.kind for notice in new])
     for notice in notices:
-        _close(tx, notice)
+        _note_end(tx, notice)
         _measure(tx, notice, batch)
     if group is None:
         return
-    _ask(container, tx, new, batch.pace)
+    _request_recording(container, tx, new, batch.pace)
     tx.session.flush()
     look(container, tx, group)
 
 
-def _close(tx: UnitOfWork, notice: PulseNotice) -> None:
-    """Note when a notice ended by the server's clock, or that it goes on again."""
+def _note_end(tx: UnitOfWork, notice: PulseNotice) -> None:
+    """Note when a notice was cleared by the server's clock, or that it is open again."""
     if notice.cleared_step is None:
         if notice.cleared_at is not None:
             notice.cleared_at = notice.after_ns = None
@@ -213,7 +203,7 @@ def _close(tx: UnitOfWork, notice: PulseNotice) -> None:
         return
     notice.cleared_at = tx.now
     if notice.kind in STANDING_STILL:
-        # What files say of the same hang is over with it.
+        # The hang of files that ranks sent is over as well.
         tx.session.execute(
             update(StoredHang)
             .where(StoredHang.job_id == notice.job_id, StoredHang.over_at.is_(None))
@@ -223,7 +213,7 @@ def _close(tx: UnitOfWork, notice: PulseNotice) -> None:
 
 
 def _measure(tx: UnitOfWork, notice: PulseNotice, batch: Batch) -> None:
-    """Bring up to date what a notice costs, and what its end brought."""
+    """Update the cost of a notice and the gain of its end."""
     pace, end = batch.pace, notice.cleared_step
     if notice.kind in STANDING_STILL:
         seconds = notice.evidence.seconds
@@ -237,15 +227,17 @@ def _measure(tx: UnitOfWork, notice: PulseNotice, batch: Batch) -> None:
         if notice.baseline_ns is not None:
             notice.lost_ns = pace.lost_ns(notice.from_step, notice.baseline_ns, end)
     else:
-        notice.lost_ns += batch.came.lost_ns(notice.from_step, notice.baseline_ns, end)
+        notice.lost_ns += batch.batch_pace.lost_ns(notice.from_step, notice.baseline_ns, end)
     if end is not None:
         notice.after_ns = pace.mean_ns(end) or notice.after_ns
     if end is None or notice.step_ns is None:
         notice.step_ns = pace.mean_ns(notice.from_step, end) or notice.step_ns
 
 
-def _ask(container: Container, tx: UnitOfWork, new: list[PulseNotice], pace: Pace) -> None:
-    """Ask for a session of what was noticed first, where the budget has one."""
+def _request_recording(
+    container: Container, tx: UnitOfWork, new: list[PulseNotice], pace: Pace
+) -> None:
+    """Request a session for the first new notice, within the budget."""
     settings = container.settings
     steps = settings.pulse_record_steps
     window = window_s(pace, steps)
@@ -254,46 +246,39 @@ def _ask(container: Container, tx: UnitOfWork, new: list[PulseNotice], pace: Pac
         notice.fires_at = tx.now + timedelta(seconds=window) + wait
         if notice.kind in STANDING_STILL or notice.cleared_step is not None:
             continue
-        request = open_request(tx, notice.job_id, notice.attempt)
-        if request is None and is_within_budget(
-            tx, settings, notice.job_id, notice.attempt, _steps_sent(tx, notice, pace)
-        ):
-            request = ask(
-                tx,
-                notice.job_id,
-                notice.attempt,
-                steps=steps,
-                reason=notice.evidence.sentence,
-                by=None,
-                window_s=window,
-                patience=wait,
-            )
+        key = notice.job_id, notice.attempt
+        request = open_request(tx, *key)
+        if request is None:
+            rows = tx.session.execute(
+                select(PulseState.rows).where(
+                    PulseState.job_id == notice.job_id, PulseState.attempt == notice.attempt
+                )
+            ).scalar_one()
+            if is_within_budget(tx, settings, *key, rows // max(1, pace.ranks())):
+                request = request_recording(
+                    *(tx, *key),
+                    steps=steps,
+                    reason=notice.evidence.sentence,
+                    by=None,
+                    window_s=window,
+                    patience=wait,
+                )
         notice.request_id = None if request is None else request.id
 
 
-def _steps_sent(tx: UnitOfWork, notice: PulseNotice, pace: Pace) -> int:
-    rows = tx.session.execute(
-        select(PulseState.rows).where(
-            PulseState.job_id == notice.job_id, PulseState.attempt == notice.attempt
-        )
-    ).scalar_one()
-    return rows // max(1, pace.ranks())
-
-
-# Running jobs of a project.
-# Larger jobs come first.
+# Jobs in a list, the largest first.
 MOST_JOBS: Final = 500
-# A job whose pulse was read less long ago runs.
+# A job runs if its pulse was read so recently.
 _SINCE: Final = timedelta(minutes=2)
-# Of its last minute: steps may be minutes long.
+# Age of its last minute at most: steps may be minutes long.
 _MINUTES: Final = timedelta(minutes=30)
-# With whose typical minute the last one is compared.
+# The last minute is compared with the median minute of this time.
 _BEFORE: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStep:
-    """A job that runs, in its last minute."""
+    """A running job in its last minute."""
 
     job: str
     ranks: int
@@ -303,16 +288,16 @@ class LiveStep:
     suspicions: Sequence[str]
     """Sentences of notices that are open, the latest first."""
     recorded: bool
-    """Whether it has ever sent a session."""
+    """Whether the job has ever sent a session."""
 
     @property
     def change(self) -> float:
-        """Return by how much a step takes longer than in the last hour, as a share."""
+        """Return the growth of the step time against the last hour, as a share."""
         return self.step_s / self.before_s - 1 if self.before_s else 0.0
 
 
 def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
-    """Return the last minute of each job that runs: `job_id`, and columns of `PulseSpan`."""
+    """Return the last minute of each running job: `job_id`, and columns of `PulseSpan`."""
     return (
         select(PulseSpan.job_id, *columns)
         .join(PulseState, PulseState.job_id == PulseSpan.job_id)
@@ -328,7 +313,7 @@ def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
 
 
 def live_steps(tx: Reads) -> list[LiveStep]:
-    """Return the jobs that run, those with most ranks first."""
+    """Return the running jobs, the largest first."""
     last = last_minutes(tx, PulseSpan.ranks, PulseSpan.step_median_s)
     before = (
         select(func.percentile_cont(0.5).within_group(PulseSpan.step_median_s))
@@ -359,6 +344,6 @@ def live_steps(tx: Reads) -> list[LiveStep]:
         .limit(MOST_JOBS)
     )
     return [
-        LiveStep(job, ranks, step_s, before_s, said or (), recorded)
-        for job, ranks, step_s, before_s, said, recorded in tx.session.execute(query)
+        LiveStep(job, ranks, step_s, before_s, sentences or (), recorded)
+        for job, ranks, step_s, before_s, sentences, recorded in tx.session.execute(query)
     ]

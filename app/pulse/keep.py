@@ -1,7 +1,7 @@
-"""What is kept of a batch: its rows as blocks, and the sums of the minutes and hours that it has.
+"""Storage of pulses: rows as blocks, sums of minutes and hours, pruning, export as Parquet.
 
-Who holds the claim of an attempt alone adds to what is kept of it, in the transaction that stores
-the state of its detection: no row is lost, and none is there twice.
+Only the holder of an attempt's claim writes, in the transaction that stores the state of detection:
+no row is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -47,55 +48,61 @@ if TYPE_CHECKING:
 MINUTE: Final = 60
 HOUR: Final = 3_600
 SPANS: Final = (MINUTE, HOUR)
-# The last block of a minute grows up to this: written anew, it is small.
+# The last block of a minute is rewritten with further rows while it is smaller.
 GROWS_BYTES: Final = 1 << 16
-# Ranks that are named as those that compute longest.
+# Slowest ranks that are stored by span.
 NAMED: Final = 5
-# Clocks of all hosts that are farther off are taken for wrong.
+# If the clocks of all hosts are farther from the server's, they are taken to be wrong.
 _WRONG_NS: Final = 600_000_000_000
 _SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """What a batch adds: rows by their minute, and sums by length and start of a span.
-
-    Minutes and starts are seconds since the epoch.
-    """
+class StoredBatch:
+    """Rows of a batch by minute, and its sums by length and start of a span, in seconds."""
 
     rows: Mapping[int, Pulses]
     sums: Mapping[tuple[int, int], Sums]
 
     @property
     def lost_gpu_s(self) -> float:
-        """Return the GPU-seconds that its steps lost."""
+        """Return the GPU-seconds that the steps lost."""
         minutes = (sums for (seconds, _), sums in self.sums.items() if seconds == MINUTE)
         return sum(sums.lost_ns for sums in minutes) / _SECOND_NS
 
 
-def kept_of(steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetime | None) -> Kept:
-    """Return what is kept of a batch.
+def stored_batch(
+    steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetime | None
+) -> StoredBatch:
+    """Return the rows and sums to store of a batch.
 
-    A step belongs to the minute in which its median rank ended it: a single wrong clock changes
-    nothing. Where all clocks are wrong, what came last ended when it came.
+    A step belongs to the minute in which its median rank ended it, so that a single wrong clock
+    changes nothing. If all clocks are wrong, the last step counts as ended when it was received.
 
     Parameters
     ----------
     steps : tuple of Steps
-        Those that are whole with it.
+        Steps that the batch completed.
     batch : Pulses or None
-        All its rows, in the order of time; of them the beats are kept.
+        All rows of the batch in the order of time; only beats are taken from it.
     received_at : datetime or None
-        When its last body came; None where there is none.
+        When the last body was received.
     """
     rows: dict[int, list[Pulses]] = {}
     sums: dict[tuple[int, int], Sums] = {}
     received_ns = None if received_at is None else int(received_at.timestamp() * _SECOND_NS)
-    ends = [_ends(one) for one in steps]
-    shift_ns = _shift(max((int(one.max()) for one in ends), default=None), received_ns)
+    ends = [_median_ends_ns(whole) for whole in steps]
+    last_ns = max((int(ended_ns.max()) for ended_ns in ends), default=received_ns)
+    shift_ns = 0
+    if last_ns is not None and received_ns is not None and abs(received_ns - last_ns) > _WRONG_NS:
+        shift_ns = received_ns - last_ns
     for whole, ended_ns in zip(steps, ends, strict=True):
-        minutes = (ended_ns + shift_ns) // (MINUTE * _SECOND_NS) * MINUTE
-        for minute, which in _runs(minutes):
+        minutes, firsts = np.unique(
+            (ended_ns + shift_ns) // (MINUTE * _SECOND_NS) * MINUTE, return_index=True
+        )
+        edges = [*firsts.tolist(), len(ended_ns)]
+        for minute, (first, end) in zip(minutes.tolist(), pairwise(edges), strict=True):
+            which = slice(first, end)
             rows.setdefault(minute, []).append(rows_of(whole, which))
             own = Sums.of(whole, which)
             for seconds in SPANS:
@@ -105,30 +112,33 @@ def kept_of(steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetim
         beats = batch.take(batch.phase != NO_BEAT)
         # Beats show the current state: those that came with whole steps belong to the last minute.
         if len(beats):
-            last_ns = int(np.median(beats.time_ns)) if received_ns is None else received_ns
-            minute = max(rows, default=last_ns // (MINUTE * _SECOND_NS) * MINUTE)
+            beats_ns = int(np.median(beats.time_ns)) if received_ns is None else received_ns
+            minute = max(rows, default=beats_ns // (MINUTE * _SECOND_NS) * MINUTE)
             rows.setdefault(minute, []).append(beats)
-    return Kept({minute: joined(parts) for minute, parts in rows.items()}, sums)
+    return StoredBatch({minute: joined(parts) for minute, parts in rows.items()}, sums)
 
 
-def write_kept(
-    tx: UnitOfWork, job_id: int, attempt: int, kept: Kept, hosts: Mapping[int, str]
+def write_batch(
+    tx: UnitOfWork, job_id: int, attempt: int, batch: StoredBatch, hosts: Mapping[int, str]
 ) -> None:
-    """Add to the blocks and sums of an attempt; its claim is held by the transaction.
+    """Add a batch to the blocks and sums of an attempt, whose claim the transaction holds.
 
     Parameters
     ----------
     hosts : mapping of int to str
-        Names of hosts by rank, as far as they are known.
+        Known host names by rank.
     """
-    for minute, rows in kept.rows.items():
-        _append(tx, job_id, attempt, _moment(minute), rows)
-    for (seconds, start), sums in kept.sums.items():
-        whose = {"job_id": job_id, "attempt": attempt, "seconds": seconds, "start": _moment(start)}
-        _add(tx, whose, sums, hosts)
+    for minute, rows in batch.rows.items():
+        _append_block(tx, job_id, attempt, datetime.fromtimestamp(minute, UTC), rows)
+    for (seconds, start), sums in batch.sums.items():
+        begin = datetime.fromtimestamp(start, UTC)
+        key = {"job_id": job_id, "attempt": attempt, "seconds": seconds, "start": begin}
+        _add_to_span(tx, key, sums, hosts)
 
 
-def _append(tx: UnitOfWork, job_id: int, attempt: int, minute: datetime, rows: Pulses) -> None:
+def _append_block(
+    tx: UnitOfWork, job_id: int, attempt: int, minute: datetime, rows: Pulses
+) -> None:
     last = tx.session.execute(
         select(PulseBlock.id, PulseBlock.part, func.octet_length(PulseBlock.body).label("size"))
         .where(
@@ -162,8 +172,10 @@ def _append(tx: UnitOfWork, job_id: int, attempt: int, minute: datetime, rows: P
     )
 
 
-def _add(tx: UnitOfWork, whose: Mapping[str, object], sums: Sums, hosts: Mapping[int, str]) -> None:
-    before = tx.session.execute(select(PulseSpan.sums).filter_by(**whose)).scalar()
+def _add_to_span(
+    tx: UnitOfWork, key: Mapping[str, object], sums: Sums, hosts: Mapping[int, str]
+) -> None:
+    before = tx.session.execute(select(PulseSpan.sums).filter_by(**key)).scalar()
     both = sums if before is None else from_bytes(before).plus(sums)
     slowest = both.slowest(NAMED)
     values = {
@@ -180,67 +192,45 @@ def _add(tx: UnitOfWork, whose: Mapping[str, object], sums: Sums, hosts: Mapping
         "worst_ranks": [rank for rank, _ in slowest],
         "worst_ratios": [ratio for _, ratio in slowest],
         "worst_hosts": [hosts.get(rank, "") for rank, _ in slowest],
-        "worst_gpus": [_place(rank, hosts) for rank, _ in slowest],
+        "worst_gpus": [_gpu_index(rank, hosts) for rank, _ in slowest],
         "sums": to_bytes(both),
     }
     tx.session.execute(
         insert(PulseSpan)
-        .values(**whose, **values)
+        .values(**key, **values)
         .on_conflict_do_update(
             index_elements=["job_id", "seconds", "start", "attempt"], set_=values
         )
     )
 
 
-def _place(rank: int, hosts: Mapping[int, str]) -> int:
-    """Return the place of a rank among those of its host: its GPU, where each has one."""
+def _gpu_index(rank: int, hosts: Mapping[int, str]) -> int:
+    """Return the index of a rank among the ranks of its host, which usually is its GPU's."""
     host = hosts.get(rank)
     if host is None:
         return 0
-    return sum(1 for other, its in hosts.items() if its == host and other < rank)
+    return sum(1 for other, name in hosts.items() if name == host and other < rank)
 
 
-def _ends(steps: Steps) -> Int64:
-    """Return when the median rank ended each step: nanoseconds since the epoch, in order."""
+def _median_ends_ns(steps: Steps) -> Int64:
+    """Return when the median rank ended each step, nanoseconds since the epoch, not falling."""
     first_ns = int(steps.ended_ns[0].max())
     there = ~np.isnan(steps.measures["step_ns"])
     since_ns = median_of_rows(np.where(there, steps.ended_ns - first_ns, np.nan))
     return np.maximum.accumulate(first_ns + since_ns.astype(np.int64))
 
 
-def _shift(last_ns: int | None, received_ns: int | None) -> int:
-    """Return what is added to times, where all clocks are far from the server's."""
-    if last_ns is None or received_ns is None or abs(received_ns - last_ns) <= _WRONG_NS:
-        return 0
-    return received_ns - last_ns
-
-
-def _runs(values: Int64) -> list[tuple[int, slice]]:
-    """Return values that do not fall, and where each of them stands."""
-    found, firsts = np.unique(values, return_index=True)
-    ends = [*firsts[1:].tolist(), len(values)]
-    return [
-        (int(value), slice(first, end))
-        for value, first, end in zip(found, firsts.tolist(), ends, strict=True)
-    ]
-
-
-def _moment(seconds: int) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-# Pruning.
-# After so long a job that goes on is watched as a new one; counts and notices stay.
+# States of attempts that were silent for so long are dropped; counts and notices stay.
 SILENT: Final = timedelta(days=7)
-# Bodies of an attempt that come after those of a later one are at most seconds old.
+# The same if a later attempt has begun: late bodies of the earlier one are at most seconds old.
 FOLLOWED: Final = timedelta(hours=1)
-# As long as what minutes come to is kept without a rule.
+# As long as spans of minutes are kept without a rule.
 REQUESTS_KEPT: Final = timedelta(days=90)
 _AT_ONCE: Final = 256
 
 
 def prune_pulses(tx: UnitOfWork) -> None:
-    """Forget the states of ended attempts, and requests that were answered long ago."""
+    """Delete the states of ended attempts, and requests that expired long ago."""
     later = aliased(PulseState)
     followed = exists().where(later.job_id == PulseState.job_id, later.attempt > PulseState.attempt)
     old = (PulseState.advanced_at < tx.now - SILENT) | (
@@ -263,7 +253,7 @@ def prune_pulses(tx: UnitOfWork) -> None:
     )
 
 
-# Parquet export.
+# Schema of the Parquet export.
 SCHEMA: Final = pa.schema(
     [
         *((name, pa.int64()) for name in (*KEYS, *MEASURES)),
@@ -273,20 +263,20 @@ SCHEMA: Final = pa.schema(
 
 
 def export_pulse(container: Container, job: str, attempt: int | None = None) -> Iterator[bytes]:
-    """Return what is kept of a job's pulse, step by step, piece by piece.
+    """Return the stored pulse of a job as the pieces of a Parquet file.
 
-    A minute is in memory at a time, read in a transaction of its own: one that goes meanwhile is
-    left out.
+    One minute at a time is in memory, read in a transaction of its own; a minute that is deleted
+    meanwhile is left out.
 
     Parameters
     ----------
     attempt : int, optional
-        Of one attempt; without it, of all.
+        An attempt; by default all.
 
     Raises
     ------
     NotFoundError
-        Before the first piece, if there is no such job.
+        There is no such job; raised before the first piece.
     """
     with container.uow() as tx:
         job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
@@ -329,14 +319,14 @@ def _pieces(
 
 
 class _Written(io.RawIOBase):
-    """What was written and not sent yet; a file that is never read."""
+    """A file that holds written bytes until they are sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parts: list[bytes] = []
 
     def writable(self) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -345,7 +335,7 @@ class _Written(io.RawIOBase):
         return len(self._parts[-1])
 
     def take(self) -> bytes:
-        """Return what was written since it was taken last."""
+        """Return the bytes that were written since the last call."""
         taken = b"".join(self._parts)
         self._parts.clear()
         return taken

@@ -1,4 +1,4 @@
-"""The read side of pulses."""
+"""Queries of notices, of a running job as its page shows it, and of the largest running jobs."""
 
 from __future__ import annotations
 
@@ -32,53 +32,53 @@ HOUR_NS: Final = 3_600e9
 
 @dataclass(frozen=True, slots=True)
 class NoticeRow:
-    """Something that was noticed in a job."""
+    """A notice of a job."""
 
     attempt: int
     number: int
-    """Counts those of the attempt; a later one may have a smaller number."""
+    """Number within the attempt; a later notice may have a smaller one."""
     kind: NoticeKind
     ranks: list[int]
-    """Global ranks to blame; empty where none is."""
+    """Blamed global ranks; may be empty."""
     hosts: list[str]
     factor: float | None
-    """How many times as long it takes; null of a hang or silence."""
+    """How many times as long the slow steps take; null of a hang or silence."""
     from_step: int
     noticed_step: int
     noticed_time_ns: int
     """By the clock of the host, since the epoch."""
     noticed_at: datetime
-    """By the server's clock."""
+    """When it was noticed, by the server's clock."""
     cleared_step: int | None
-    """The first step that is as before; null while it goes on."""
+    """First normal step again; null while open."""
     evidence: Evidence
     cleared_at: datetime | None
-    """When it ended by the server's clock."""
+    """When it was cleared, by the server's clock; null while open."""
     outcome: Outcome | None
-    """What a session that was asked for says of it."""
+    """Whether the requested session confirms the notice."""
     session: uuid.UUID | None
-    """That session."""
+    """The requested session."""
     cause: str
-    """That it names; empty: none."""
+    """Cause that the session names; may be empty."""
     gpu_hours: float
-    """What it has cost."""
+    """GPU-hours lost so far."""
 
 
 _NOTICES: Final = TypeAdapter(list[NoticeRow])
 
 
 def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeRow]:
-    """Return what was noticed in a job, the latest first."""
+    """Return the notices of a job, the latest first."""
     return notices([row._asdict() for row in tx.session.execute(_noticed(job, most))])
 
 
 def notices(rows: object) -> list[NoticeRow]:
-    """Return the rows that `notices_query` found."""
+    """Return the notices in a result of `notices_query`."""
     return _NOTICES.validate_python(rows or ())
 
 
 def notices_query(job: str, most: int) -> ScalarSelect[Any]:
-    """Return the query of what was noticed in a job, the latest first, as JSON."""
+    """Return the query of the notices of a job, the latest first, as JSON."""
     return as_json(_noticed(job, most))
 
 
@@ -111,73 +111,72 @@ def _noticed(job: str, most: int) -> Select[*tuple[Any, ...]]:
 
 
 def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:
-    """Return the hosts of a job's last attempt whose clocks are wrong, and by how many seconds."""
-    found = tx.session.execute(
+    """Return the clock errors of a job's last attempt in seconds by host, if above two seconds."""
+    clocks = tx.session.execute(
         select(PulseState.clocks)
         .join(Job, Job.id == PulseState.job_id)
         .where(Job.name == job)
         .order_by(PulseState.attempt.desc())
         .limit(1)
     ).scalar()
-    return found or {}
+    return clocks or {}
 
 
 def left_out(tx: Reads, job: str) -> Mapping[str, int]:
-    """Return how much of a job's pulse was left out, by code."""
+    """Return the dropped rows, columns and bodies of a job's pulse by code."""
     counts: Counter[str] = Counter()
-    for of_attempt in tx.session.execute(
+    for attempt_counts in tx.session.execute(
         select(PulseState.counts).join(Job, Job.id == PulseState.job_id).where(Job.name == job)
     ).scalars():
-        counts.update(of_attempt)
+        counts.update(attempt_counts)
     return dict(sorted(counts.items()))
 
 
-# A running job.
-# Minutes that a page shows.
+# Minutes that the page of a job shows.
 MINUTES: Final = 720
 MOST_NOTICES: Final = 20
-# Of the latest steps, whose median is the step time now.
+# Latest steps whose median is the current step time.
 _LATEST: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A session that the job is asked for and that has not come."""
+class TraceRequest:
+    """A session that was requested of a job and has not arrived."""
 
     steps: int
     reason: str
     handed: bool
-    """Whether the job was told."""
+    """Whether the job has received the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A job's latest attempt that sent a pulse."""
+    """The latest attempt of a job with a pulse."""
 
     job: str
     now: datetime
     attempt: int
     heard_at: datetime
-    """When rows of its pulse were read last."""
+    """When rows of its pulse were last read."""
     sends: bool
-    """Whether it can be asked to record: its pulse came not long ago."""
+    """Whether its pulse is recent, so that it can be asked to record."""
     ranks: int
     step_s: float | None
-    """The median of its latest 20 steps; null of fewer than one."""
+    """Median of the latest 20 steps; null without any."""
     minutes: list[SpanRow]
-    """Of the last `MINUTES`, of all attempts, the earliest first."""
+    """The last `MINUTES` of all attempts, the earliest first."""
     notices: list[NoticeRow]
     """The latest first."""
-    asked: Asked | None
+    request: TraceRequest | None
 
     @property
     def open(self) -> list[NoticeRow]:
-        """Return what goes on, the latest first."""
+        """Return the open notices, the latest first."""
         return [notice for notice in self.notices if notice.cleared_at is None]
 
 
 def live_job(tx: Reads, job: str) -> LiveJob | None:
-    """Return a job as its pulse shows it, with one statement; None of one that never sent any."""
+    """Return the pulse of a job with one statement; None if the job never sent any."""
     of_job = (
         select(PulseState.job_id, PulseState.attempt)
         .join(Job, Job.id == PulseState.job_id)
@@ -186,7 +185,7 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
         .limit(1)
         .subquery()
     )
-    asked = open_requests(tx.now, of_job.c.job_id, of_job.c.attempt).limit(1).lateral()
+    request = open_requests(tx.now, of_job.c.job_id, of_job.c.attempt).limit(1).lateral()
     since = tx.now - timedelta(minutes=MINUTES)
     state = tx.session.execute(
         select(
@@ -195,12 +194,12 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
             PulseState.pace,
             notices_query(job, MOST_NOTICES).label("notices"),
             spans_query(job, since, tx.now, Resolution.MINUTE).label("minutes"),
-            asked.c.steps,
-            asked.c.reason,
-            asked.c.handed_at,
+            request.c.steps,
+            request.c.reason,
+            request.c.handed_at,
         )
         .join(of_job, tuple_(*of_job.c) == tuple_(PulseState.job_id, PulseState.attempt))
-        .outerjoin(asked, true())
+        .outerjoin(request, true())
     ).one_or_none()
     if state is None:
         return None
@@ -215,17 +214,17 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
         step_s=float(np.median(pace.step_ns[-_LATEST:])) / 1e9 if len(pace.step_ns) else None,
         minutes=spans(state.minutes),
         notices=notices(state.notices),
-        asked=None
+        request=None
         if state.steps is None
-        else Asked(state.steps, state.reason, state.handed_at is not None),
+        else TraceRequest(state.steps, state.reason, state.handed_at is not None),
     )
 
 
-# Largest running jobs, for metrics.
+# Largest running jobs that metrics show.
 MOST_JOBS: Final = 20
-# A job of which no minute was whole since then does not run.
+# A job without a whole minute in this time does not run.
 SINCE: Final = timedelta(minutes=10)
-# After its end, until its last steps are there.
+# Age at which a minute is complete: its last steps arrive seconds after its end.
 WHOLE: Final = timedelta(seconds=MINUTE + 15)
 
 
@@ -239,12 +238,12 @@ class RunningJob:
     step_s: float
     tokens_per_s: float | None
     lost_gpu_hours: float
-    """Of all attempts since its first pulse."""
+    """Total of all attempts since the first pulse."""
     slowest: list[SlowRank]
 
 
 def running_jobs(tx: Reads) -> list[RunningJob]:
-    """Return the jobs with most ranks, at most `MOST_JOBS`; for a transaction of all projects."""
+    """Return the `MOST_JOBS` running jobs with most ranks, in a transaction over all projects."""
     last = (
         select(PulseSpan)
         .where(

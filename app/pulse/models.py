@@ -1,8 +1,4 @@
-"""Tables of what is noticed between sessions: in pulses, and of hangs.
-
-Of a pulse the kept state of each attempt's detection, what it noticed, its rows as blocks, and
-what minutes and hours come to; of a hang the verdict, and what the files say that it was made of.
-"""
+"""Tables of pulses: state of detection, notices, requests for sessions, rows, and spans."""
 
 from __future__ import annotations
 
@@ -40,9 +36,9 @@ EVIDENCE: Final = JsonDocument(TypeAdapter(Evidence))
 
 
 class PulseState(OfProject, Base):
-    """Where the detection of an attempt of a job stands.
+    """The state of detection of an attempt of a job.
 
-    Who holds the claim alone writes it, in one transaction with what follows from it.
+    Only the holder of the claim writes it, in one transaction with the results.
     """
 
     __tablename__ = "pulse_state"
@@ -50,32 +46,32 @@ class PulseState(OfProject, Base):
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # when rows were taken last
+    # when rows were last processed
     advanced_at: Mapped[datetime | None]
-    # app.analysis.pulse.detector.Detector; null until rows were taken
+    # app.analysis.pulse.detector.Detector; null before the first rows
     state: Mapped[bytes | None]
     rows: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    # rows, columns and bodies that were left out, by code
+    # dropped rows, columns and bodies by code
     counts: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
-    # hosts, or ranks without one, whose clocks are wrong, and by how many seconds
+    # errors of wrong clocks in seconds by host, or by rank without a host
     clocks: Mapped[dict[str, float]] = mapped_column(JSONB, server_default=text("'{}'"))
-    # waited for the rank that computes longest against its peers, in all whole steps
+    # GPU-seconds spent waiting for the rank that computes longest against its peers
     lost_gpu_s: Mapped[float] = mapped_column(Double, server_default=text("0"))
-    # the worker that takes rows, and until when the others leave them alone
+    # claim of a worker, and the end of its lease
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
-    # workers that began since rows were taken last
+    # claims since rows were last processed
     tries: Mapped[int] = mapped_column(server_default=text("0"))
-    # app.analysis.pulse.step_pace.Pace; null until rows were taken
+    # app.analysis.pulse.step_pace.Pace; null before the first rows
     pace: Mapped[bytes | None]
-    # app.analysis.pulse.packing.Places; null until its ranks are known
+    # app.analysis.pulse.packing.Places; null before the first whole step
     places: Mapped[bytes | None]
-    # app.analysis.pulse.gpu_readings: the last reading of each rank's GPU; null until there is one
+    # app.analysis.pulse.gpu_readings: the last reading of each rank's GPU; null without any
     hardware: Mapped[bytes | None]
 
 
 class PulseNotice(OfProject, Base):
-    """What was noticed in an attempt of a job, in its last words."""
+    """A notice of an attempt of a job, in its latest version."""
 
     __tablename__ = "pulse_notice"
     __table_args__ = (
@@ -88,7 +84,7 @@ class PulseNotice(OfProject, Base):
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # counts those of an attempt
+    # of the notice within its attempt
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[NoticeKind] = mapped_column(StateColumn(NoticeKind))
     ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
@@ -101,28 +97,28 @@ class PulseNotice(OfProject, Base):
     noticed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     cleared_step: Mapped[int | None] = mapped_column(BigInteger)
     evidence: Mapped[Evidence] = mapped_column(EVIDENCE)
-    # by the server's clock; null while it goes on
+    # by the server's clock; null while open
     cleared_at: Mapped[datetime | None]
-    # when it fires without a session; null of those of the version before
+    # when its alert fires without a session; null before the first evaluation
     fires_at: Mapped[datetime | None]
-    # the request that was made of it, or was open
+    # the request for a session that it made, or that was open then
     request_id: Mapped[int | None] = mapped_column(BigInteger)
-    # what a session says of it, which one, and the cause that it names
+    # whether a session confirms it, which session, and the cause that the session names
     outcome: Mapped[Outcome | None] = mapped_column(StateColumn(Outcome))
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     cause: Mapped[str] = mapped_column(server_default=text("''"))
-    # a step before it began, while it goes on, and since it is over
+    # mean step time before the slowdown, during it, and after it
     baseline_ns: Mapped[float | None] = mapped_column(Double)
     step_ns: Mapped[float | None] = mapped_column(Double)
     after_ns: Mapped[float | None] = mapped_column(Double)
-    # by which all ranks took longer, together
+    # GPU-nanoseconds lost by all ranks
     lost_ns: Mapped[float] = mapped_column(Double, server_default=text("0"))
 
 
 class RecordingRequest(OfProject, Base):
-    """A session that an attempt of a job is to record; open until it came, or `until`.
+    """A request for a session of an attempt; open until the session arrives, or `until`.
 
-    Whoever asks has the lock of the job's group of alerts: of an attempt one is open at a time.
+    A requester locks the job's group of alerts: at most one request of an attempt is open.
     """
 
     __tablename__ = "recording_request"
@@ -142,16 +138,16 @@ class RecordingRequest(OfProject, Base):
     attempt: Mapped[int]
     steps: Mapped[int]
     reason: Mapped[str]
-    # the person; null where a notice asks
+    # the person; null for a request of a notice
     asked_by: Mapped[str | None]
     asked_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     until: Mapped[datetime]
-    # how long these steps take
+    # expected duration of the steps
     window_s: Mapped[float] = mapped_column(Double)
-    # when an answer carried it last, and how many did
+    # when an answer last carried it, and how many answers did
     handed_at: Mapped[datetime | None]
     handed: Mapped[int] = mapped_column(server_default=text("0"))
-    # that came of it
+    # the session that answered it
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
@@ -169,9 +165,9 @@ class PulseBlock(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # that of the median rank's end of the step
+    # in which the median rank ended the steps
     minute: Mapped[datetime]
-    # counts those of a minute; only the last one grows
+    # number of the block within its minute; only the last one grows
     part: Mapped[int]
     rows: Mapped[int]
     # app.analysis.pulse.packing
@@ -179,7 +175,7 @@ class PulseBlock(OfProject, Base):
 
 
 class PulseSpan(OfProject, Base):
-    """What a minute or an hour of an attempt comes to."""
+    """Statistics of a minute or an hour of an attempt."""
 
     __tablename__ = "pulse_span"
     __table_args__ = (
@@ -191,27 +187,27 @@ class PulseSpan(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # its length: 60 or 3,600
+    # length: 60 or 3,600
     seconds: Mapped[int]
     start: Mapped[datetime]
     ranks: Mapped[int]
     steps: Mapped[int]
-    # of all its steps, each by its median rank
+    # sum of the times of the median rank over all steps
     busy_s: Mapped[float] = mapped_column(Double)
     step_median_s: Mapped[float] = mapped_column(Double)
     step_p95_s: Mapped[float] = mapped_column(Double)
-    # of any rank
+    # longest step of a rank
     step_worst_s: Mapped[float] = mapped_column(Double)
-    # of all ranks and steps
+    # over all ranks and steps
     compute_median_s: Mapped[float] = mapped_column(Double)
     compute_p95_s: Mapped[float] = mapped_column(Double)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    # waiting for the rank that computes longest against its peers
+    # GPU-seconds spent waiting for the rank that computes longest against its peers
     lost_gpu_s: Mapped[float] = mapped_column(Double)
-    # the ranks that compute longest against their peers, and how many times as long
+    # the slowest ranks, and their computing as a multiple of their peers'
     worst_ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     worst_ratios: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    # where they are: an empty text where that is not known, and the place among the host's ranks
+    # their hosts (empty if unknown), and their index among the ranks of the host
     worst_hosts: Mapped[list[str]] = mapped_column(ARRAY(Text))
     worst_gpus: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     # app.analysis.pulse.rollups

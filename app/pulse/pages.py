@@ -1,4 +1,4 @@
-"""What pages show of a pulse: how a job runs now, who is slow, what is suspected and recorded."""
+"""The live part of a job's page: step times, slow ranks, notices, requested sessions; CSV files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.analysis.wording import gpu_time, hours
 from app.errors import NotFoundError
 from app.incidents.models.facts import STANDING_STILL, TITLES, Outcome
 from app.incidents.pages.parts import Actions
-from app.pulse.live import MINUTES, Asked, LiveJob, NoticeRow, live_job
+from app.pulse.live import MINUTES, LiveJob, NoticeRow, live_job
 from app.pulse.spans import SlowRank, SpanRow
 from app.web import html, moments
 from app.web.format import NBSP, count, heat_color, percent, plural, seconds, times
@@ -27,35 +27,34 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
-# Chart of step times.
-# The box that is drawn in, which is stretched.
+# View box of the chart of step times, which CSS stretches.
 WIDTH: Final = MINUTES
 HEIGHT: Final = 100
 _MINUTE_S: Final = 60
-# What is longer is cut off above: a checkpoint would make all else flat.
+# The chart ends at this multiple of the median: a checkpoint would make all else flat.
 _TOP: Final = 1.5
 _ROOM: Final = 0.08
-# A change of the step time that is said.
+# Smaller changes of the step time are not mentioned.
 _CHANGED: Final = 0.02
-# Minutes that are compared with those before them.
+# Last minutes, which are compared with those before.
 _NOW: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepLines:
-    """The lines, as SVG paths, and what they say."""
+    """A chart of step times: median, 95th percentile and worst by minute, as SVG paths."""
 
     title: str
     low: str
     high: str
-    # name and path, from the top down
+    # name and path of each line, from the top down
     lines: tuple[tuple[str, str], ...]
-    # of minutes in which notices began and sessions were asked for
+    # x of the times of notices
     marks: tuple[float, ...]
 
 
 def step_lines(live: LiveJob) -> StepLines:
-    """Return the step times of a job."""
+    """Return the chart of a job's step times over the last minutes."""
     minutes = live.minutes
     if not minutes:
         return StepLines("No minute is whole yet", "", "", (), ())
@@ -82,9 +81,9 @@ def step_lines(live: LiveJob) -> StepLines:
         high=seconds(high),
         lines=tuple((name, _path(at, values, low, high)) for name, values in lines),
         marks=tuple(
-            round(found, 1)
+            round(x, 1)
             for one in live.notices
-            if 0 <= (found := across(one.noticed_at.timestamp())) <= WIDTH
+            if 0 <= (x := across(one.noticed_at.timestamp())) <= WIDTH
         ),
     )
 
@@ -113,16 +112,16 @@ def _title(live: LiveJob) -> str:
     return f"A step takes {seconds(now)}, {percent(abs(change), 0)} {more} than {seconds(before)}"
 
 
-# A pulse comes every five seconds and is read two seconds later: after so long it is late.
+# A pulse is sent every five seconds and read two seconds later; an older one is late.
 _LATE: Final = timedelta(seconds=30)
-# Computing from here on is said to be slow; as of a host in a session.
+# Ranks with a higher ratio of computing to their peers are slow, as hosts in a session are.
 _SLOW: Final = 1.05
-# A minute that began less long ago than this still grows.
+# Age at which a minute is complete.
 _WHOLE: Final = timedelta(seconds=75)
-# Steps of a minute under way, from which on ranks are compared in it.
+# Steps from which on ranks are compared in an incomplete minute.
 _ENOUGH: Final = 20
 _HOUR: Final = 60
-# For so long a page says that something is over.
+# A notice is shown as just over for so long.
 _RECENT: Final = timedelta(minutes=10)
 _LIVE: Final = StateLabel("run", "Live", 4, quiet=True)
 _SUSPECTED: Final = StateLabel("pending", "Suspected", -2)
@@ -130,7 +129,7 @@ _STANDS: Final = StateLabel("firing", "Stands still", -4)
 _ENDED: Final = StateLabel("warn", "No pulse", 5)
 _OVER: Final = StateLabel("resolved", "Over", 5)
 _GOES_ON: Final = StateLabel("pending", "Goes on", 0)
-# What is noticed of these is that ranks compute long: what the map shows.
+# Kinds of notices about the computing of ranks, which the map shows.
 _COMPUTE_LONG: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
 _OUTCOMES: Final = {
     Outcome.CONFIRMED: "confirmed by a session",
@@ -142,7 +141,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """A job, live; what of it changes is fetched anew every few seconds."""
+    """The live part of a job's page, which the browser fetches every few seconds."""
 
     now: datetime
     job: str
@@ -156,7 +155,7 @@ class LiveView:
     can_record: bool
     steps: StepLines
     map_title: str
-    # host and GPU of ranks by number, as far as minutes name them
+    # known host and GPU by rank
     places: dict[int, str]
     noticed: Drawn | None
     noticed_title: str
@@ -179,11 +178,23 @@ def unrecorded_job(live: LiveView, incidents: Sequence[Actions]) -> UnrecordedJo
 
 
 def live_view(live: LiveJob) -> LiveView:
-    """Return what pages show of a job that sends a pulse."""
+    """Return the live part of the page of a job."""
     last, latest = _last_minute(live), _last_minute(live, _ENOUGH)
     slowest = [] if latest is None else latest.slowest
-    state, heading = _standing(live, slowest)
+    state, heading = _state_and_heading(live, slowest)
     url = job_url(live.job)
+    asked = ""
+    if live.request is not None:
+        template = (
+            "Recording {} steps…: {}" if live.request.handed else "{} steps are asked for: {}"
+        )
+        asked = template.format(live.request.steps, live.request.reason)
+    slowest_title = ""
+    if latest is not None:
+        number = len(latest.slowest)
+        slowest_title = (
+            f"The {plural(number, 'rank')} that compute longest" if number > 1 else "The only rank"
+        )
     return LiveView(
         now=live.now,
         job=live.job,
@@ -193,11 +204,13 @@ def live_view(live: LiveJob) -> LiveView:
         state=state,
         since=_since(live),
         facts=_facts(live, last, slowest),
-        asked=_asked(live.asked),
+        asked=asked,
         can_record=live.sends,
         steps=step_lines(live),
         map_title=_map_title(live, slowest),
-        places=_places(live.minutes),
+        places={
+            rank.rank: _place(rank) for one in live.minutes for rank in one.slowest if rank.host
+        },
         noticed=_noticed(live, f"{url}/pulse/notices.csv"),
         noticed_title=f"{plural(len(live.notices), 'notice')}, {count(len(live.open))} open"
         if live.notices
@@ -205,18 +218,18 @@ def live_view(live: LiveJob) -> LiveView:
         slowest=drawn(_SLOWEST, slowest, csv=f"{url}/pulse/slowest.csv", classes="plain slowest")
         if slowest
         else None,
-        slowest_title="" if latest is None else _slowest_title(latest),
+        slowest_title=slowest_title,
     )
 
 
-def _standing(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[StateLabel, str]:
+def _state_and_heading(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[StateLabel, str]:
     if live.open:
         first = _most_pressing(live.open)
         stands = first.kind in STANDING_STILL
         return (_STANDS if stands else _SUSPECTED), _capital(first.evidence.sentence)
     step = "" if live.step_s is None else f"A step takes {seconds(live.step_s)}"
     if not live.sends:
-        return _ENDED, f"No pulse comes any more{f'; {_small(step)} then' if step else ''}"
+        return _ENDED, f"No pulse comes any more{f'; a{step[1:]} then' if step else ''}"
     if not step:
         return _LIVE, "The first pulse came; no step has ended yet"
     if _just_over(live) is not None:
@@ -231,7 +244,7 @@ def _standing(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[StateLabel, s
 
 
 def _just_over(live: LiveJob) -> NoticeRow | None:
-    """Return what ended last, where that was not long ago."""
+    """Return the notice that was cleared last, if within the last minutes."""
     over = [one for one in live.notices if one.cleared_at is not None]
     last = max(over, key=lambda one: one.cleared_at or one.noticed_at, default=None)
     if last is None or last.cleared_at is None or last.cleared_at < live.now - _RECENT:
@@ -266,34 +279,30 @@ def _since(live: LiveJob) -> Markup | str:
 
 
 def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> list[Fact]:
-    found = []
+    facts = []
     if live.step_s is not None:
         hint = "Median of the latest 20 steps; p95 and worst since the last whole minute began"
-        found.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
+        facts.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
     if last is not None and last.tokens_per_s:
-        found.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
+        facts.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
     if live.minutes:
         lost = sum(one.lost_gpu_s for one in live.minutes) / 3_600
         rate = "" if last is None else f"{hours(last.lost_gpu_s / _HOUR)} more each hour"
         hint = "GPU-hours in which ranks waited for the one that computes longest"
-        found.append(Fact("Lost in 12 hours", gpu_time(lost), rate, hint))
+        facts.append(Fact("Lost in 12 hours", gpu_time(lost), rate, hint))
     if slowest:
-        first = slowest[0]
-        found.append(
-            Fact(
-                "Longest computing",
-                f"Rank {first.rank}, {times(first.ratio)}",
-                _place(first),
-                "In the last minute",
-            )
-        )
-    found.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
-    found.append(Fact("Pulse", "", "since the last one", moment=live.heard_at))
-    return found
+        rank = f"Rank {slowest[0].rank}, {times(slowest[0].ratio)}"
+        facts.append(Fact("Longest computing", rank, _place(slowest[0]), "In the last minute"))
+    facts.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
+    facts.append(Fact("Pulse", "", "since the last one", moment=live.heard_at))
+    return facts
 
 
 def _spread(live: LiveJob, last: SpanRow | None) -> str:
-    """Return the spread of the step time, with the steps that its median is of among its own."""
+    """Return the p95 and the worst step time since the last whole minute began.
+
+    The median of the latest steps is of the same time, so that it lies within the spread.
+    """
     if last is None:
         return ""
     among = [one for one in live.minutes if one.attempt == live.attempt and one.start >= last.start]
@@ -309,21 +318,13 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _asked(asked: Asked | None) -> str:
-    if asked is None:
-        return ""
-    if asked.handed:
-        return f"Recording {asked.steps} steps…: {asked.reason}"
-    return f"{asked.steps} steps are asked for: {asked.reason}"
-
-
 def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
-    """Return the last minute that is whole; the last one of a job that just began or has ended.
+    """Return the last complete minute of an attempt; the last one if none is complete.
 
     Parameters
     ----------
     enough : int, optional
-        The steps with which that under way counts, too: it has what was just noticed.
+        Steps from which on an incomplete minute counts too, as it shows what was just noticed.
     """
     own = [one for one in live.minutes if one.attempt == live.attempt]
     whole = [
@@ -331,14 +332,13 @@ def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
         for one in own
         if one.start <= live.now - _WHOLE or (enough is not None and one.steps >= enough)
     ]
-    found = whole or own
-    return found[-1] if found else None
+    return (whole or own)[-1] if own else None
 
 
 def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
-    """Return what the map shows, by the same facts as the page's heading.
+    """Return the title of the map, consistent with the heading of the page.
 
-    Of what goes on the notice tells, which the last minute may not have yet, or still has.
+    An open notice decides: the last minute may not show the slowdown yet, or still show a past one.
     """
     blamed = [one for one in live.open if one.kind in _COMPUTE_LONG and one.ranks]
     if blamed:
@@ -363,32 +363,23 @@ def _who(notice: NoticeRow) -> str:
 
 
 def _compared(live: LiveJob, notice: NoticeRow) -> str:
-    """Return what the ranks are held against; by how much stands in the sentence."""
+    """Return the comparison of a notice's ranks in words; the factor stands in its sentence."""
     its = "its" if len(notice.ranks) == 1 else "their"
     at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
     return f"longer than {f'{its} peers' if live.ranks > 1 else 'before'}{at_times}"
-
-
-def _places(minutes: Sequence[SpanRow]) -> dict[int, str]:
-    return {rank.rank: _place(rank) for one in minutes for rank in one.slowest if rank.host}
 
 
 def _place(rank: SlowRank) -> str:
     return f"{rank.host}, GPU{NBSP}{rank.gpu}" if rank.host else ""
 
 
-def _slowest_title(last: SpanRow) -> str:
-    number = len(last.slowest)
-    return f"The {plural(number, 'rank')} that compute longest" if number > 1 else "The only rank"
-
-
-def _host(rank: SlowRank) -> object:
-    return html.link(host_url(rank.host), rank.host) if rank.host else html.NOTHING
-
-
 _SLOWEST: Final[tuple[Shown[SlowRank], ...]] = (
     Shown("Rank", lambda one: count(one.rank), classes="num"),
-    Shown("Host", _host, of_cells="grow"),
+    Shown(
+        "Host",
+        lambda one: html.link(host_url(one.host), one.host) if one.host else html.NOTHING,
+        of_cells="grow",
+    ),
     Shown("GPU", lambda one: one.gpu if one.host else "", classes="num"),
     Shown(
         "Computing",
@@ -407,15 +398,11 @@ def _noticed(live: LiveJob, csv: str) -> Drawn | None:
         Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
         Shown("State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)),
         Shown("Notice", lambda one: TITLES[one.kind], classes="opt", of_cells="nowrap"),
-        Shown("What", _what, of_cells="grow"),
+        Shown("What", lambda one: _capital(one.evidence.full_sentence), of_cells="grow"),
         Shown("Session", _outcome, of_cells="ends"),
         Shown("Lost", lambda one: gpu_time(one.gpu_hours), classes="num opt"),
     )
     return drawn(shown, live.notices, csv=csv, classes="plain notices")
-
-
-def _what(one: NoticeRow) -> object:
-    return _capital(one.evidence.full_sentence)
 
 
 def _outcome(one: NoticeRow) -> object:
@@ -429,13 +416,8 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _small(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-# CSV files.
 def minutes_csv(live: LiveJob) -> Table:
-    """Return the step times of each minute."""
+    """Return the step times by minute."""
     header = (
         "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
         "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
@@ -444,7 +426,7 @@ def minutes_csv(live: LiveJob) -> Table:
 
 
 def slowest_csv(live: LiveJob) -> Table:
-    """Return the ranks that compute longest in each minute, the slowest first."""
+    """Return the slowest ranks by minute, the slowest first."""
     header = ("attempt", "start", "rank", "host", "gpu", "ratio")
     return Table(
         header,
@@ -457,7 +439,7 @@ def slowest_csv(live: LiveJob) -> Table:
 
 
 def notices_csv(live: LiveJob) -> Table:
-    """Return what was noticed, the latest first."""
+    """Return the notices, the latest first."""
     header = (
         "attempt", "number", "kind", "ranks", "hosts", "factor", "from_step", "noticed_step",
         "noticed_at", "cleared_step", "cleared_at", "outcome", "session", "cause", "gpu_hours",
@@ -479,23 +461,22 @@ FILES: Final[Mapping[str, Callable[[LiveJob], Table]]] = {
 }
 
 
-# Routes.
 def add_pulse_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add what pages fetch of a job's pulse to the dashboard."""
+    """Add the live part of a job's page, and its CSV files, to the dashboard."""
 
     @routes.get("/jobs/{job}/live")
     def live_route(container: Here, job: str) -> Response:
         with pages.reading(container) as (tx, nav):
-            found = live_job(tx, job)
-        if found is None:
+            live = live_job(tx, job)
+        if live is None:
             return pages.not_found(f"pulse of {job}", nav)
-        return pages.render("pulse/parts.html", nav, live=live_view(found))
+        return pages.render("pulse/parts.html", nav, live=live_view(live))
 
     @routes.get("/jobs/{job}/pulse/{name}.csv")
     def file_route(container: Here, job: str, name: str) -> Response:
         make = one_of(FILES, name)
         with container.reading() as tx:
-            found = live_job(tx, job)
-        if found is None:
+            live = live_job(tx, job)
+        if live is None:
             raise NotFoundError(f"There is no pulse of {job}.")
-        return csv_file(f"paceline-pulse-{name}.csv", make(found))
+        return csv_file(f"paceline-pulse-{name}.csv", make(live))

@@ -1,4 +1,4 @@
-"""Use case: append bodies of pulses to the inbox, as they came, where a project takes them."""
+"""Use case: store received pulse bodies in the inbox, if the project accepts pulses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from app.access.audit import Action, record
 from app.errors import BodyTooLargeError, ConflictError, InvalidPulseError
-from app.hangs.receive import stands_still
+from app.hangs.receive import has_open_hang
 from app.jobs.models import Job
 from app.platform.blobs import connection_of
 from app.platform.container import Container
@@ -23,7 +23,7 @@ from app.sessions.chunks.inbox import Pressure
 from app.sessions.decoding import Body
 from app.sessions.receive import make_job
 
-# One statement for all that came together. Bytes go as they are (%b): text is twice as long.
+# One statement for all bodies. They are sent as binary parameters (%b): text is twice as long.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, producer, number, final, job_id, attempt, sha256, body_bytes,
                    body)
@@ -34,14 +34,14 @@ FROM unnest(%(job)s::bigint[], %(attempt)s::int[], %(sha256)b::bytea[], %(body_b
 
 
 class PulseOffError(ConflictError):
-    """The project takes no pulses."""
+    """The project accepts no pulses."""
 
     code = "pulse.off"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedPulse:
-    """A body as it came; `job` is the name of its job."""
+    """A received body, with the name of its job."""
 
     job: str
     attempt: int
@@ -49,39 +49,37 @@ class ArrivedPulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the answer to a body asks for.
+class PulseReply:
+    """Requests of the answer to a body.
 
     Parameters
     ----------
     record : Recording or None
-        A session.
+        A session to record.
     files : bool
-        What each rank says of itself, since no step ends.
+        Whether each rank is to send its stack and recorder, as no step ends.
     """
 
     record: Recording | None
     files: bool
 
 
-def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure) -> Wanted:
-    """Store a body durably, which a worker reads; return what the answer asks for.
-
-    Its job is made if it is new.
+def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure) -> PulseReply:
+    """Store a body durably for a worker, and its job if new; return the requests of the answer.
 
     Parameters
     ----------
     pressure : Pressure
-        Of the pulses: puts senders off while workers are behind.
+        Refuses bodies while workers are behind.
 
     Raises
     ------
     InvalidPulseError, BodyTooLargeError
-        It is empty, or too large.
+        The body is empty, or too large.
     InvalidJobNameError, QuotaExceededError, InboxFullError
         Nothing is stored.
     PulseOffError
-        The project takes none.
+        The project accepts no pulses.
     """
     if pulse.body.size == 0:
         raise InvalidPulseError("The body is empty.")
@@ -92,43 +90,45 @@ def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure)
         jobs = _jobs(container, tx, [pulse])
         if pulse.job not in jobs:
             jobs = {pulse.job: make_job(container, tx, pulse.job)}
-        (wanted,) = _append(container, tx, [pulse], jobs)
-        return wanted
+        (reply,) = _append(container, tx, [pulse], jobs)
+        return reply
 
 
-def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list[Wanted | None]:
-    """Store bodies of one project durably, in one transaction; return what each answer asks for.
+def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list[PulseReply | None]:
+    """Store bodies of one project in one transaction; return the requests of each answer.
 
     Returns
     -------
     list
-        None for those that are not stored, whose job is new or whose body is empty: give these to
-        `receive_pulse`, one by one.
+        None for bodies that are not stored, as their job is new or they are empty or too large:
+        pass them to `receive_pulse` one by one.
 
     Raises
     ------
     PulseOffError
-        The project takes none.
+        The project accepts no pulses.
     """
     with container.uow() as tx:
         jobs = _jobs(container, tx, pulses)
-        usual = [one for one in pulses if one.job in jobs and 0 < one.body.size <= MOST_BYTES]
-        stored = iter(_append(container, tx, usual, jobs))
-        kept = {id(one) for one in usual}
-        return [next(stored) if id(one) in kept else None for one in pulses]
+        usual = [
+            pulse for pulse in pulses if pulse.job in jobs and 0 < pulse.body.size <= MOST_BYTES
+        ]
+        replies = iter(_append(container, tx, usual, jobs))
+        stored = {id(pulse) for pulse in usual}
+        return [next(replies) if id(pulse) in stored else None for pulse in pulses]
 
 
 def _jobs(container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]) -> dict[str, int]:
-    """Return the jobs of some bodies that are there, by name."""
+    """Return the ids of existing jobs of bodies by name; raise if the project accepts none."""
     # Not locked: hundreds of hosts send at once.
-    found = tx.session.execute(
+    rows = tx.session.execute(
         select(Project.pulse_off, Job.name, Job.id)
         .outerjoin(Job, Job.name.in_({one.job for one in pulses}))
         .where(Project.id == container.project_id)
     ).all()
-    if any(row.pulse_off for row in found):
+    if any(row.pulse_off for row in rows):
         raise PulseOffError("This project takes no pulses.")
-    return {row.name: row.id for row in found if row.id is not None}
+    return {row.name: row.id for row in rows if row.id is not None}
 
 
 def _append(
@@ -136,7 +136,7 @@ def _append(
     tx: UnitOfWork,
     pulses: Sequence[ArrivedPulse],
     jobs: Mapping[str, int],
-) -> list[Wanted]:
+) -> list[PulseReply]:
     if not pulses:
         return []
     bodies = [one.body.content() for one in pulses]
@@ -155,23 +155,23 @@ def _append(
     )
     attempts = {(jobs[one.job], one.attempt) for one in pulses}
     due = {key for key in attempts if due_request(tx, container.settings, *key) is not None}
-    still = {key: stands_still(tx, *key) for key in attempts}
-    wanted = []
+    hangs = {key: has_open_hang(tx, *key) for key in attempts}
+    replies = []
     for one, content in zip(pulses, bodies, strict=True):
         key = jobs[one.job], one.attempt
-        asked = hand_out(tx, container.settings, *key, content) if key in due else None
-        wanted.append(Wanted(asked, still[key]))
-    return wanted
+        recording = hand_out(tx, container.settings, *key, content) if key in due else None
+        replies.append(PulseReply(recording, hangs[key]))
+    return replies
 
 
 def pulse_is_off(tx: Reads) -> bool:
-    """Return whether pulses of the transaction's project are refused."""
+    """Return whether the project refuses pulses."""
     query = select(Project.pulse_off).where(Project.id == tx.scope.project_id)
     return tx.session.execute(query).scalar_one()
 
 
 def switch_pulse(container: Container, *, on: bool) -> None:
-    """Take the pulses of a project's jobs from now on, or refuse them; what is kept stays."""
+    """Accept the pulses of a project's jobs from now on, or refuse them; stored ones stay."""
     with container.uow() as tx:
         changed = tx.session.execute(
             update(Project)

@@ -1,7 +1,7 @@
-"""Sessions that a job is asked to record: by a notice of its pulse within a budget, by a person.
+"""Requests for sessions, by a notice of a job's pulse within a budget, or by a person.
 
-The answer to a body of rank 0's host carries a request once; again, a bounded number of times,
-where the session does not come.
+The answer to a body of rank 0's host carries the request; again a bounded number of times if the
+session does not arrive.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from app.pulse.models import PulseState, RecordingRequest
 from app.sessions.models.tables import Session
 from app.sessions.receive import no_job
 
-# Answers that carry the same request.
+# Answers that carry the same request, at most.
 MOST_HANDED: Final = 3
-# For how long what a person asks for may be answered, apart from its steps.
+# A person's request expires so long after its steps could have been recorded.
 PATIENCE: Final = timedelta(minutes=10)
-# Of a job whose steps are not known yet, seconds.
+# Assumed step time of a job without known steps, seconds.
 _STEP_S: Final = 1.0
 _REASON_CHARACTERS: Final = 200
 LISTED: Final = 50
 
 
 class Asker(StrEnum):
-    """Who asks for a session."""
+    """Who requests a session."""
 
     NOTICE = "notice"
     PERSON = "person"
@@ -73,7 +73,7 @@ class RequestRow:
     """What came of it."""
 
 
-def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
+def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for how long
     tx: UnitOfWork,
     job_id: int,
     attempt: int,
@@ -84,14 +84,10 @@ def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
     window_s: float,
     patience: timedelta,
 ) -> RecordingRequest:
-    """Ask for a session; return the request that is open where there is one.
-
-    The job's group of alerts is locked.
-    """
-    window = timedelta(seconds=window_s)
-    found = open_request(tx, job_id, attempt)
-    if found is not None:
-        return found
+    """Request a session, or return the open request; the job's group of alerts is locked."""
+    open_one = open_request(tx, job_id, attempt)
+    if open_one is not None:
+        return open_one
     request = RecordingRequest(
         job_id=job_id,
         attempt=attempt,
@@ -99,7 +95,7 @@ def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
         reason=reason[:_REASON_CHARACTERS],
         asked_by=by,
         asked_at=tx.now,
-        until=tx.now + window + patience,
+        until=tx.now + timedelta(seconds=window_s) + patience,
         window_s=window_s,
         handed=0,
     )
@@ -109,14 +105,14 @@ def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
 
 
 def open_request(tx: Reads, job_id: int, attempt: int) -> RecordingRequest | None:
-    """Return the request of an attempt that may still be answered."""
+    """Return the open request of an attempt, if any."""
     return tx.session.execute(open_requests(tx.now, job_id, attempt).limit(1)).scalar()
 
 
 def open_requests(
     now: datetime, job_id: int | ColumnElement[int], attempt: int | ColumnElement[int]
 ) -> Select[RecordingRequest]:
-    """Return the query of the requests of an attempt that may still be answered."""
+    """Return the query of the open requests of an attempt: without a session, and not expired."""
     return (
         select(RecordingRequest)
         .where(
@@ -132,7 +128,7 @@ def open_requests(
 def is_within_budget(
     tx: Reads, settings: Settings, job_id: int, attempt: int, steps_sent: int
 ) -> bool:
-    """Return whether a notice may ask: not too soon after the last one, nor for too many steps.
+    """Return whether a notice may request a session, by the interval and by the share of steps.
 
     Parameters
     ----------
@@ -146,16 +142,16 @@ def is_within_budget(
     ).scalar()
     if last is not None and last > tx.now - interval:
         return False
-    asked = tx.session.execute(
+    recorded = tx.session.execute(
         select(func.coalesce(func.sum(RecordingRequest.steps), 0)).where(
             *by_notice, RecordingRequest.attempt == attempt, RecordingRequest.handed > 0
         )
     ).scalar_one()
-    return bool(asked <= settings.pulse_record_share * steps_sent)
+    return bool(recorded <= settings.pulse_record_share * steps_sent)
 
 
 def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int | None:
-    """Return the request that the next answer to rank 0's host is to carry; None: there is none."""
+    """Return the id of the request for the next answer to rank 0's host; None without one."""
     due = _due(tx, settings, job_id, attempt)
     return tx.session.execute(
         select(RecordingRequest.id).where(*due).order_by(RecordingRequest.id).limit(1)
@@ -165,16 +161,19 @@ def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int
 def hand_out(
     tx: UnitOfWork, settings: Settings, job_id: int, attempt: int, body: bytes
 ) -> Recording | None:
-    """Return what the answer to a body is to ask for, and note that it does.
+    """Return the request that the answer to a body carries, and count it as handed out.
 
-    Call it only while a request is due: who has rank 0 is not known without reading the body.
+    Call it only while a request is due: the body must be read to know whether it has rank 0.
     """
-    if not _has_first_rank(body, attempt):
-        return None
-    found = due_request(tx, settings, job_id, attempt)
+    try:
+        if not (read_pulse(body, attempt).rows.rank == 0).any():
+            return None
+    except PacelineError:
+        return None  # the worker that reads the body counts the error
+    due = due_request(tx, settings, job_id, attempt)
     handed = tx.session.execute(
         update(RecordingRequest)
-        .where(RecordingRequest.id == found, *_due(tx, settings, job_id, attempt))
+        .where(RecordingRequest.id == due, *_due(tx, settings, job_id, attempt))
         .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
         .returning(RecordingRequest.steps, RecordingRequest.reason, RecordingRequest.asked_by)
         .execution_options(synchronize_session=False)
@@ -213,15 +212,15 @@ def _due(
     )
 
 
-def ask_now(
+def request_recording_now(
     container: Container, job: str, steps: int, by: str | None = None
 ) -> tuple[RequestRow, bool]:
-    """Ask for a session as a person; return it, and whether it was not asked for already.
+    """Request a session as a person; return the request, and whether it is new.
 
     Parameters
     ----------
     by : str, optional
-        The name that whoever did not sign in goes by.
+        Name of a person who did not sign in.
 
     Raises
     ------
@@ -248,7 +247,7 @@ def ask_now(
                 code="recording.no_pulse",
             )
         before = open_request(tx, job_id, latest.attempt)
-        request = before or ask(
+        request = before or request_recording(
             tx,
             job_id,
             latest.attempt,
@@ -264,13 +263,13 @@ def ask_now(
 
 
 def window_s(pace: Pace, steps: int) -> float:
-    """Return how long some steps take, seconds."""
+    """Return the expected duration of a number of steps, seconds."""
     mean_ns = pace.mean_ns()
     return steps * (_STEP_S if mean_ns is None else mean_ns / 1e9)
 
 
 def requests_of(tx: Reads, job: str) -> list[RequestRow]:
-    """Return the sessions that a job was asked for, the latest first."""
+    """Return the requests for sessions of a job, the latest first."""
     rows = tx.session.execute(
         select(RecordingRequest)
         .join(Job, Job.id == RecordingRequest.job_id)
@@ -294,11 +293,3 @@ def _row(row: RecordingRequest) -> RequestRow:
         handed=row.handed,
         session_id=None if row.session_id is None else str(row.session_id),
     )
-
-
-def _has_first_rank(body: bytes, attempt: int) -> bool:
-    """Return whether global rank 0 is on the host of a body."""
-    try:
-        return bool((read_pulse(body, attempt).rows.rank == 0).any())
-    except PacelineError:
-        return False  # the worker counts it

@@ -1,4 +1,4 @@
-"""The read side of what minutes and hours of a job's pulse come to."""
+"""Queries of the minutes and hours of a job's pulse, and of the map of its ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from app.platform.database.unit_of_work import Reads
 from app.pulse.keep import HOUR, MINUTE
 from app.pulse.models import PulseSpan, PulseState
 
-# Of one answer; the latest ones are given.
+# Spans and ranks of one answer, at most.
 MOST_SPANS: Final = 1_500
 MOST_RANKS: Final = 2_048
 _MOST_RATIO: Final = np.iinfo(np.uint16).max
 
 
 class Resolution(StrEnum):
-    """How long a span is."""
+    """Length of a span."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -44,11 +44,11 @@ class SlowRank:
 
     rank: int
     host: str
-    """Empty where it is not known."""
+    """Empty if unknown."""
     gpu: int
-    """Its place among the ranks of its host, from 0."""
+    """Index among the ranks of its host, from 0."""
     ratio: float
-    """Its computing against the median of its peers, the ranks of its stage."""
+    """Its computing as a multiple of the median of its peers, the ranks of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class SpanRow:
     ranks: int
     steps: int
     step_median_s: float
-    """Of its steps, each by its median rank; as all quantiles right to a quarter of a percent."""
+    """Median over the steps of the time of the median rank, exact to a quarter of a percent."""
     step_p95_s: float
     step_worst_s: float
-    """Of any rank."""
+    """Longest step of a rank."""
     compute_median_s: float
-    """Of all ranks and steps; without garbage collection, and 0 where it is not known."""
+    """Median over ranks and steps, without garbage collection; 0 if unknown."""
     compute_p95_s: float
     tokens_per_s: float | None
-    """Of the whole job, while steps went on; null where the job does not tell tokens."""
+    """Tokens of the whole job a second of its steps; null if the job sends no tokens."""
     lost_gpu_s: float
     """GPU-seconds in which ranks waited for the one that computes longest against its peers."""
     slowest: list[SlowRank]
@@ -81,15 +81,15 @@ class RankMap:
     Parameters
     ----------
     ranks : tuple of int
-        Global ranks, in order.
+        Global ranks, rising.
     starts, attempts : tuple
-        Of the spans, the earliest first.
+        Start and attempt of each span, the earliest first.
     thousandths : uint16[spans, ranks]
-        Thousandths of the median of the peers; 0 where there is none.
+        Computing in thousandths of the median of the peers; 0 without peers.
     left_out : int
-        Ranks beyond `MOST_RANKS`: those that never computed longest.
+        Number of ranks beyond `MOST_RANKS`, which are the least slow ones.
     places : Places
-        Of these ranks, in the job's latest attempt.
+        Places of the ranks in the job's latest attempt.
     """
 
     ranks: tuple[int, ...]
@@ -103,7 +103,7 @@ class RankMap:
 def spans_of_job(
     tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> list[SpanRow]:
-    """Return what a job's pulse comes to, the latest `MOST_SPANS`, the earliest first."""
+    """Return the latest `MOST_SPANS` spans of a job in a time range, the earliest first."""
     query = _spans(job, since, until, resolution)
     return spans([row._asdict() for row in tx.session.execute(query)])
 
@@ -136,7 +136,7 @@ _STORED: Final = TypeAdapter(list[_Stored])
 def spans_query(
     job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> ScalarSelect[Any]:
-    """Return the query of what `spans` takes, as JSON, the latest first."""
+    """Return the query of the rows for `spans` as JSON, the latest first."""
     return as_json(_spans(job, since, until, resolution))
 
 
@@ -148,7 +148,7 @@ def _spans(
 
 
 def spans(rows: object) -> list[SpanRow]:
-    """Return the spans that `spans_query` found, the earliest first."""
+    """Return the spans in a result of `spans_query`, the earliest first."""
     return [
         SpanRow(
             attempt=row.attempt,
@@ -169,15 +169,15 @@ def spans(rows: object) -> list[SpanRow]:
 
 
 def slow_ranks(row: Row[*tuple[Any, ...]] | _Stored) -> list[SlowRank]:
-    """Return the slowest ranks of a row with the columns of a span."""
+    """Return the slowest ranks of a span, from its `worst_…` columns."""
     columns = row.worst_ranks, row.worst_hosts, row.worst_gpus, row.worst_ratios
-    return [SlowRank(*one) for one in zip(*columns, strict=True)]
+    return [SlowRank(*values) for values in zip(*columns, strict=True)]
 
 
 def rank_map(
     tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> RankMap:
-    """Return computing against peers of a job's ranks, of the latest `MOST_SPANS`."""
+    """Return the map of a job's ranks over the latest `MOST_SPANS` spans of a time range."""
     query = _within(
         select(PulseSpan.start, PulseSpan.attempt, PulseSpan.sums), job, since, until, resolution
     )
@@ -203,7 +203,7 @@ def rank_map(
 
 
 def places_of_job(tx: Reads, job: str) -> Places:
-    """Return where the ranks of a job's latest attempt are, as far as its pulse tells it."""
+    """Return the known stages and hosts of the ranks of a job's latest attempt."""
     kept = tx.session.execute(
         select(PulseState.places)
         .join(Job, Job.id == PulseState.job_id)
@@ -235,7 +235,7 @@ def _within(
 
 
 def _shown(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
-    """Return the ranks of a map, in order, and how many are left out: those least slow."""
+    """Return the ranks of a map, rising, and the number of less slow ranks that are left out."""
     if not spans:
         return np.empty(0, np.int64), 0
     ranks = np.unique(np.concatenate([sums.ranks for sums in spans]))

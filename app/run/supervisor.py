@@ -109,7 +109,7 @@ def _serve(
         settings = settings.model_copy(update={"database_url": postgres.url})
     else:
         require_schema(settings)
-    settings = _asking_others_who_they_are(settings)
+    settings = require_sign_in_if_exposed(settings)
     listener = running.enter_context(listen(settings))
 
     workers: Sequence[SupervisedChild] = ()
@@ -180,8 +180,8 @@ def _replicas(
     return replicas
 
 
-def _asking_others_who_they_are(settings: Settings) -> Settings:
-    """Return the settings, in which everybody signs in where others can reach the server."""
+def require_sign_in_if_exposed(settings: Settings) -> Settings:
+    """Return the settings with required sign-in if other machines can reach the server."""
     required = settings.require_sign_in or reachable_by_others(settings)
     return settings.model_copy(update={"require_sign_in": required})
 

@@ -44,11 +44,13 @@ class ArrivalChange:
     rank: int
     """Global rank."""
     last_share_before: float | None
-    """Share of its collectives at which it came last, in the session before and after."""
+    """Share of its collectives at which it came last, in the session before."""
     last_share_after: float | None
+    """Share of its collectives at which it came last, in the session after."""
     waited_for_before_s: float | None
-    """Time that each other rank waited for it, seconds per step, before and after."""
+    """Time that each other rank waited for it, seconds per step, in the session before."""
     waited_for_after_s: float | None
+    """Time that each other rank waited for it, seconds per step, in the session after."""
 
     @property
     def change_s(self) -> float:

@@ -100,9 +100,8 @@ class Decoding:
             content_type=body.content_type,
             format_name=body.format_name,
         )
-        if is_stored_as_received(recognized, body.begin(len(ZSTD_MAGIC))):
-            return recognized
-        return None
+        magic = body.begin(len(ZSTD_MAGIC))
+        return recognized if is_stored_as_received(recognized, magic) else None
 
     def begin(self) -> Future[Read]:
         """Start decoding once; raises what `kept` does."""

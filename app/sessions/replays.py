@@ -194,13 +194,7 @@ class PreparedSessions:
         try:
             if place.replayed is None:
                 place.replayed = prepare()
-                # The values dominate; everything else is small.
-                place.size_bytes = sum(
-                    group.layout.start_ns.nbytes
-                    + group.layout.duration_ns.nbytes
-                    + group.durations.recorded_ns.nbytes
-                    for group in place.replayed.groups
-                )
+                place.size_bytes = _size_bytes(place.replayed)
             yield place.replayed
         finally:
             place.used_at_s = time.monotonic()
@@ -267,6 +261,16 @@ def prepared_session(
 
     with _prepared.of((blob, frozenset(without)), prepare) as replayed:
         yield replayed
+
+
+def _size_bytes(replayed: Replayed) -> int:
+    """Return the memory of a prepared session, bytes: its values, which dominate."""
+    return sum(
+        group.layout.start_ns.nbytes
+        + group.layout.duration_ns.nbytes
+        + group.durations.recorded_ns.nbytes
+        for group in replayed.groups
+    )
 
 
 def answer_question(

@@ -49,8 +49,8 @@ class Range:
         """Return the query parameters of the range; `default` needs none."""
         return {
             "range": "" if self.name == default else self.name,
-            "from": "" if self.begin is None else _written(self.begin),
-            "to": "" if self.end is None else _written(self.end),
+            "from": "" if self.begin is None else utc_minutes(self.begin),
+            "to": "" if self.end is None else utc_minutes(self.end),
         }
 
     def is_past(self, now: datetime) -> bool:
@@ -108,8 +108,8 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
     return RangeChoices(
         choices=[RangeChoice(name, label, name == chosen.name) for name, label in offered],
         own=not chosen.name,
-        begin="" if chosen.begin is None else _written(chosen.begin),
-        end="" if chosen.end is None else _written(chosen.end),
+        begin="" if chosen.begin is None else utc_minutes(chosen.begin),
+        end="" if chosen.end is None else utc_minutes(chosen.end),
         words=_own_words(chosen.begin, chosen.end),
     )
 
@@ -126,8 +126,9 @@ def moment_in(text: str) -> datetime | None:
         return None
 
 
-def _written(moment: datetime) -> str:
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='minutes')}Z"
+def utc_minutes(moment: datetime) -> str:
+    """Return a moment as addresses have it: ``2026-11-29T11:00Z``."""
+    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
 
 
 def _own_words(begin: datetime | None, end: datetime | None) -> Markup:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.actions.kinds.kind import ActionKind, HangOrder, Means, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, HangOrder, Order
 from app.incidents.channels.webhook import SigningSecrets, signature, signing_key
 from app.platform.outbound import ReceiverAnswer, check
 
@@ -189,17 +189,17 @@ def describe(config: EventConfig, order: Order) -> str:
     return f"{_type(order)} about {order.node}"
 
 
-def act(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
+def act(config: EventConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Send that a machine is at fault."""
     return _post_machine(config, order, _type(order), means)
 
 
-def release(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
+def release(config: EventConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Send that a machine is well again."""
     return _post_machine(config, order, EventType.RECOVERED, means)
 
 
-def tell_hang(config: EventConfig, order: HangOrder, means: Means) -> ReceiverAnswer:
+def report_hang(config: EventConfig, order: HangOrder, means: AttemptTools) -> ReceiverAnswer:
     """Send that a job hangs."""
     event = hang_event(order)
     return _post(config, event.id, HANG_EVENT.dump_json(event), means)
@@ -210,13 +210,13 @@ def _type(order: Order) -> EventType:
 
 
 def _post_machine(
-    config: EventConfig, order: Order, kind: EventType, means: Means
+    config: EventConfig, order: Order, kind: EventType, means: AttemptTools
 ) -> ReceiverAnswer:
     event = machine_event(order, kind)
     return _post(config, event.id, MACHINE_EVENT.dump_json(event), means)
 
 
-def _post(config: EventConfig, event_id: str, body: bytes, means: Means) -> ReceiverAnswer:
+def _post(config: EventConfig, event_id: str, body: bytes, means: AttemptTools) -> ReceiverAnswer:
     timestamp, message_id = str(int(time.time())), f"evt_{event_id}"
     headers = {
         "Content-Type": CONTENT_TYPE,
@@ -238,5 +238,5 @@ EVENTS: Final = ActionKind(
     describe=describe,
     act=act,
     release=release,
-    tell_hang=tell_hang,
+    report_hang=report_hang,
 )

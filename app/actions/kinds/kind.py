@@ -62,7 +62,7 @@ class HangOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class AttemptTools:
     """What an attempt may use."""
 
     outbound: Outbound  # guarded; over within one deadline
@@ -87,26 +87,26 @@ class ActionKind:
     secrets: frozenset[str]  # its fields that are never shown again
     # Takes a configuration and an order, and returns the command, or what stands for it, in a line.
     describe: Callable[[Any, Order], str]
-    act: Callable[[Any, Order, Means], ReceiverAnswer]
-    release: Callable[[Any, Order, Means], ReceiverAnswer]
+    act: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
+    release: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
     # Whether the operator has to allow it, by naming scontrol: it acts with rights of the server.
     needs_scontrol: bool = False
     # Takes a configuration and an order, and tells of a job that hangs; None where the kind acts
     # on machines alone.
-    tell_hang: Callable[[Any, HangOrder, Means], ReceiverAnswer] | None = None
+    report_hang: Callable[[Any, HangOrder, AttemptTools], ReceiverAnswer] | None = None
 
 
 MIN_CONFIDENCE: Final = 0.95
 # Sessions that blame the machine; two jobs have at least one each.
 MIN_SESSIONS: Final = 2
 # Between two machines.
-APART: Final = timedelta(hours=1)
+TIME_BETWEEN_MACHINES: Final = timedelta(hours=1)
 # Of the known nodes, that may be out at a time; one always may.
 MAX_SHARE: Final = 0.02
 # After a person put it back.
-RESPECTED: Final = timedelta(days=1)
+PUT_BACK_RESPECTED_FOR: Final = timedelta(days=1)
 # The latest session that blames it may be so old.
-LATE: Final = timedelta(hours=1)
+MAX_DATA_AGE: Final = timedelta(hours=1)
 
 
 class Limit(StrEnum):
@@ -183,10 +183,10 @@ class Fleet:
 
 def limits_of(case: Case, fleet: Fleet) -> tuple[Limit, ...]:
     """Return what keeps a machine from being taken out without a person; nothing: it may be."""
-    return tuple(limit for limit, holds in _checked(case, fleet) if holds)
+    return tuple(limit for limit, holds in _limits_checked(case, fleet) if holds)
 
 
-def hard(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+def hard_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
     """Return those that no person can allow."""
     return tuple(limit for limit in limits if limit in Limit.HARD)
 
@@ -202,7 +202,7 @@ def may_be_out(nodes: int) -> int:
     return max(1, int(nodes * MAX_SHARE))
 
 
-def _checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
+def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     measured = case.measured_at
     yield Limit.STOPPED, fleet.stopped
     yield Limit.NOT_ONE_NODE, not is_one_node(case.node)
@@ -213,13 +213,13 @@ def _checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     sure = case.confidence is not None and case.confidence >= MIN_CONFIDENCE
     yield Limit.CONFIDENCE, not sure
     yield Limit.SEEN_ONCE, case.sessions < MIN_SESSIONS
-    late = measured is not None and fleet.now - measured > LATE
+    late = measured is not None and fleet.now - measured > MAX_DATA_AGE
     yield Limit.LATE_DATA, late or fleet.behind
     yield Limit.IN_HAND, case.in_hand
     back = case.put_back_at
-    yield Limit.PUT_BACK, back is not None and fleet.now - back < RESPECTED
+    yield Limit.PUT_BACK, back is not None and fleet.now - back < PUT_BACK_RESPECTED_FOR
     others = (at for node, at in fleet.taken_at.items() if node != case.node)
-    yield Limit.ONE_AN_HOUR, any(fleet.now - at < APART for at in others)
+    yield Limit.ONE_AN_HOUR, any(fleet.now - at < TIME_BETWEEN_MACHINES for at in others)
     too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
     yield Limit.TOO_MANY_OUT, too_many
     # Of one project alone it says the same.

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.event import HttpsUrl, LoopbackUrl
-from app.actions.kinds.kind import ActionKind, Means, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order
 from app.incidents.channels.kind import Secret
 from app.incidents.held_machines import is_one_node
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
@@ -70,7 +70,7 @@ def describe(config: KubernetesConfig, order: Order) -> str:
     return f"{taint} && {cordon}" if config.cordon else taint
 
 
-def act(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:
+def act(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Taint the node; what runs there goes on."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
@@ -85,7 +85,7 @@ def act(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:
     return ReceiverAnswer(None, "tainted and cordoned" if config.cordon else "tainted")
 
 
-def release(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:
+def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Take the taint of this action away, and what else it did."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
@@ -150,7 +150,7 @@ class _Api:
 
     @classmethod
     @contextmanager
-    def of(cls, config: KubernetesConfig, order: Order, means: Means) -> Iterator[_Api]:
+    def of(cls, config: KubernetesConfig, order: Order, means: AttemptTools) -> Iterator[_Api]:
         if not is_one_node(order.node):
             raise DeliveryError(
                 "action.not_one_node", "The host's name is not that of one node.", permanent=True

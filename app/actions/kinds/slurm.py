@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from app.actions.kinds.kind import ActionKind, Means, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order
 from app.incidents.held_machines import is_one_node
 from app.platform.outbound import DeliveryError, ReceiverAnswer, excerpt
 
@@ -84,7 +84,7 @@ def describe(config: SlurmConfig, order: Order) -> str:
     return shlex.join(["scontrol", *_drain(order)])
 
 
-def act(config: SlurmConfig, order: Order, means: Means) -> ReceiverAnswer:
+def act(config: SlurmConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Drain the node; jobs that run there go on."""
     del config
     before = _look(order, means)
@@ -97,7 +97,7 @@ def act(config: SlurmConfig, order: Order, means: Means) -> ReceiverAnswer:
     return ReceiverAnswer(None, excerpt("+".join(sorted(after.flags))))
 
 
-def release(config: SlurmConfig, order: Order, means: Means) -> ReceiverAnswer:
+def release(config: SlurmConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
     """Resume the node, if it is drained by this order."""
     del config
     before = _look(order, means)
@@ -120,7 +120,7 @@ def _drain(order: Order) -> list[str]:
     return ["update", f"nodename={order.node}", "state=drain", f"reason={reason_of(order)}"]
 
 
-def _look(order: Order, means: Means) -> NodeState:
+def _look(order: Order, means: AttemptTools) -> NodeState:
     if not is_one_node(order.node):
         raise DeliveryError(
             "action.not_one_node", "The host's name is not that of one node.", permanent=True
@@ -128,7 +128,7 @@ def _look(order: Order, means: Means) -> NodeState:
     return node_state(order.node, _scontrol(means, "show", "node", order.node, "--oneliner"))
 
 
-def _scontrol(means: Means, *arguments: str) -> str:
+def _scontrol(means: AttemptTools, *arguments: str) -> str:
     """Return what scontrol prints.
 
     Raises

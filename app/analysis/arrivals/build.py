@@ -1,8 +1,8 @@
 """Late arrivals at collectives and the breakdown of step time, from a trace without a replay.
 
 The breakdown of a rank's step: computation, exposed communication, data loading and idle time.
-Two ranks of one group and one step are enough; sessions that cannot be replayed are reported by
-this alone (`app.analysis.report.unreplayed`).
+Two ranks of one group and one step are enough. Reports of sessions that cannot be replayed consist
+of this alone (`app.analysis.report.unreplayed`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.arrivals.collective_matching import Group, GroupKind, IntArray
+from app.analysis.arrivals.collective_matching import Group, GroupKind
 from app.analysis.arrivals.document import (
     Arrivals,
     Breakdown,
@@ -32,29 +32,29 @@ from app.analysis.arrivals.lateness import (
     own_computing,
 )
 from app.analysis.replay.confidence import student_half
+from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
 
-# ---- What steps of ranks pass with: computing, communicating unhidden, loading data, nothing ----
-
-
-# What is no communication; types that nothing is known of are none either.
+# Known types that are no communication.
 _LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
 _NS: Final = 1e-9
 
 
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
-    """Split the steps of each rank.
+    """Return the mean time of each rank's steps by activity.
 
     A step ends with the last end of any rank; where the next one was recorded, with its begin.
 
     Parameters
     ----------
     computing : Cover
-        When ranks compute; see `own_computing`.
+        The computing time of ranks; see `own_computing`.
     """
     trace, span_ns = lanes.trace, lanes.span_ns
-    busy = _exchanges(trace.op_names) | of_types(trace, COMPUTATIONS)
+    exchanges = set(KNOWN_OP_TYPES) - set(_LOCAL)
+    communicating = np.array([name in exchanges for name in trace.op_names])
+    busy = communicating | of_types(trace, COMPUTATIONS)
     occupied_ns = cover(lanes.of(busy), lanes.count, span_ns, in_order=True).by_lane()
     loads = of_types(trace, (DATA_LOADING,))
     with_data_ns = occupied_ns
@@ -74,7 +74,8 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
         with_data_ns - occupied_ns,
         np.maximum(whole_ns.ravel() - with_data_ns, 0.0),
     )
-    means = [_mean(part.reshape(shape), recorded) for part in parts]
+    steps_of_rank = recorded.sum(axis=0)
+    means = [(part.reshape(shape) * recorded).sum(axis=0) * _NS / steps_of_rank for part in parts]
     return Breakdown(
         steps=tuple(lanes.steps[lanes.weighed].tolist()),
         step_s=float(step_ns.mean()) * _NS,
@@ -87,51 +88,34 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
     )
 
 
-def _exchanges(names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return which types are known and move data."""
-    exchanges = set(KNOWN_OP_TYPES) - set(_LOCAL)
-    return np.array([name in exchanges for name in names])
-
-
 def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
-    """Return how long each step takes of which all operations are looked at, ns."""
-    looked = np.flatnonzero(lanes.weighed)
-    ends_ns = of_lanes_ns[looked].max(axis=1).astype(np.float64)
+    """Return the duration of each step of which all operations are sampled, ns."""
+    sampled = np.flatnonzero(lanes.weighed)
+    ends_ns = of_lanes_ns[sampled].max(axis=1).astype(np.float64)
     if lanes.trace.step_relative:
         return np.asarray(ends_ns)
     period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
     follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
-    # where steps overlap the rest of one is the next one's
-    return np.where(follows[looked], period_ns[looked].astype(np.float64), ends_ns)
+    # where steps overlap, the next one's begin ends a step
+    return np.where(follows[sampled], period_ns[sampled].astype(np.float64), ends_ns)
 
 
-def _mean(values: NDArray[np.float64], recorded: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return np.asarray((values * recorded).sum(axis=0) * _NS / recorded.sum(axis=0))
-
-
-# ---- Arrivals and breakdown of a session, from its trace alone ---------------------------------
-# No replay is needed, no verdict and no second step, and no rank has to be there but two that meet:
-# this is what a session tells of which nothing else is known
-# (`app.analysis.report.unreplayed`).
-
-
-# What a report holds at most: collectives of a step that are kept apart, all groups together, and
-# cells of rank and collective. Beyond that neighbors of one type are put together.
+# Most separate collectives of a step in a report, over all groups, and most values by rank and
+# collective. Beyond that neighboring collectives of one type are merged.
 MOST_COLLECTIVES: Final = 256
 MOST_CELLS: Final = 32_768
 _STEPS_FOR_CHANCE: Final = 2
-# To the microsecond.
+# Seconds are rounded to the microsecond.
 _DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides which rank others wait for first."""
+    """Thresholds for a rank that makes the rank with the longest wait late."""
 
-    # A rank that is waited for this share of the longest wait, and computes beyond its peers by
-    # this share of a step more than the one that is waited for longest, may be why that one is
-    # late.
+    # Others wait for it for at least this share of the longest wait…
     upstream: float = 0.25
+    # …and its excess computing over its peers is this share of a step larger.
     computes_longer: float = 0.02
 
 
@@ -140,7 +124,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a trace tells of itself."""
+    """Arrivals and breakdown of a trace."""
 
     arrivals: Arrivals | None  # None where no two ranks meet
     breakdown: Breakdown
@@ -148,14 +132,14 @@ class Met:
 
 
 def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
-    """Return who comes last where ranks meet, and what their steps pass with.
+    """Return the late arrivals at collectives and the breakdown of step time.
 
     Parameters
     ----------
     trace : Trace
         With at least one operation.
     steps : collection of int, optional
-        Those that may be looked at; by default all.
+        Steps that may be sampled; by default all.
     """
     lanes = lanes_of(trace, steps)
     computing = own_computing(lanes)
@@ -178,10 +162,10 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
-    """Return the one rank of each group that recorded nothing, -1 where none did or several.
+    """Return the one rank of each group that recorded nothing, -1 where there is none or several.
 
-    Only where each worker has one rank, numbered as launchers do: along the data-parallel ranks
-    first, or along the stages.
+    Only where each worker has one rank, numbered as launchers do: data-parallel ranks first, or
+    stages first.
     """
     sizes = trace.meta.sizes
     absent = np.full(len(groups), -1, dtype=np.int64)
@@ -196,7 +180,7 @@ def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
 
 
 def _numbering(trace: Trace) -> IntArray | None:
-    """Return the rank of each worker, shape (dp, pp), that fits all that recorded."""
+    """Return the global rank of each worker, shape (dp, pp); None if no numbering fits."""
     sizes: Sizes = trace.meta.sizes
     every = np.arange(sizes.dp * sizes.pp, dtype=np.int64)
     head = trace.stretches().first
@@ -209,21 +193,21 @@ def _numbering(trace: Trace) -> IntArray | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """Collectives of a step that are kept apart, and means of each over its meetings."""
+    """Separate collectives of a step (columns), with means over their meetings."""
 
-    of_meeting: IntArray  # (meetings,): the column of each
+    of_meeting: IntArray  # (meetings,): column of each
     group: IntArray  # (columns,)
     op: IntArray  # (columns,)
-    order: IntArray  # (columns,): of the first collective
-    count: IntArray  # (columns,): collectives
-    first_ns: NDArray[np.float64]  # (columns,): mean arrival of the first, in the step
+    order: IntArray  # (columns,): order of the first of the merged collectives
+    count: IntArray  # (columns,): number of merged collectives
+    first_ns: NDArray[np.float64]  # (columns,): mean of the first arrival, in the step
     collectives: tuple[Collective, ...]
-    # (rows,) of `Meetings`: column × ranks + rank; and by that sums and counts
-    late_s: NDArray[np.float64]  # (columns, ranks)
-    last_s: NDArray[np.float64]  # (columns,): mean of the last to arrive
+    late_s: NDArray[np.float64]  # (columns, ranks): mean lateness
+    last_s: NDArray[np.float64]  # (columns,): mean lateness of the last rank
 
 
 def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
+    """Return the separate collectives of a step and their means."""
     meetings = lanes.meetings
     steps = len(lanes.steps)
     group, op, order, of_meeting = _folded(lanes)
@@ -271,7 +255,10 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
 
 
 def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return group, type and first order of each column, and the column of each meeting."""
+    """Return group, type and first order of each column, and the column of each meeting.
+
+    Collectives are merged until a report holds at most `MOST_COLLECTIVES` and `MOST_CELLS`.
+    """
     meetings = lanes.meetings
     types = len(lanes.trace.op_names)
     series, of_series = np.unique(meetings.group * types + meetings.op, return_inverse=True)
@@ -281,7 +268,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     size = np.array([len(group.ranks) for group in meetings.groups])[series // types]
     most = min(MOST_COLLECTIVES / length.sum(), MOST_CELLS / (length * size).sum())
     fold = np.maximum(np.ceil(1 / most), 1).astype(np.int64)
-    # short lists stay as they are
+    # short series are not merged
     fold = np.where(length <= max(MOST_COLLECTIVES // max(len(series), 1), 1), 1, fold)
     fold = np.minimum(fold, length)
     if (-(-length // fold) * size).sum() > 2 * MOST_CELLS:
@@ -297,7 +284,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
 def _most_often(
     column: IntArray, rank: IntArray, width: int
 ) -> tuple[IntArray, NDArray[np.float64]]:
-    """Return the rank, or -1, that each column has most often, and in which share of its rows."""
+    """Return each column's most frequent rank (or -1), and its share of the column's rows."""
     rank = rank + 1
     most = int(rank.max()) + 1
     pairs, count = np.unique(column * most + rank, return_counts=True)
@@ -317,10 +304,10 @@ def _group(lanes: Lanes, columns: _Columns, absent: IntArray, index: int) -> Mee
         rank: tuple(None if value != value else value for value in row)  # noqa: PLR0124 - NaN
         for rank, row in zip(group.ranks, table, strict=True)
     }
-    collectives = tuple(columns.collectives[one] for one in mine.tolist())
+    collectives = tuple(columns.collectives[column] for column in mine.tolist())
     missing = int(absent[index])
     if missing >= 0:
-        late[missing] = tuple(one.late_s if one.last == missing else None for one in collectives)
+        late[missing] = tuple(item.late_s if item.last == missing else None for item in collectives)
     return MeetingGroup(
         kind=group.kind,
         stage=group.stage,
@@ -342,22 +329,28 @@ def _by_rank(
     ranks = np.union1d(lanes.ranks, sorted(missing)).astype(np.int64)
     width = len(ranks)
     row = np.searchsorted(ranks, lanes.trace.rank[meetings.row])
-    # what has no last one is beyond all ranks
+    # meetings without a last rank get the index `width`
     last = np.where(lateness.last < 0, width, np.searchsorted(ranks, lateness.last))
     met = np.bincount(row, minlength=width)
-    # an absent one takes part in all that its group does
+    # an absent rank takes part in all meetings of its group
     of_absent = absent[meetings.group]
     there = of_absent >= 0
     met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
     waited = lateness.waited_ns.astype(np.float64) * _NS / steps
     waits_s = np.bincount(row, weights=waited, minlength=width)
     rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
-    others = _others(meetings.groups, present, ranks, absent)
+    # (ranks,): number of ranks that each one meets
+    others = np.zeros(width, dtype=np.int64)
+    for index in present.tolist():
+        members = list(meetings.groups[index].ranks)
+        if absent[index] >= 0:
+            members.append(int(absent[index]))
+        others[np.searchsorted(ranks, members)] += len(members) - 1
     step = lanes.met_lane // len(lanes.ranks)
     of_step = _by_step(last[meetings.meeting], step, waited, (width + 1, steps))[:width]
     of_step /= np.maximum(others, 1)[:, None]
     error_s = _by_chance(steps * (of_step - _by_step(row, step, waited, (width, steps))))
-    found = [
+    arrivals = [
         RankArrivals(
             rank,
             collectives,
@@ -380,14 +373,14 @@ def _by_rank(
         )
         if others[np.searchsorted(ranks, rank)]
     ]
-    found.sort(key=lambda one: (-one.rank_seconds, -one.last, one.rank))
-    return tuple(_leading(found, lanes, breakdown))
+    arrivals.sort(key=lambda item: (-item.rank_seconds, -item.last, item.rank))
+    return tuple(_leading(arrivals, lanes, breakdown))
 
 
 def _by_step(
     row: IntArray, step: IntArray, values: NDArray[np.float64], shape: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """Return sums by rank and step, of that shape."""
+    """Return the sums of values by rank and step, of the given shape."""
     cell = row * shape[1] + step
     return np.asarray(
         np.bincount(cell, weights=values, minlength=shape[0] * shape[1]).reshape(shape), np.float64
@@ -395,10 +388,10 @@ def _by_step(
 
 
 def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far from zero the mean over steps of each rank may be by chance.
+    """Return the half width of the 95 % interval (Student) of each rank's mean, shape (ranks,).
 
-    Half of Student's interval for 95 %, of what the rank's own steps differ by or those of all
-    ranks, whichever is more: few steps of one rank may be alike by chance. 0 of a single step.
+    From the variance of the rank's own steps or the mean variance of all ranks, whichever is
+    larger: few steps of one rank may be equal by chance. 0 for a single step.
 
     Parameters
     ----------
@@ -413,15 +406,17 @@ def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(student_half(freedom + 1) * error)
 
 
-def _leading(found: list[RankArrivals], lanes: Lanes, breakdown: Breakdown) -> list[RankArrivals]:
-    """Put the one first that makes others late, where the one that is waited for longest does not.
+def _leading(
+    arrivals: list[RankArrivals], lanes: Lanes, breakdown: Breakdown
+) -> list[RankArrivals]:
+    """Move the rank that makes others late to the front, if it is not the one with most waiting.
 
-    In a pipeline a late stage makes the stages after it come last among their own peers. Of ranks
-    that do not meet the first one, it is the one that computes longest beyond its own peers.
+    In a pipeline a late stage makes later stages come last among their own peers. The cause is the
+    rank with the largest excess computing over its peers among ranks that do not meet the first.
     """
-    if not found or not found[0].rank_seconds:
-        return found
-    computing = {one.rank: one.computing_s for one in breakdown.ranks}
+    if not arrivals or not arrivals[0].rank_seconds:
+        return arrivals
+    computing = {item.rank: item.computing_s for item in breakdown.ranks}
     beyond: dict[int, float] = {}
     for group in lanes.meetings.groups:
         times = [computing[rank] for rank in group.ranks if rank in computing]
@@ -429,34 +424,21 @@ def _leading(found: list[RankArrivals], lanes: Lanes, breakdown: Breakdown) -> l
         for rank in group.ranks:
             own = computing.get(rank, typical) - typical
             beyond[rank] = max(beyond.get(rank, 0.0), own)
-    own = beyond.get(found[0].rank, 0.0)
+    own = beyond.get(arrivals[0].rank, 0.0)
     met = {
         rank
         for group in lanes.meetings.groups
-        if found[0].rank in group.ranks
+        if arrivals[0].rank in group.ranks
         for rank in group.ranks
     }
     upstream = [
-        one
-        for one in found[1:]
-        if one.rank not in met
-        and one.rank_seconds >= THRESHOLDS.upstream * found[0].rank_seconds
-        and beyond.get(one.rank, 0.0) >= own + THRESHOLDS.computes_longer * breakdown.step_s
+        item
+        for item in arrivals[1:]
+        if item.rank not in met
+        and item.rank_seconds >= THRESHOLDS.upstream * arrivals[0].rank_seconds
+        and beyond.get(item.rank, 0.0) >= own + THRESHOLDS.computes_longer * breakdown.step_s
     ]
     if not upstream:
-        return found
-    first = max(upstream, key=lambda one: beyond.get(one.rank, 0.0))
-    return [first, *(one for one in found if one is not first)]
-
-
-def _others(
-    groups: tuple[Group, ...], present: IntArray, ranks: IntArray, absent: IntArray
-) -> IntArray:
-    """Return how many ranks each one meets."""
-    others = np.zeros(len(ranks), dtype=np.int64)
-    for index in present.tolist():
-        members = list(groups[index].ranks)
-        if absent[index] >= 0:
-            members.append(int(absent[index]))
-        others[np.searchsorted(ranks, members)] += len(members) - 1
-    return others
+        return arrivals
+    first = max(upstream, key=lambda item: beyond.get(item.rank, 0.0))
+    return [first, *(item for item in arrivals if item is not first)]

@@ -7,7 +7,6 @@ collectives is left out; if all steps are such, the collectives before the diffe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -15,35 +14,33 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.layout.dense import IntArray
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
     GRADS_REDUCE_SCATTER,
     PARAMS_ALL_GATHER,
     SEPARATE_ALL_REDUCE,
     TENSOR_TYPES,
-    Sizes,
     Trace,
 )
 from app.analysis.trace.parallelism import groups_of
 
-IntArray = NDArray[np.int64]
-
 
 class GroupKind(StrEnum):
-    """What the ranks of a group share."""
+    """Kind of a group of ranks, by the parallelism that it belongs to."""
 
     DATA = "data"
     TENSOR = "tensor"
     CONTEXT = "context"
 
 
-# The collectives of each kind.
+# Types of collectives of each kind.
 TYPES: Final[dict[GroupKind, tuple[str, ...]]] = {
     GroupKind.DATA: (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE),
     GroupKind.TENSOR: TENSOR_TYPES,
     GroupKind.CONTEXT: CONTEXT_TYPES,
 }
-# Where ranks part is said of this many collectives.
+# Most differences between the numbers of recorded collectives that are reported.
 MOST_PARTED: Final = 10
 
 
@@ -53,12 +50,12 @@ class Group:
 
     kind: GroupKind
     stage: int
-    ranks: tuple[int, ...]  # global, ascending: those that recorded
+    ranks: tuple[int, ...]  # global ranks that recorded, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first collective of a step that a rank did not record, and its peers did."""
+    """The first collective of a step that a rank lacks and its peers recorded."""
 
     op: str
     """Operation type."""
@@ -67,9 +64,9 @@ class Parting:
     rank: int
     """The rank that recorded fewest."""
     recorded: int
-    """How many it recorded in the step, so that this is the order of the first one it lacks."""
+    """Number of collectives it recorded in the step: the order of the first one that it lacks."""
     others: int
-    """How many the peer with most of them recorded."""
+    """Number that the peer with most of them recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,11 +80,10 @@ class Meetings:
     row: IntArray  # (rows,): rows of the trace
     meeting: IntArray  # (rows,): index of the meeting
     first: IntArray  # (meetings,): its first row here
-    # (meetings,): index into `groups`; operation type; order within step and type; step
-    group: IntArray
-    op: IntArray
-    order: IntArray
-    step: IntArray
+    group: IntArray  # (meetings,): index into `groups`
+    op: IntArray  # (meetings,): op code
+    order: IntArray  # (meetings,): order within step and type
+    step: IntArray  # (meetings,): training step
     partings: tuple[Parting, ...]
 
     def __len__(self) -> int:
@@ -95,7 +91,7 @@ class Meetings:
 
 
 def kinds_of(trace: Trace) -> NDArray[np.int8]:
-    """Return whose collectives operation types are, by index of the kind; -1 of others."""
+    """Return the index of the `GroupKind` of each op type, shape (types,); -1 for others."""
     kinds = np.full(len(trace.op_names), -1, dtype=np.int8)
     for number, names in enumerate(TYPES.values()):
         kinds[[trace.op_names.index(name) for name in names]] = number
@@ -103,12 +99,12 @@ def kinds_of(trace: Trace) -> NDArray[np.int8]:
 
 
 def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
-    """Match the collectives of ranks.
+    """Return the collectives of several ranks, matched by group, step, type and order.
 
     Parameters
     ----------
     rows : int64 array
-        The rows of collectives that are looked at; see `kinds_of`.
+        The rows of collectives to match; see `kinds_of`.
     """
     groups, group_of = _groups(trace)
     kind_of = kinds_of(trace)
@@ -125,7 +121,9 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     rows, key, series, order = rows[by_key], key[by_key], series[by_key], order[by_key]
     change, size = _sizes(key)
     partings: tuple[Parting, ...] = ()
-    if not _alike(size, series[np.flatnonzero(change)]):
+    of_meeting = series[np.flatnonzero(change)]
+    # whether equally many ranks recorded each collective of a series
+    if not ((size[1:] == size[:-1]) | (of_meeting[1:] != of_meeting[:-1])).all():
         kept, partings = _agreeing(trace, rows, series, len(steps))
         rows, key, series, order = rows[kept], key[kept], series[kept], order[kept]
         if not len(rows):
@@ -150,14 +148,9 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
 
 
 def _sizes(key: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
-    """Return which rows begin a meeting, and how many each has."""
+    """Return which rows begin a meeting, (rows,), and the rows of each meeting, (meetings,)."""
     change = np.concatenate(([True], key[1:] != key[:-1]))
     return change, np.diff(np.flatnonzero(change), append=len(key))
-
-
-def _alike(size: IntArray, series: IntArray) -> bool:
-    """Return whether all collectives of a series were recorded by equally many ranks."""
-    return bool(((size[1:] == size[:-1]) | (series[1:] != series[:-1])).all())
 
 
 def _none(groups: tuple[Group, ...], partings: tuple[Parting, ...] = ()) -> Meetings:
@@ -166,7 +159,7 @@ def _none(groups: tuple[Group, ...], partings: tuple[Parting, ...] = ()) -> Meet
 
 
 def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
-    """Return the groups, and the group of each kind and rank, -1 of none."""
+    """Return the groups, and the group of each (kind, global rank), -1 without one."""
     head = trace.stretches().first
     ranks, place = np.unique(trace.rank[head], return_index=True)
     stage, dp = trace.pp[head[place]].astype(np.int64), trace.dp[head[place]].astype(np.int64)
@@ -179,7 +172,7 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
             group_of[list(GroupKind).index(kind), members] = len(groups)
             groups.append(Group(kind, of_stage, tuple(members.tolist())))
 
-    # Which of the ranks of its cell each is: the data-parallel peers of the first are the first.
+    # Number of each rank within its cell: ranks of equal number are data-parallel peers.
     by_cell = np.lexsort((ranks, cell))
     begins = np.concatenate(([True], cell[by_cell][1:] != cell[by_cell][:-1]))
     starts = np.flatnonzero(begins)
@@ -187,36 +180,30 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
     member = np.empty(len(ranks), dtype=np.int64)
     member[by_cell] = number
     peers = stage * (int(member.max()) + 1) + member
-    for one in np.unique(peers).tolist():
-        mine = peers == one
+    for own_peers in np.unique(peers).tolist():
+        mine = peers == own_peers
         add(GroupKind.DATA, ranks[mine], int(stage[mine][0]))
     if len(starts) < len(ranks):
         for mine in np.split(by_cell, starts[1:]):
-            for kind in (GroupKind.TENSOR, GroupKind.CONTEXT):
-                for members in _of_cell(ranks[mine], trace.meta.sizes, TYPES[kind]):
+            for kind in (GroupKind.TENSOR, GroupKind.CONTEXT) if len(mine) > 1 else ():
+                for members in groups_of(ranks[mine], trace.meta.sizes, TYPES[kind]):
                     add(kind, members, int(stage[mine[0]]))
     return tuple(groups), group_of
-
-
-def _of_cell(
-    ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]
-) -> NDArray[np.int32] | list[NDArray[np.int32]]:
-    return [] if len(ranks) == 1 else groups_of(ranks, sizes, types)
 
 
 def _agreeing(
     trace: Trace, rows: IntArray, series: IntArray, steps: int
 ) -> tuple[NDArray[np.bool_], tuple[Parting, ...]]:
-    """Return which rows are matched by their order, and where ranks part.
+    """Return which rows can be matched by order, and where ranks recorded different numbers.
 
-    A recorder that numbers what it loses leaves gaps, and the order still says which is which.
+    A recorder that numbers lost operations leaves gaps, so that orders still match.
 
     Parameters
     ----------
     series : int64 array
         Group, step and type of each row, as one number.
     steps : int
-        How many steps there are.
+        Number of steps.
     """
     rank, order = trace.rank[rows].astype(np.int64), trace.order[rows].astype(np.int64)
     own, of_own = np.unique(series * (int(rank.max()) + 1) + rank, return_inverse=True)
@@ -236,23 +223,23 @@ def _agreeing(
     fewest = most.copy()
     np.minimum.at(fewest, index[short], count[short])
     parted = fewest < most
-    # a group's collectives of a type, whatever the step
+    # group and type, in all steps
     types = len(trace.op_names)
     alike = every // (steps * types) * types + every % types
     agreed = np.isin(alike, alike[~parted])
     limit = np.where(parted & agreed, 0, fewest)
     kept = order < limit[index[of_own]]
     partings = []
-    for one in np.flatnonzero(parted)[:MOST_PARTED].tolist():
-        mine = np.flatnonzero((index == one) & short & (count == fewest[one]))[0]
+    for part in np.flatnonzero(parted)[:MOST_PARTED].tolist():
+        mine = np.flatnonzero((index == part) & short & (count == fewest[part]))[0]
         row = rows[np.flatnonzero(of_own == mine)[0]]
         partings.append(
             Parting(
                 trace.op_names[trace.op[row]],
                 int(trace.step[row]),
                 int(trace.rank[row]),
-                int(fewest[one]),
-                int(most[one]),
+                int(fewest[part]),
+                int(most[part]),
             )
         )
     return kept, tuple(partings)

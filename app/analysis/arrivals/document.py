@@ -1,4 +1,4 @@
-"""Who comes last where ranks meet, and what their steps pass with, as a report has it."""
+"""Late arrivals at collectives and breakdown of step time: part of a report, and its sentences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from app.analysis.wording import percent
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a rank keeps others waiting."""
+    """Threshold for a rank that keeps others waiting."""
 
-    # A rank that others wait for longer than it waits for them, by this share of a step, straggles:
-    # in recorded healthy jobs of short steps ranks wait for one another for up to a tenth of a
-    # step.
+    # A rank straggles if others wait for it this share of a step longer than it waits for them: in
+    # recorded healthy jobs of short steps ranks wait for one another for up to a tenth of a step.
     worth_saying: float = 0.05
 
 
@@ -25,27 +24,27 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a step, or several that follow one another; means of the steps."""
+    """A collective of a step, or several consecutive ones of a type; means over steps."""
 
     op: str
     """Operation type."""
     order: int
     """Place among the step's collectives of its type, of the first one, from 0."""
     count: int
-    """How many collectives are told together; 1 where the step has few."""
+    """Number of consecutive collectives merged here; 1 where the step has few."""
     last: int | None
     """The rank that came last most often; None where ranks come together."""
     last_share: float
-    """In which share of the cases, or ranks came together."""
+    """Share of the cases in which it came last, or in which ranks came together."""
     late_s: float
     """How much later than the first rank the last one came, seconds."""
     margin_s: float
-    """How much later than the next to last, seconds."""
+    """How much later than the next to last rank the last one came, seconds."""
     waited_s: float
-    """What the others waited for the last one together, rank-seconds a step: while they computed
+    """Sum of the others' waiting for the last rank, rank-seconds a step: while they computed
     nothing and waited for nothing else."""
     transfer_s: float
-    """What the exchange took of all ranks, seconds: the least of what ranks recorded."""
+    """Duration of the transfer itself, seconds: the shortest recorded by any rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +66,24 @@ class MeetingGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How often a rank comes last, and what that costs others."""
+    """How often a rank comes last at collectives, and how long others wait for it."""
 
     rank: int
     """Global rank."""
     collectives: float
-    """Collectives that it takes part in, a step."""
+    """Number of collectives a step that it takes part in."""
     last: float
-    """At how many of them it comes last, a step. Where all ranks arrive within a thousandth of a
+    """Number of these at which it comes last. Where all ranks arrive within a thousandth of a
     step of one another, or, where a step has over 10 collectives, within a hundredth of a step by
     their number, none is last."""
     rank_seconds: float
-    """What others wait for it together, seconds a step."""
+    """Sum of the others' waiting for it, rank-seconds a step."""
     waited_for_s: float
-    """The same for each of those that meet it, seconds a step."""
+    """The same divided by the number of ranks that meet it, seconds a step."""
     waits_s: float
     """How long it waits for others itself, seconds a step."""
     missing: bool = field(default=False, metadata=OMITTED)
-    """Whether it recorded nothing: that it came last is told by what all others waited. No key
+    """Whether it recorded nothing: that it came last follows from the waiting of all others. No key
     where it did."""
     beyond_error_s: float = field(default=0.0, metadata=OMITTED)
     """How far `waited_for_s` less `waits_s` may be from 0 by chance, seconds: half of the 95 %
@@ -98,26 +97,26 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Who comes last at collectives, and who waits for it.
+    """Late arrivals of ranks at collectives, and the waiting they cause.
 
     A rank arrives when its collective starts, by clocks that show the ends of one collective on
     all its ranks as one moment. It waits until the last one has arrived.
     """
 
     steps: tuple[int, ...]
-    """The steps that were looked at, ascending: of a session with very many collectives some,
-    evenly spread. What computing hides of waiting is measured in `Breakdown.steps`."""
+    """The analyzed steps, ascending: of a session with very many collectives an evenly spread
+    sample. Waiting hidden by computing is measured in `Breakdown.steps`."""
     step_s: float
-    """How long a step takes, seconds, the mean of `Breakdown.steps`."""
+    """Mean duration of a step, seconds, over `Breakdown.steps`."""
     ranks: tuple[RankArrivals, ...]
-    """Ranks that meet others: those that others wait for longest first."""
+    """Ranks that meet others at collectives, that with the most waiting of others first."""
     groups: tuple[MeetingGroup, ...]
-    """Groups of ranks, and what they meet in."""
+    """Groups of ranks and their collectives."""
     clocks_apart_s: float
-    """How far clocks were apart that were put right, seconds; 0 where they agreed."""
+    """Largest difference between clocks that was corrected, seconds; 0 where they agreed."""
     partings: tuple[Parting, ...] = field(default=(), metadata=OMITTED)
-    """Where ranks recorded different numbers of collectives: those steps are left out of what is
-    said of the type. No key where they did not."""
+    """Where ranks recorded different numbers of collectives: those steps are left out for that op
+    type. No key where they did not."""
 
     @property
     def worst(self) -> RankArrivals:
@@ -126,24 +125,24 @@ class Arrivals:
 
     @property
     def straggles(self) -> bool:
-        """Return whether others wait for one rank long enough to say so, and not by chance."""
+        """Return whether others wait for one rank significantly longer than it waits for them."""
         beyond_s = self.worst.waited_for_s - self.worst.waits_s
         least_s = THRESHOLDS.worth_saying * self.step_s
         return beyond_s >= max(least_s, self.worst.beyond_error_s)
 
     @property
     def peers(self) -> int:
-        """Return how many ranks meet the worst one."""
+        """Return the number of ranks that meet the worst one, at least 1."""
         return max(len(self.met_by(self.worst.rank)), 1)
 
     def met_by(self, rank: int) -> set[int]:
-        """Return the ranks that meet one, without it."""
-        met = {one for group in self.groups if rank in group.ranks for one in group.ranks}
+        """Return the ranks that share a collective with a rank, without it."""
+        met = {member for group in self.groups if rank in group.ranks for member in group.ranks}
         return met - {rank}
 
     @property
     def sentence(self) -> str:
-        """Return who comes last, in words."""
+        """Return a sentence on the rank that comes last."""
         worst = self.worst
         if not self.straggles:
             share = percent(worst.waited_for_s / self.step_s)
@@ -155,12 +154,12 @@ class Arrivals:
 
     @property
     def waiting(self) -> str:
-        """Return how long others wait for that rank, in words."""
+        """Return a clause on the waiting for that rank."""
         return f"{self._wait} for rank {self.worst.rank}"
 
     @property
     def words(self) -> str:
-        """Return both in one sentence."""
+        """Return one sentence on the last rank and the waiting for it."""
         return f"{self.sentence}; {self._wait} for it" if self.straggles else self.sentence
 
     @property
@@ -174,27 +173,27 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class RankBreakdown:
-    """What a step of a rank passes with, seconds, means of the steps."""
+    """Breakdown of a rank's step by activity, seconds, means over steps."""
 
     rank: int
     """Global rank."""
     computing_s: float
-    """Computing, without what it waits for inside."""
+    """Computing, without waiting inside computations."""
     communication_s: float
-    """Communicating and waiting for others while nothing computes."""
+    """Communication and waiting for others without computing."""
     data_s: float
-    """Loading batches while neither goes on."""
+    """Loading of batches without computing or communication."""
     idle_s: float
-    """Nothing of this was recorded."""
+    """None of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """What steps of ranks pass with: the four add up to the mean step."""
+    """Breakdown of step time by rank; the four parts add up to the mean step."""
 
     steps: tuple[int, ...]
-    """The steps that were looked at, ascending: of a large session some, evenly spread."""
+    """The analyzed steps, ascending: of a large session an evenly spread sample."""
     step_s: float
-    """How long a step takes, from its first start to the next one's, seconds."""
+    """Mean duration of a step, from its first start to the next one's, seconds."""
     ranks: tuple[RankBreakdown, ...]
     """Each rank that recorded, ascending."""

@@ -1,8 +1,9 @@
 """Operations by rank and step on corrected clocks, and unions of their intervals.
 
-A lane is one rank in one step. All ranks end a collective at the same moment, so the offset of
+A *lane* is one rank in one step. All ranks end a collective at the same moment, so the offset of
 their recorded ends is the offset of their clocks. Ranks that share no collective are not compared.
-Lanes lie one after another on one axis: position = lane × `span_ns` + time, ns.
+Lanes lie one after another on one axis: position = lane × `span_ns` + time, ns, where times within
+a lane are from 0 to `span_ns`.
 """
 
 from __future__ import annotations
@@ -14,23 +15,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.arrivals.collective_matching import IntArray as CollectiveMatchingIntArray
 from app.analysis.arrivals.collective_matching import Meetings, kinds_of, meetings_of
 from app.analysis.replay.clock_alignment import CORRECTED_NS, CORRECTED_RESIDUALS
+from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import quantile
 from app.analysis.trace.model import Trace
-
-# ---- How long intervals cover lanes: unions of what may overlap, for all lanes at once ---------
-# A *lane* is what one rank does in one step. Times of a lane are not negative and below `span_ns`.
-# Lanes lie one after another on one axis: a place on it is lane × `span_ns` + time, ns.
-
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Intervals within lanes as places, columns of equal length; in any order."""
+    """Intervals as positions on the axis of lanes, shape (intervals,); in any order."""
 
     start: IntArray
     end: IntArray
@@ -39,12 +33,12 @@ class Intervals:
     def within_lanes(
         cls, lane: IntArray, start_ns: IntArray, end_ns: IntArray, span_ns: int
     ) -> Intervals:
-        """Return intervals of which lanes and times are given."""
+        """Return intervals from their lanes and times within these, shape (intervals,) each."""
         before_ns = lane * span_ns
         return cls(before_ns + start_ns, before_ns + end_ns)
 
     def of(self, chosen: NDArray[np.bool_]) -> Intervals:
-        """Return some of them."""
+        """Return the chosen intervals."""
         return Intervals(self.start[chosen], self.end[chosen])
 
     def __len__(self) -> int:
@@ -53,40 +47,40 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """What intervals cover together: pieces that do not overlap, by lane and time."""
+    """Union of intervals: pieces that do not overlap, ascending."""
 
     span_ns: int
     lanes: int
     start: IntArray  # (pieces,)
     end: IntArray  # (pieces,)
-    before: IntArray  # (pieces + 1,): what all pieces before it cover, ns
+    before: IntArray  # (pieces + 1,): total length of all pieces before each, ns
 
     def by_lane(self) -> NDArray[np.float64]:
-        """Return how long each lane is covered, shape (lanes,), ns."""
+        """Return the covered time of each lane, shape (lanes,), ns."""
         first = np.searchsorted(self.start, np.arange(self.lanes + 1) * self.span_ns)
         return np.diff(self.before[first]).astype(np.float64)
 
     def until(self, at: IntArray) -> IntArray:
-        """Return how much is covered before each place, ns."""
+        """Return the covered length before each position, ns."""
         piece = np.searchsorted(self.start, at, side="right") - 1
         known = np.maximum(piece, 0)
         inside = np.minimum(at, self.end[known]) - self.start[known] if len(self.start) else at
         return np.where(piece < 0, 0, self.before[known] + inside)
 
     def within(self, some: Intervals) -> IntArray:
-        """Return how much of each interval is covered, ns."""
+        """Return the covered length of each interval, ns."""
         if not len(self.start):
             return np.zeros(len(some), dtype=np.int64)
         return self.until(some.end) - self.until(some.start)
 
 
 def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = False) -> Cover:
-    """Return what intervals cover together.
+    """Return the union of intervals.
 
     Parameters
     ----------
     in_order : bool
-        They are sorted by start.
+        Whether intervals are sorted by start.
 
     Examples
     --------
@@ -99,7 +93,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
-    # From where each one covers what none before it does.
+    # Each interval begins where no earlier one reaches.
     np.maximum(start[1:], reach[:-1], out=start[1:])
     kept = end > start
     if not kept.all():
@@ -110,70 +104,63 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
 
 
 def first_claims(intervals: Intervals) -> IntArray:
-    """Return the place where each interval begins to cover what none that began before it does.
+    """Return the position from which each interval is not covered by earlier ones.
 
-    At its end where nothing is left of it; shape (intervals,).
+    Its end where earlier ones cover it whole; shape (intervals,).
     """
     start, end = intervals.start, intervals.end
     order = np.lexsort((end, start))
     reach = np.maximum.accumulate(end[order]) if len(order) else end
     begins = start[order]
     begins[1:] = np.minimum(np.maximum(begins[1:], reach[:-1]), end[order][1:])
-    found = np.empty_like(begins)
-    found[order] = begins
-    return found
+    claims = np.empty_like(begins)
+    claims[order] = begins
+    return claims
 
 
-# ---- The operations that are looked at, by rank and step, on clocks that agree -----------------
-# Ends of one collective on all its ranks are one moment: how far a rank's ends are from those of
-# its peers says how far its clock is ahead. Ranks that no collective connects are not compared.
-
-
-# More say nothing new: of larger sessions some steps are looked at, evenly spread. As many
-# operations of collectives are matched…
+# Larger sessions are sampled by evenly spread steps: most recorded collectives that are matched…
 MOST_MATCHED: Final = 200_000
-# …and of as many, of all types, it is measured what ranks do while they wait.
+# …and most operations of all types that are measured while ranks wait.
 MOST_OPERATIONS: Final = 60_000
-# Ends of a step that tell the clock of that step; of fewer the ends of all steps do.
+# Fewest ends in a step for a clock offset of that step; with fewer the ends of all steps are used.
 _ENOUGH: Final = 4
 _ROUNDS: Final = 3
-# Where this share of the collectives ends on all ranks as nearly together as clocks agree, they do.
+# Clocks agree if this share of the collectives ends on all ranks within `CORRECTED_NS`.
 _NEARLY_ALL: Final = 0.9
-# Below what 64 bits hold.
+# Times are clipped so that positions on the axis of lanes fit 64 bits.
 _MOST_NS: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """Operations by lane: a rank in a step, step × ranks + rank, both by index.
+    """Sampled operations by lane: index of step × number of ranks + index of rank.
 
-    Times are ns since the first start of the step, by the common clock.
+    Times are ns since the first start of the step, on the common clock.
     """
 
     trace: Trace
-    ranks: CollectiveMatchingIntArray  # (ranks,): global, ascending
-    steps: CollectiveMatchingIntArray  # (steps,): those whose collectives are matched, ascending
-    begin_ns: CollectiveMatchingIntArray  # (steps,): their first starts
+    ranks: IntArray  # (ranks,): global, ascending
+    steps: IntArray  # (steps,): steps whose collectives are matched, ascending
+    begin_ns: IntArray  # (steps,): their first starts
     meetings: Meetings
-    # (rows,): of the rows of `meetings`
-    met_lane: CollectiveMatchingIntArray
-    arrival_ns: CollectiveMatchingIntArray
-    weighed: NDArray[np.bool_]  # (steps,): those of which all operations are looked at
-    # (operations,): of these steps, all by lane and start
+    met_lane: IntArray  # (rows of `meetings`,): lane of each
+    arrival_ns: IntArray  # (rows of `meetings`,): start of each
+    weighed: NDArray[np.bool_]  # (steps,): steps of which all operations are sampled
+    # op, lane, start, end: (operations,): operations of these steps, sorted by lane and start
     op: NDArray[np.int16]
-    lane: CollectiveMatchingIntArray
-    start: CollectiveMatchingIntArray  # as places; see `app.analysis.arrivals.lanes`
-    end: CollectiveMatchingIntArray
-    span_ns: int  # no time reaches it
-    clocks_apart_ns: float  # how far clocks were apart that were put right
+    lane: IntArray
+    start: IntArray  # position on the axis of lanes
+    end: IntArray  # position on the axis of lanes
+    span_ns: int  # length of a lane on the axis
+    clocks_apart_ns: float  # largest clock difference that was corrected
 
     @property
     def count(self) -> int:
-        """Return how many lanes there are."""
+        """Return the number of lanes."""
         return len(self.ranks) * len(self.steps)
 
     def of(self, types: NDArray[np.bool_]) -> Intervals:
-        """Return when operations of some types ran, by lane and start.
+        """Return the intervals of operations of some types, by lane and start.
 
         Parameters
         ----------
@@ -182,8 +169,8 @@ class Lanes:
         places = np.flatnonzero(types[self.op])
         return Intervals(self.start[places], self.end[places])
 
-    def ends_ns(self) -> CollectiveMatchingIntArray:
-        """Return the last end of each lane, shape (steps, ranks), ns; -1 of an empty one."""
+    def ends_ns(self) -> IntArray:
+        """Return the last end of each lane, shape (steps, ranks), ns; -1 for an empty lane."""
         first = np.searchsorted(self.lane, np.arange(self.count + 1))
         known = np.flatnonzero(np.diff(first))
         ends_ns = np.full(self.count, -1)
@@ -194,16 +181,16 @@ class Lanes:
 def lanes_of(
     trace: Trace, steps: Collection[int] | None = None, most: int = MOST_OPERATIONS
 ) -> Lanes:
-    """Choose what is looked at, match its collectives, and put its times on one clock.
+    """Sample the steps of a trace, match their collectives, and put times on one clock.
 
     Parameters
     ----------
     trace : Trace
         With at least one operation.
     steps : collection of int, optional
-        Those that may be looked at; by default all.
+        Steps that may be sampled; by default all.
     most : int
-        About how many operations of all types are looked at.
+        Approximate number of sampled operations of all types.
     """
     first = trace.stretches().first
     every, step = np.unique(trace.step[first], return_inverse=True)
@@ -218,7 +205,7 @@ def lanes_of(
     own_ns = ahead_ns[step, rank]
     begin_ns = np.full(len(every), np.iinfo(np.int64).max)
     np.minimum.at(begin_ns, step, trace.stretches().earliest_ns - own_ns)
-    # by index among those that are looked at
+    # by index among the sampled steps
     lane = (np.cumsum(looked) - 1)[step] * len(ranks) + rank
     origin_ns = np.zeros(int(looked.sum()) * len(ranks), dtype=np.int64)
     chosen = np.flatnonzero(looked[step])
@@ -228,13 +215,14 @@ def lanes_of(
     arrival_ns = trace.start_ns[meetings.row] - origin_ns[met_lane]
     chosen = np.flatnonzero(weighed[step])
     length = np.diff(first, append=len(trace))[chosen]
-    row = _rows(first[chosen], length, whole=len(chosen) == len(first))
+    row = np.arange(int(length.sum()))
+    if len(chosen) < len(first):
+        row += np.repeat(first[chosen] - (np.cumsum(length) - length), length)
     of_row = np.repeat(lane[chosen], length)
     start_ns = trace.start_ns[row] - np.repeat(origin_ns[lane[chosen]], length)
     end_ns = start_ns + np.maximum(trace.duration_ns[row], 0)
     met_end_ns = arrival_ns + np.maximum(trace.duration_ns[meetings.row], 0)
-    # Damaged recordings that no replay repairs: what lanes times it does not hold in 64 bits is no
-    # time within a step.
+    # Damaged recordings have times whose product with lanes exceeds 64 bits.
     longest_ns = _MOST_NS // (len(origin_ns) + 1)
     for times_ns in (arrival_ns, met_end_ns, start_ns, end_ns):
         np.clip(times_ns, 0, longest_ns, out=times_ns)
@@ -260,14 +248,21 @@ def lanes_of(
 
 
 def _matched(
-    trace: Trace, every: CollectiveMatchingIntArray, allowed: Collection[int] | None
-) -> tuple[NDArray[np.bool_], CollectiveMatchingIntArray]:
-    """Return which steps are looked at, and the rows of their collectives."""
+    trace: Trace, every: IntArray, allowed: Collection[int] | None
+) -> tuple[NDArray[np.bool_], IntArray]:
+    """Return which steps are sampled, (steps,), and the rows of their collectives."""
     looked = np.ones(len(every), dtype=bool)
     if allowed is not None:
         chosen = frozenset(allowed)
         looked = np.array([step in chosen for step in every.tolist()], dtype=bool)
-    rows = np.flatnonzero(_are_collectives(trace))
+    # comparing ranges of op codes is faster than a table
+    codes = np.flatnonzero(kinds_of(trace) >= 0)
+    collective = np.zeros(len(trace), dtype=bool)
+    largest = int(trace.op.max())
+    for some in np.split(codes, np.flatnonzero(np.diff(codes) > 1) + 1):
+        if some[0] <= largest:
+            collective |= (trace.op >= some[0]) & (trace.op <= some[-1])
+    rows = np.flatnonzero(collective)
     most = MOST_MATCHED * len(every) // max(len(rows), 1)
     if most < int(looked.sum()):
         looked = _spread(looked, most)
@@ -276,19 +271,8 @@ def _matched(
     return looked, rows
 
 
-def _are_collectives(trace: Trace) -> NDArray[np.bool_]:
-    """Return which operations are collectives: comparing is quicker than a table."""
-    codes = np.flatnonzero(kinds_of(trace) >= 0)
-    found = np.zeros(len(trace), dtype=bool)
-    most = int(trace.op.max())
-    for some in np.split(codes, np.flatnonzero(np.diff(codes) > 1) + 1):
-        if some[0] <= most:
-            found |= (trace.op >= some[0]) & (trace.op <= some[-1])
-    return found
-
-
 def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
-    """Return some of the steps, evenly spread, and at least one."""
+    """Return at most `most` of the chosen steps, evenly spread, and at least one."""
     places = np.flatnonzero(among)
     if most >= len(places):
         return among
@@ -298,27 +282,16 @@ def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _rows(
-    first: CollectiveMatchingIntArray, length: CollectiveMatchingIntArray, *, whole: bool
-) -> CollectiveMatchingIntArray:
-    """Return the rows of stretches, given by their first ones."""
-    count = int(length.sum())
-    if whole:
-        return np.arange(count)
-    before = np.cumsum(length) - length
-    return np.asarray(np.arange(count) + np.repeat(first - before, length))
-
-
 def _ahead(
     trace: Trace,
     meetings: Meetings,
-    ranks: CollectiveMatchingIntArray,
-    steps: CollectiveMatchingIntArray,
-) -> tuple[CollectiveMatchingIntArray, float]:
-    """Return how far the clock of each rank is ahead in each step, ns, shape (steps, ranks).
+    ranks: IntArray,
+    steps: IntArray,
+) -> tuple[IntArray, float]:
+    """Return the clock offset of each rank in each step, (steps, ranks), ns, and the largest.
 
-    As robust as a median: a rank whose ends are all late is not told from a clock that is ahead.
-    0 where clocks agree as nearly as ends do, or where all ranks run on one host.
+    Medians of ends relative to those of peers; a rank whose ends are all late looks like a clock
+    that is ahead. 0 where clocks agree as closely as ends do, and where all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)
@@ -326,33 +299,33 @@ def _ahead(
         return none, 0.0
     row, meeting = meetings.row, meetings.meeting
     end_ns = trace.start_ns[row] + trace.duration_ns[row]
-    # relative to one end of the meeting: absolute times have no room for halves
+    # relative to one end of the meeting, since absolute ns exceed the precision of floats
     end = (end_ns - end_ns[meetings.first][meeting]).astype(np.float64)
     apart = np.maximum.reduceat(end, meetings.first) - np.minimum.reduceat(end, meetings.first)
     if quantile(apart, _NEARLY_ALL) <= CORRECTED_NS:
         return none, 0.0
     step = np.searchsorted(steps, meetings.step)[meeting]
     rank = np.searchsorted(ranks, trace.rank[row])
-    found = np.zeros(shape)
+    offsets = np.zeros(shape)
     for _ in range(_ROUNDS):
-        own = end - found[step, rank]
+        own = end - offsets[step, rank]
         middle = _grouped_median(own, meeting, len(meetings))[meeting]
-        found = found + _pooled(own - middle, step, rank, shape)
-    residual = np.abs(end - found[step, rank] - middle)
+        offsets = offsets + _pooled(own - middle, step, rank, shape)
+    residual = np.abs(end - offsets[step, rank] - middle)
     scatter = _grouped_median(residual, rank, len(ranks))
-    within = np.abs(found).max(axis=0) <= np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * scatter)
+    within = np.abs(offsets).max(axis=0) <= np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * scatter)
     if within.all():
         return none, 0.0
-    return np.rint(found).astype(np.int64), float(found.max() - found.min())
+    return np.rint(offsets).astype(np.int64), float(offsets.max() - offsets.min())
 
 
 def _pooled(
     apart: NDArray[np.float64],
-    step: CollectiveMatchingIntArray,
-    rank: CollectiveMatchingIntArray,
+    step: IntArray,
+    rank: IntArray,
     shape: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Return the median of each rank in each step, of all steps where one has too few."""
+    """Return the median of each rank in each step, over all steps where one has too few values."""
     lane = step * shape[1] + rank
     of_step = _grouped_median(apart, lane, shape[0] * shape[1]).reshape(shape)
     count = np.bincount(lane, minlength=shape[0] * shape[1]).reshape(shape)
@@ -364,15 +337,15 @@ def _pooled(
 
 
 def _grouped_median(
-    values: NDArray[np.float64], group: CollectiveMatchingIntArray, groups: int
+    values: NDArray[np.float64], group: IntArray, groups: int
 ) -> NDArray[np.float64]:
-    """Return the median of each group, 0 of an empty one."""
+    """Return the median of each group, shape (groups,); 0 for an empty group."""
     order = np.lexsort((values, group))
     count = np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
     low, high = first + (count - 1) // 2, first + count // 2
     known = count > 0
-    found = np.zeros(groups)
+    medians = np.zeros(groups)
     in_order = values[order]
-    found[known] = (in_order[low[known]] + in_order[high[known]]) / 2
-    return found
+    medians[known] = (in_order[low[known]] + in_order[high[known]]) / 2
+    return medians

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.arrivals.collective_matching import IntArray
 from app.analysis.arrivals.lanes import Cover, Intervals, Lanes, cover, first_claims
+from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace.model import (
     CONTEXT_TYPES,
@@ -19,21 +19,20 @@ from app.analysis.trace.model import (
     Trace,
 )
 
-# A computation that holds such a collective waits for it; others run while it computes.
+# Collectives that a computation around them waits for; others overlap with computations.
 BLOCKING: Final = (PARAMS_ALL_GATHER, *TENSOR_TYPES, *CONTEXT_TYPES)
 COMPUTATIONS: Final = (*sorted(COMPUTE), OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides which rank came last."""
+    """Thresholds for the last rank at a collective."""
 
-    # Ranks that arrive within this share of a step of one another come together, none of them
-    # last…
+    # No rank is last if all arrive within this share of a step…
     together: float = 0.001
-    # …or within less, so that all collectives of a step together would not make this share of it.
+    # …and within this share divided by the number of collectives of a step.
     together_in_all: float = 0.01
-    # An absent rank is said to have come last where all others wait for longer.
+    # An absent rank came last if all others wait for longer than this.
     least_absent_ns: float = 1e6
 
 
@@ -42,39 +41,35 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lateness:
-    """What happened at each meeting; times in ns.
+    """Arrivals and waiting at each meeting, ns; rows are those of `Meetings`."""
 
-    Rows are those of `Meetings`.
-    """
-
-    late_ns: IntArray  # (rows,): after the first of the meeting
-    waited_ns: IntArray  # (rows,): for the last one, doing nothing else
-    # (meetings,): the global rank that came last, -1 where all came together
-    last: IntArray
-    last_ns: IntArray  # (meetings,): how much later than the first it came
-    margin_ns: IntArray  # (meetings,): from the next to last to the last
-    transfer_ns: IntArray  # (meetings,)
-    first_ns: IntArray  # (meetings,): arrival of the first, since the step's first start
+    late_ns: IntArray  # (rows,): from the first arrival of the meeting to this rank's
+    waited_ns: IntArray  # (rows,): waiting for the last rank without computing
+    last: IntArray  # (meetings,): global rank that came last, -1 where all came together
+    last_ns: IntArray  # (meetings,): from the first to the last arrival
+    margin_ns: IntArray  # (meetings,): from the next to last to the last arrival
+    transfer_ns: IntArray  # (meetings,): duration without waiting
+    first_ns: IntArray  # (meetings,): first arrival, since the step's first start
 
 
 def of_types(trace: Trace, names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return which codes of a trace are of the named types, shape (types,)."""
+    """Return which op codes of a trace are of the named types, shape (types,)."""
     chosen = np.zeros(len(trace.op_names), dtype=bool)
     chosen[[trace.op_names.index(name) for name in names]] = True
     return chosen
 
 
 def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float) -> Lateness:
-    """Measure all meetings; there is at least one.
+    """Return the lateness at all meetings, of which there is at least one.
 
     Parameters
     ----------
     computing : Cover
-        When ranks compute; see `own_computing`.
+        The computing time of ranks; see `own_computing`.
     absent : int64 array, shape (groups,)
-        The one rank of each group that recorded nothing, -1 where none did or several.
+        The one rank of each group that recorded nothing, -1 where there is none or several.
     step_ns : float
-        How long a step takes.
+        Mean duration of a step.
     """
     trace, meetings = lanes.trace, lanes.meetings
     arrival_ns = lanes.arrival_ns
@@ -92,12 +87,12 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     after_ns = _after_all(lanes, transfer_ns, absent[meetings.group])
     by_absent = after_ns > 0
     last_ns = present_ns + after_ns
-    # no rank waits longer than its own record lasts
+    # no rank waits longer than its recorded duration
     until_ns = np.minimum(last_ns[meeting], arrival_ns + duration_ns)
     until_ns = np.maximum(until_ns, arrival_ns)
     waits = Intervals.within_lanes(lanes.met_lane, arrival_ns, until_ns, lanes.span_ns)
     left = Intervals(first_claims(waits), waits.end)
-    # of each group
+    # (groups,): collectives of a step
     a_step = np.bincount(meetings.group) / len(lanes.steps)
     in_all = THRESHOLDS.together_in_all / a_step[meetings.group]
     together_ns = np.minimum(THRESHOLDS.together, in_all) * step_ns
@@ -114,10 +109,10 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
 
 
 def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArray:
-    """Return how long after all recorded ranks an absent one came to each meeting, ns.
+    """Return how long after all recorded ranks an absent one came to each meeting, (meetings,), ns.
 
-    All others wait for it as long as an exchange takes longer than the shortest of its kind: it
-    came at the end less that transfer. 0 where that is no more than exchanges differ by.
+    The others' shortest duration at the meeting less the shortest of its kind, which is transfer
+    alone. 0 where the difference is within the variation of transfers.
     """
     meetings = lanes.meetings
     if (absent < 0).all():
@@ -129,38 +124,38 @@ def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArra
     np.minimum.at(least_ns, index.ravel(), transfer_ns)
     usual_ns = least_ns[index.ravel()]
     after_ns = transfer_ns - usual_ns
-    told = (absent >= 0) & (after_ns > usual_ns) & (after_ns > THRESHOLDS.least_absent_ns)
-    return np.where(told, after_ns, 0)
+    late = (absent >= 0) & (after_ns > usual_ns) & (after_ns > THRESHOLDS.least_absent_ns)
+    return np.where(late, after_ns, 0)
 
 
 def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
-    """Return how long ranks wait while they compute nothing, ns.
+    """Return the part of each wait without computing, shape (rows,), ns.
 
-    In steps of which not all operations are looked at, the same share as in the others, of each
-    type in each group.
+    In steps of which not all operations are sampled: the share of the sampled steps, by op type and
+    group.
     """
     whole_ns = waits.end - waits.start
     if lanes.weighed.all():
         return np.asarray(np.maximum(whole_ns - computing.within(waits), 0))
     meetings = lanes.meetings
     measured = lanes.weighed[lanes.met_lane // len(lanes.ranks)]
-    found_ns = whole_ns.copy()
-    found_ns[measured] -= computing.within(waits.of(measured))
+    unhidden_ns = whole_ns.copy()
+    unhidden_ns[measured] -= computing.within(waits.of(measured))
     kind = meetings.group * len(lanes.trace.op_names) + meetings.op
     kinds, of_meeting = np.unique(kind, return_inverse=True)
     of_row = of_meeting.ravel()[meetings.meeting]
     shown, whole = (
         np.bincount(of_row[measured], values[measured].astype(np.float64), minlength=len(kinds))
-        for values in (found_ns, whole_ns)
+        for values in (unhidden_ns, whole_ns)
     )
     share = np.where(whole > 0, shown / np.maximum(whole, 1.0), 1.0)[of_row]
     return np.asarray(
-        np.where(measured, np.maximum(found_ns, 0), (whole_ns * share).astype(np.int64))
+        np.where(measured, np.maximum(unhidden_ns, 0), (whole_ns * share).astype(np.int64))
     )
 
 
 def own_computing(lanes: Lanes) -> Cover:
-    """Return when ranks compute: computations without what they wait for inside."""
+    """Return the union of computations without the blocking collectives inside them."""
     trace, span_ns = lanes.trace, lanes.span_ns
     computing = cover(lanes.of(of_types(trace, COMPUTATIONS)), lanes.count, span_ns, in_order=True)
     blocking = lanes.of(of_types(trace, BLOCKING))
@@ -171,10 +166,10 @@ def own_computing(lanes: Lanes) -> Cover:
 
 
 def without(one: Cover, other: Cover) -> Cover:
-    """Return what one covers and the other does not."""
+    """Return the time that `one` covers and `other` does not."""
     if not len(one.start) or not len(other.start):
         return one
-    # Each boundary of the other cuts: between two cuts all is covered, or nothing.
+    # Between two neighboring boundaries of either, each covers everything or nothing.
     cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 

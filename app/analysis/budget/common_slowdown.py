@@ -19,23 +19,23 @@ from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
-# Spells of longer sessions are looked for in stretches of this many steps' means.
+# In longer sessions, spells are searched in the means of at most this many groups of steps.
 _MOST_STEPS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether all workers are slow together."""
+    """Thresholds for slowness of all workers together."""
 
-    slow: float = 0.05  # a worker is slow from this excess over its best stretch on
-    workers: float = 0.9  # …and all are when this share of them is
-    fewest: int = 3  # steps that the best stretch has, and that are slow, at least
-    # The best stretch is this share of the session at least, and so are scattered slow steps.
+    slow: float = 0.05  # smallest excess over its best stretch of a slow worker
+    workers: float = 0.9  # smallest share of slow workers for all to be slow
+    fewest: int = 3  # fewest steps of the best stretch, and fewest slow steps
+    # Smallest share of the session that the best stretch has, and that scattered slow steps have.
     best: float = 0.1
-    to_scatter: float = 6.0  # A spell is this many standard errors from the rest.
-    # A level of scattered steps is apart from the other by this many times what either is wide.
+    to_scatter: float = 6.0  # smallest distance of a spell from the rest, in standard errors
+    # Smallest distance of two levels of scattered steps, as a multiple of the wider one's range.
     to_width: float = 1.0
-    # Steps grow where what a line leaves is this share of what the best spell leaves, squared.
+    # Largest residual sum of squares of a line, relative to that of the best change of level.
     line: float = 0.7
 
 
@@ -44,32 +44,32 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonFactor:
-    """How slow all workers are in each step, each against its own best stretch."""
+    """Slowdown of all workers together in each step, relative to their best stretch."""
 
     # (steps,): median over the workers of computing ÷ that in the worker's best stretch
     level: FloatArray
-    slow: NDArray[np.bool_]  # (steps,): where nearly all workers are slow
-    best: NDArray[np.bool_]  # (steps,): the best stretch
-    # By what share each recorded step is longer than the one before, where they grow all along;
-    # negative where they get shorter.
+    slow: NDArray[np.bool_]  # (steps,): steps in which nearly all workers are slow
+    best: NDArray[np.bool_]  # (steps,): steps of the best stretch
+    # Relative growth from each recorded step to the next, where steps grow steadily; negative where
+    # they shrink.
     growth: float | None = None
 
     @property
     def by_step(self) -> FloatArray:
         """Return the level of slow steps and 1 of all others, shape (steps,).
 
-        Of what a worker computes in a step the share 1 − 1 ÷ this is lost with all others.
+        The share 1 − 1 ÷ level of a worker's computing in a step is slowness of all together.
         """
         return np.asarray(np.where(self.slow, np.maximum(self.level, 1.0), 1.0))
 
     @property
     def times(self) -> float:
-        """Return how slow all workers are in the slow steps, on average; 1 where none is."""
+        """Return the mean level of the slow steps; 1 without any."""
         return float(np.mean(self.level[self.slow])) if self.slow.any() else 1.0
 
 
 def computing_ns(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
-    """Return what each worker computes in each step, shape (pp, steps, dp), ns.
+    """Return the computing time of each worker in each step, shape (pp, steps, dp), ns.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def computing_ns(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
         for name in _COMPUTATIONS:
             mine = layout.of(name, stage)
             if len(mine):
-                # neighbors: no copy
+                # a slice, without a copy: nodes of a type and stage are contiguous
                 total[stage] += recorded_ns[mine[0] : mine[-1] + 1].sum(axis=0)
     return total
 
@@ -89,16 +89,16 @@ def computing_ns(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
 def common_factor(
     computing: FloatArray, steps: IntArray, work: FloatArray | None = None
 ) -> CommonFactor:
-    """Return in which steps all workers compute slower than in their best stretch, and how much.
+    """Return the slowdown of all workers together relative to their best stretch.
 
     Parameters
     ----------
     computing : array, shape (pp, steps, dp)
-        What each worker computes in each step, of any unit.
+        Computing time of each worker in each step, in any unit.
     steps : array, shape (steps,)
         The steps' numbers, ascending.
     work : array, shape (steps, dp), optional
-        What there was to compute (tokens), where that is known; of any unit, above 0.
+        Amount of work (tokens), if known; in any unit, above 0.
     """
     per_work = computing if work is None else computing / work
     count = len(steps)
@@ -113,9 +113,9 @@ def common_factor(
     least = np.log1p(THRESHOLDS.slow)
     if count < 2 * THRESHOLDS.fewest or np.ptp(common) < least:
         return nothing
-    grown = _growth(common, logs, steps)
-    if grown is not None:
-        return grown
+    growing = _growth(common, logs, steps)
+    if growing is not None:
+        return growing
     levels = _spells(common)
     if (levels == levels[0]).all():
         levels = _two_levels(common)
@@ -124,44 +124,44 @@ def common_factor(
     up = logs - median(logs[best])
     slow = np.zeros(count, bool)
     for level in np.unique(levels[~best]):
-        there = levels == level
-        together = np.mean(median(up[there]) >= least) >= THRESHOLDS.workers
-        slow |= there & together & (median(rise[there]) >= least)
+        spell = levels == level
+        together = np.mean(median(up[spell]) >= least) >= THRESHOLDS.workers
+        slow |= spell & together & (median(rise[spell]) >= least)
     if slow.sum() < THRESHOLDS.fewest:
         return nothing
     return CommonFactor(np.exp(rise), slow, best)
 
 
 def _enough(count: int) -> int:
-    """Return how many steps the best stretch of a session has at least, and scattered ones."""
+    """Return the fewest steps of the best stretch of a session, and of scattered slow steps."""
     return max(THRESHOLDS.fewest, round(THRESHOLDS.best * count))
 
 
-def _scatter(common: FloatArray) -> float:
-    """Return what neighboring steps scatter by; the few at the edges of spells do not count."""
-    moves = np.sort(np.abs(np.diff(common)))
-    # normal: a half and nine tenths lie within 0.6745 and 1.6449 standard deviations
-    half, most = moves[len(moves) // 2] / 0.6745, moves[int(0.9 * (len(moves) - 1))] / 1.6449
-    return max(float(max(half, most)) / sqrt(2), 1e-3)
-
-
 def _spells(common: FloatArray) -> FloatArray:
-    """Return the level of the spell that each step belongs to, shape (steps,)."""
+    """Return the median level of the spell that each step belongs to, shape (steps,).
+
+    Circular binary segmentation of Olshen, Venkatraman et al., "Circular binary segmentation for
+    the analysis of array-based DNA copy number data", Biostatistics 5 (2004).
+    """
     levels = np.empty(len(common))
     each = -(-len(common) // _MOST_STEPS)
     edges = np.arange(0, len(common), each)
     means = np.add.reduceat(common, edges) / np.diff([*edges, len(common)])
-    scatter = _scatter(common) / sqrt(each)
+    # Standard deviation of neighboring steps, robust against the few at edges of spells: half of
+    # normal values lie within 0.6745 standard deviations, nine tenths within 1.6449.
+    moves = np.sort(np.abs(np.diff(common)))
+    half, most = moves[len(moves) // 2] / 0.6745, moves[int(0.9 * (len(moves) - 1))] / 1.6449
+    scatter = max(float(max(half, most)) / sqrt(2), 1e-3) / sqrt(each)
     waiting = [(0, len(means))]
     # Not by recursion: a session may have many spells.
     while waiting:
         begin, end = waiting.pop()
-        found = _spell(means[begin:end], scatter)
-        if found is None:
+        spell = _spell(means[begin:end], scatter)
+        if spell is None:
             steps = slice(begin * each, min(end * each, len(common)))
             levels[steps] = median(common[steps])
             continue
-        first, last = begin + found[0], begin + found[1]
+        first, last = begin + spell[0], begin + spell[1]
         waiting += [
             part for part in ((begin, first), (first, last), (last, end)) if part[0] < part[1]
         ]
@@ -169,16 +169,16 @@ def _spells(common: FloatArray) -> FloatArray:
 
 
 def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
-    """Return the run of steps that is furthest from the rest; None where none is beyond chance.
+    """Return (begin, end) of the run of steps furthest from the rest; None if none is significant.
 
-    A single step decides nothing: in a run of three the median is another's.
+    A run has at least `fewest` steps, so that a single step does not determine its median.
     """
     count = len(part)
     if count <= THRESHOLDS.fewest:
         return None
     sums = np.concatenate([[0.0], np.cumsum(part - mean(part))])
     length = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
-    # shape (begin, end); the mean of all is 0, so what is inside a run is missing outside
+    # (begin, end): sum within each run; the total is 0, so the rest has the negative sum
     inside = sums[None, :] - sums[:, None]
     apart = np.abs(inside) / np.sqrt(np.maximum(length * (count - length), 1) / count)
     apart[(length < THRESHOLDS.fewest) | (length == count)] = 0.0
@@ -187,7 +187,10 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
 
 
 def _two_levels(common: FloatArray) -> FloatArray:
-    """Return the level of each step where steps have one of two, wherever they are."""
+    """Return the level of each step where steps scatter between two levels, shape (steps,).
+
+    All 0 where they do not.
+    """
     in_order = np.sort(common)
     gap = int(np.argmax(np.diff(in_order))) + 1
     low, high = in_order[:gap], in_order[gap:]
@@ -199,30 +202,35 @@ def _two_levels(common: FloatArray) -> FloatArray:
 
 
 def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFactor | None:
-    """Return the factor of steps that grow all along, by a line; None where they do not.
+    """Return the factor of steps that grow or shrink steadily; None where they do not.
 
-    Where some steps are recorded only, they may grow with each, or with their numbers.
+    A line is fitted to the logarithms, against the count of recorded steps or their numbers,
+    whichever fits better.
     """
     count = len(steps)
-    found: tuple[float, FloatArray, FloatArray] | None = None
+    best_fit: tuple[float, FloatArray, FloatArray] | None = None
     for numbers in (np.arange(count), steps):
         at = (numbers - numbers.mean()).astype(np.float64)
         line = float(at @ common / (at @ at)) * at
         left = common - mean(common) - line
-        if found is None or left @ left < found[0]:
-            found = float(left @ left), at, line
-    assert found is not None  # noqa: S101 - two were tried
-    squares, at, line = found
+        if best_fit is None or left @ left < best_fit[0]:
+            best_fit = float(left @ left), at, line
+    assert best_fit is not None  # noqa: S101 - two were tried
+    squares, at, line = best_fit
     rise, least = float(line[-1] - line[0]), np.log1p(THRESHOLDS.slow)
     error = sqrt(squares / count / float(at @ at)) * np.ptp(at)
     if abs(rise) < max(least, THRESHOLDS.to_scatter * error):
         return None
-    if squares > THRESHOLDS.line * _left_by_spell(common):
+    # residual sum of squares of the best single change of level
+    away = common - mean(common)
+    sums, before = np.cumsum(away)[:-1], np.arange(1, count)
+    explained = sums**2 / before + sums**2 / (count - before)
+    if squares > THRESHOLDS.line * float(away @ away - explained.max()):
         return None
     own = at @ logs / (at @ at) * np.ptp(at) * np.sign(rise)
     if np.mean(own >= least) < THRESHOLDS.workers:
         return None
-    # Where they begin a bend tells better than the line.
+    # A parabola fits the level at the lowest step better than the line.
     bend = np.polynomial.Polynomial.fit(at, common, 2)(at)
     lowest = int(np.argmin(line))
     best = line <= np.sort(line)[_enough(count) - 1]
@@ -232,11 +240,3 @@ def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFact
         best,
         float(np.expm1(rise / (count - 1))),
     )
-
-
-def _left_by_spell(common: FloatArray) -> float:
-    """Return the sum of squares that the best single change of level leaves."""
-    away = common - mean(common)
-    sums, count = np.cumsum(away)[:-1], np.arange(1, len(away))
-    taken = sums**2 / count + sums**2 / (len(away) - count)
-    return float(away @ away - taken.max())

@@ -21,33 +21,30 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed, ShapeGroup, ends_of, follows_of
 from app.analysis.trace.model import GC, OPTIMIZER
 
-# ---- The gaps between the computations of each stage, and which communication may fill them ----
-
-
-# Types whose time is computing: what the host collects is no work of its device.
+# Types that are computing of the device; garbage collection runs on the host.
 COMPUTING: Final = COMPUTE | {OPTIMIZER}
-# The stage begins with the gap.
+# Marks a gap at the begin of a stage's step.
 BEGIN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fillings:
-    """A stage's communications, each in the gap before the first computation that waits for it.
+    """Communications of a stage, each in the gap before the first computation that depends on it.
 
     Shape (communications,).
     """
 
     node: IntArray
-    before: IntArray  # the computation that the gap follows; `BEGIN` where the stage begins
-    previous: IntArray  # the communication before it in the gap; itself where it is the first
+    before: IntArray  # computation that the gap follows; `BEGIN` at the begin of the step
+    previous: IntArray  # previous communication in the gap; the node itself if it is the first
 
 
 def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
-    """Return what may fill the gaps of each stage, of each gap in order of launch."""
+    """Return the communications in the gaps of each stage, those of a gap in launch order."""
     layout, follows = group.layout, group.memoize(follows_of)
     stages = layout.nodes.pp
     computing = layout.of_types(*COMPUTING)
-    # Each communication belongs to one gap, and what collects garbage to none.
+    # Each communication belongs to one gap, a garbage collection to none.
     taken: list[bool] = (computing | layout.of_types(GC)).tolist()
     stage_of: list[int] = stages.tolist()
     launch: list[float] = layout.launch.tolist()
@@ -59,19 +56,19 @@ def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
         waiting = [n for n in follows[node] if not taken[n] and stage_of[n] == stage]
         if waiting:
             before = last[stage]
-            found: list[int] = []
+            in_gap: list[int] = []
             while waiting:
                 other = waiting.pop()
                 if not taken[other]:
                     taken[other] = True
-                    found.append(other)
+                    in_gap.append(other)
                     waiting += [n for n in follows[other] if not taken[n] and stage_of[n] == stage]
-            if len(found) == 1:
-                rows[stage].append((found[0], before, found[0]))
+            if len(in_gap) == 1:
+                rows[stage].append((in_gap[0], before, in_gap[0]))
             else:
-                rows[stage] += _in_order(found, launch, before)
+                rows[stage] += _in_order(in_gap, launch, before)
         last[stage] = node
-    # What is launched last, and what nothing waits for, is at the ends of stages.
+    # Communications without a dependent computation fill the gap at the end of the step.
     left = ~np.array(taken)
     sends = layout.of_types(*P2P)
     for stage, node in enumerate(last):
@@ -83,53 +80,56 @@ def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
     return tuple(Fillings(*map(np.ascontiguousarray, table)) for table in tables)
 
 
-def _in_order(found: list[int], launch: Sequence[float], before: int) -> list[tuple[int, int, int]]:
-    """Return the rows of a gap's communications in order of launch."""
-    found.sort(key=lambda node: (launch[node], node))
+def _in_order(nodes: list[int], launch: Sequence[float], before: int) -> list[tuple[int, int, int]]:
+    """Return the `Fillings` rows of a gap's communications in launch order; sorts `nodes`."""
+    nodes.sort(key=lambda node: (launch[node], node))
     return [
         (node, before, previous)
-        for node, previous in zip(found, [*found[:1], *found], strict=False)
+        for node, previous in zip(nodes, [*nodes[:1], *nodes], strict=False)
     ]
 
 
-# ---- What passes on each worker in each step, measured in the recording ------------------------
-
-
-# Elements that one call of NumPy works on: all steps and DP ranks of some gaps.
+# Number of elements of one NumPy call: some gaps of all steps and DP ranks.
 _AT_A_TIME: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spent:
-    """What workers spend of their steps, shape (pp, steps, dp), ns; for the rest of it they wait.
+    """Time of workers in their steps by activity, shape (pp, steps, dp), ns; the rest is waiting.
 
-    Computing comes first: communication counts where no computation hides it.
+    Communication counts where no computation hides it.
     """
 
     computing_ns: FloatArray
     transferring_ns: FloatArray  # without waiting for other members of the group
-    # While nothing computes and no communication that a computation waits for is launched.
+    # without computing, and without a launched communication that a computation depends on
     idle_ns: FloatArray
 
 
 def spent_of(group: ShapeGroup, begins_ns: FloatArray, ends_ns: FloatArray) -> Spent:
-    """Measure what workers compute and transfer, and how long they do nothing.
+    """Return the computing, transfer and idle time of workers.
 
     Parameters
     ----------
     begins_ns, ends_ns : float64 arrays, shape (pp, steps, dp)
-        When workers begin and end their steps, by the clock of `Layout.start_ns`.
+        Begins and ends of each worker's steps, by the clock of `Layout.start_ns`.
     """
+    layout = group.layout
     shown, transferring = np.zeros(ends_ns.shape), np.zeros(ends_ns.shape)
 
-    def look_at(stage: int) -> None:
+    def measure(stage: int) -> None:
         shown[stage], transferring[stage] = _communicating(group, fillings[stage], begins_ns[stage])
 
     fillings = fillings_of(group)
-    in_threads(threads_for(group.layout.start_ns.size), look_at, range(len(fillings)))
-    computing = _computing(group)
+    in_threads(threads_for(layout.start_ns.size), measure, range(len(fillings)))
+    computing = np.zeros((layout.pp, *layout.start_ns.shape[1:]))
+    for code in layout.codes(*COMPUTING):
+        for stage in range(layout.pp):
+            nodes = layout.nodes.of(code, stage)
+            if len(nodes):
+                computing[stage] += layout.duration_ns[nodes[0] : nodes[-1] + 1].sum(axis=0)
     within = ends_ns - begins_ns
-    # What computes side by side takes its time once.
+    # Concurrent computations may add up to more than the step.
     np.minimum(computing, within, out=computing)
     np.minimum(shown, within - computing, out=shown)
     np.minimum(transferring, shown, out=transferring)
@@ -139,7 +139,7 @@ def spent_of(group: ShapeGroup, begins_ns: FloatArray, ends_ns: FloatArray) -> S
 def _communicating(
     group: ShapeGroup, fillings: Fillings, begins_ns: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return how long a stage's communications show, and how long they transfer meanwhile."""
+    """Return a stage's exposed communication, and the transfer time in it, (steps, dp) each, ns."""
     shown_ns, transferring_ns = np.zeros(begins_ns.shape), np.zeros(begins_ns.shape)
     start_ns, duration_ns = group.layout.start_ns, group.layout.duration_ns
     size = max(1, _AT_A_TIME // begins_ns.size)
@@ -165,45 +165,27 @@ def _communicating(
     return shown_ns, transferring_ns
 
 
-def _computing(group: ShapeGroup) -> FloatArray:
-    layout = group.layout
-    total = np.zeros((layout.pp, *layout.start_ns.shape[1:]))
-    for code in layout.codes(*COMPUTING):
-        for stage in range(layout.pp):
-            nodes = layout.nodes.of(code, stage)
-            if len(nodes):
-                total[stage] += layout.duration_ns[nodes[0] : nodes[-1] + 1].sum(axis=0)
-    return total
-
-
-# ---- When each worker begins and ends its steps, and what passes between steps -----------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """The time of a session, cut at the begins of its steps, ns; in order of steps.
+    """Time of a session, cut at the begins of its steps, ns; in order of steps.
 
-    To a step belongs what passes until the next one begins, where that one follows in the
-    recording. Other gaps are unknown: the job went on without a recorder, and nothing is lost.
-    Odd steps before the first one belong to that one, and those after the last to the last.
-    Where steps overlap, a worker's time is cut where it is done with the step before.
+    A step includes the gap to the next step if that one follows in the recording. Other gaps are
+    unknown and do not count. Odd steps before the first analyzed one belong to it, those after the
+    last to the last. Where steps overlap, a worker's step begins when it has ended the one before.
     """
 
     starts_ns: FloatArray  # (steps,): first starts, by the clock of the recording
-    # Shape (pp, steps, dp): by the clock that counts from the first start of each step, when
-    # workers begin it and end it; and how long it is theirs.
-    begins_ns: FloatArray
-    ends_ns: FloatArray
-    wall_ns: FloatArray
-    # Shape (steps,): from the last end of all workers to the begin of the next step; and the same
-    # where steps that are left out lie between, with odd ones at the ends of the session.
-    between_ns: FloatArray
+    begins_ns: FloatArray  # (pp, steps, dp): begin of a worker's step, since its first start
+    ends_ns: FloatArray  # (pp, steps, dp): last end of a worker, since the step's first start
+    wall_ns: FloatArray  # (pp, steps, dp): time of a worker from a step's begin to the next one's
+    between_ns: FloatArray  # (steps,): from the last end of all workers to the next step's begin
+    # (steps,): the same where left-out steps lie between, and odd steps at the ends of the session
     missing_ns: FloatArray
-    usual_ns: float  # the median of what passes between two steps
+    usual_ns: float  # median of the gaps between consecutive steps
 
 
 def windows_of(replayed: Replayed) -> Windows:
-    """Cut the time of a session at the begins of its steps."""
+    """Return the time of a session, cut at the begins of its steps."""
     ends_ns = replayed.over_steps(lambda group: ends_of(group).swapaxes(0, 1)).swapaxes(0, 1)
     last_ns = ends_ns.max(axis=(0, 2))
     starts_ns = replayed.over_steps(lambda group: group.layout.begin_ns)
@@ -211,7 +193,7 @@ def windows_of(replayed: Replayed) -> Windows:
     joined, whole = _joined(replayed, period_ns)
     begins_ns, until_ns = np.zeros(ends_ns.shape), np.empty(ends_ns.shape)
     until_ns[:] = last_ns[:, None]
-    # Late ends reach into the next step, on the workers that have them.
+    # A worker that ends a step late begins its next one then.
     late_ns = np.maximum(ends_ns[:, :-1] - period_ns[:, None], 0.0)
     begins_ns[:, 1:] = np.where(joined[:, None], np.minimum(late_ns, ends_ns[:, 1:]), 0.0)
     following_ns = begins_ns[:, 1:] + period_ns[:, None]
@@ -232,9 +214,9 @@ def windows_of(replayed: Replayed) -> Windows:
 
 
 def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
-    """Return how long odd steps take that open or close the session, shape (steps,), ns.
+    """Return the time of odd steps at the ends of the session, shape (steps,), ns.
 
-    With what passes between them and the steps that are analyzed.
+    Including the gaps to the analyzed steps.
     """
     steps, spans_ns, odd_ns = replayed.steps, replayed.odd_spans_ns, np.zeros(len(starts_ns))
     if replayed.absolute and spans_ns:
@@ -253,10 +235,9 @@ def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> F
 def _joined(
     replayed: Replayed, period_ns: FloatArray
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return after which steps the time to the next one counts, and where nothing is left out.
+    """Return which gaps to the next step count, and which of them are between consecutive steps.
 
-    Shape (steps - 1,) each. None does where starts count from each step, and where clocks were set
-    back.
+    Shape (steps - 1,) each. No gap counts without a common clock, or where a clock was set back.
     """
     steps = replayed.steps
     if not replayed.absolute:

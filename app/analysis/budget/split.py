@@ -22,11 +22,9 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
 
-# ---- The parts that the time of a session is split into ----------------------------------------
-
 
 class Part(StrEnum):
-    """What a worker's time passes with."""
+    """Part of a worker's time."""
 
     COMPUTING = "computing"
     OWN_SLOWNESS = "own_slowness"
@@ -42,12 +40,12 @@ class Part(StrEnum):
 
     @property
     def words(self) -> str:
-        """Return what people call it."""
+        """Return its name in sentences."""
         return _WORDS[self]
 
     @property
     def lost(self) -> bool:
-        """Return whether a job without stragglers and standstills would not have it."""
+        """Return whether it is a loss: absent in a job without stragglers and standstills."""
         return self in _LOST_PARTS
 
 
@@ -76,18 +74,9 @@ _LOST_PARTS: Final = frozenset(
 )
 
 
-# ---- Where the time goes: a session's time on all workers, split without rest ------------------
-# Ideal is here what the median of a stage's peers takes in its best stretch, and not the mean of
-# all as for S: what slow and fast workers lose and gain does not cancel. What passes in the
-# recording is measured (`app.analysis.budget.recorded_time`), and only what a worker waits for is
-# told by a replay: the bubble of a schedule is what is left of its ideal step (section 3.2 of
-# "Understanding Stragglers in Large Model Training Using What-if Analysis") without computing and
-# communication.
-
-
 _NS: Final = 1e-9
-# Which of its best steps stands for a worker: of computing, that may have spells of its own, and
-# of communication, which scatters.
+# Quantile of its best steps that is a worker's ideal: for computing, which may have spells of its
+# own, and for communication, which scatters.
 _QUARTER: Final = 0.25
 _HALF: Final = 0.5
 _PLACE: Final = {part: place for place, part in enumerate(Part)}
@@ -95,10 +84,10 @@ _PLACE: Final = {part: place for place, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The time of each worker in each step, split into parts, ns; in order of steps.
+    """Time of each worker in each step, split into parts, ns; in order of steps.
 
-    The parts add up to the wall time. One may be negative for a worker in a step, and is not of all
-    workers and steps together.
+    The parts add up to the wall time. A part may be negative for a worker in a step, but not summed
+    over all workers and steps.
     """
 
     wall_ns: FloatArray  # (pp, steps, dp)
@@ -111,18 +100,18 @@ class Split:
 
 
 def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = None) -> Split:
-    """Split the time of a session.
+    """Return the time of a session split into parts.
 
     Parameters
     ----------
     together : CommonFactor, optional
-        How slow all workers are in each step, where more is known of it than what they compute.
+        Slowdown of all workers in each step; by default from their computing time.
     """
     windows = windows_of(replayed)
     spent = _spent(replayed, windows)
     work_ns = replayed.over_steps(_ideal_computing).T
     if together is None:
-        # as if all steps had the same shape
+        # scaled as if all steps had the same amount of work
         alike_ns = spent.computing_ns * (work_ns.mean() / work_ns)[..., None]
         together = common_factor(alike_ns, replayed.steps)
     factor, best = together.by_step, together.best
@@ -130,13 +119,18 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     of_transfers = _ideal(spent.transferring_ns, work_ns, best, _HALF)
     computing, communication = (work_ns * ideal[:, None] for ideal in (of_computing, of_transfers))
 
-    host_ns = replayed.over_steps(_regularly_late).T
+    host_ns = replayed.over_steps(_regular_lags_ns).T
     named = np.minimum(_named_ns(replayed, windows), spent.idle_ns)
-    longer_ns = host_ns + _late_ns(replayed, metrics, windows)
+    # longer steps by late launches; later launches wait for something that is not recorded
+    excess_ns = (metrics.recorded_s - metrics.simulated_s) / _NS
+    if replayed.graph.chained:
+        # chained steps begin with the end of the one before
+        excess_ns[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
+    longer_ns = host_ns + np.maximum(excess_ns, 0.0)
     late = np.minimum(spent.idle_ns - named, longer_ns[..., None])
     other = (windows.between_ns + windows.missing_ns)[:, None] + named
     waiting = windows.wall_ns - spent.computing_ns - spent.transferring_ns - late - other
-    # Of the replayed ideal step, which is as long as all stages take on average.
+    # Ratio of the ideal used here to that of the replay.
     size = float((computing / work_ns).mean())
     rest = size * (metrics.ideal_s / _NS - work_ns) - communication - host_ns
     bubble = np.maximum(rest - replayed.graph.step_gap_ns, 0.0)
@@ -145,7 +139,11 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     )
 
     usual = np.minimum(windows.between_ns, windows.usual_ns)[:, None]
-    usual = usual + np.minimum(named, _usual(named))
+    # of the fastest worker of each stage: the excess of others is lost
+    usual_named = np.zeros((len(named), 1, 1))
+    if named.any():
+        usual_named = np.median(named, axis=1, keepdims=True).min(axis=2, keepdims=True)
+    usual = usual + np.minimum(named, usual_named)
     between = windows.between_ns[:, None] + named
     parts: dict[Part, FloatArray] = {
         Part.COMPUTING: computing[..., None],
@@ -166,18 +164,8 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     return Split(windows.wall_ns, parts_ns, together)
 
 
-def _usual(named_ns: FloatArray) -> FloatArray:
-    """Return what something usually takes on a stage, shape (pp, 1, 1), ns.
-
-    On its fastest worker: what others take longer in each step is lost.
-    """
-    if not named_ns.any():
-        return np.zeros((len(named_ns), 1, 1))
-    return np.asarray(np.median(named_ns, axis=1, keepdims=True).min(axis=2, keepdims=True))
-
-
 def _spent(replayed: Replayed, windows: Windows) -> Spent:
-    """Measure all steps, in their order."""
+    """Return the recorded time of all steps by activity, in order of steps."""
     if len(replayed.groups) == 1:
         return spent_of(replayed.main, windows.begins_ns, windows.ends_ns)
     of_all = Spent(*(np.empty(windows.ends_ns.shape) for _ in range(3)))
@@ -191,7 +179,7 @@ def _spent(replayed: Replayed, windows: Windows) -> Spent:
 
 
 def _ideal_computing(group: ShapeGroup) -> FloatArray:
-    """Return what a worker computes in the replayed ideal step, shape (steps, pp), ns."""
+    """Return the computing time of a worker in the replayed ideal step, shape (steps, pp), ns."""
     layout = group.layout
     mine = layout.of_types(*COMPUTING)
     ideal_ns = np.bincount(
@@ -200,8 +188,8 @@ def _ideal_computing(group: ShapeGroup) -> FloatArray:
     return np.broadcast_to(np.maximum(ideal_ns, 1.0), (len(layout.steps), layout.pp))
 
 
-def _regularly_late(group: ShapeGroup) -> FloatArray:
-    """Return what regularly passes before launches of a stage, shape (steps, pp), ns."""
+def _regular_lags_ns(group: ShapeGroup) -> FloatArray:
+    """Return the sum of regular launch delays of a stage in a step, shape (steps, pp), ns."""
     layout = group.layout
     longest: dict[int, float] = {}
     for (node, _), lag_ns in group.graph.lags_ns.items():
@@ -215,10 +203,10 @@ def _regularly_late(group: ShapeGroup) -> FloatArray:
 def _ideal(
     values_ns: FloatArray, work_ns: FloatArray, best: NDArray[np.bool_], share: float
 ) -> FloatArray:
-    """Return what a stage's peers take in their best stretch, for each unit of work, shape (pp,).
+    """Return the ideal time of each stage for a unit of work, shape (pp,).
 
-    Of two peers the faster one is the median, as of an even number the lower one. No stage takes
-    less than that on average.
+    The median over peers (the lower one of an even number) in their best stretch, and at most the
+    mean of the stage.
 
     Parameters
     ----------
@@ -226,7 +214,7 @@ def _ideal(
     work_ns : array, shape (pp, steps)
     best : bool array, shape (steps,)
     share : float
-        Which quantile of its best steps stands for a worker.
+        Quantile of its best steps that is a worker's time.
     """
     dp = values_ns.shape[2]
     relative = np.sort(values_ns[:, best] / work_ns[:, best, None], axis=1)
@@ -236,15 +224,15 @@ def _ideal(
 
 
 def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
-    """Return how long workers do within steps what belongs between them, shape (pp, steps, dp), ns.
+    """Return the time of host operations within steps, shape (pp, steps, dp), ns.
 
-    Batches that are loaded, checkpoints that are written, evaluation.
+    Loading of batches, checkpoints, evaluation, which belong between steps.
     """
     host_operations, inside = replayed.host_operations, np.zeros(windows.ends_ns.shape)
     if not len(host_operations):
         return inside
     step = np.searchsorted(windows.starts_ns, host_operations.start_ns, side="right") - 1
-    # one that begins before a step may end within it
+    # an operation that begins before a step may end within it
     for first in (step, step + 1):
         there = np.flatnonzero((first >= 0) & (first < len(windows.starts_ns)))
         at = host_operations.pp[there], first[there], host_operations.dp[there]
@@ -255,55 +243,38 @@ def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
     return inside
 
 
-def _late_ns(replayed: Replayed, metrics: Metrics, windows: Windows) -> FloatArray:
-    """Return by how much launches that are late make each step longer, shape (steps,), ns.
-
-    A worker that launches later than that waits for something that is not recorded.
-    """
-    longer = (metrics.recorded_s - metrics.simulated_s) / _NS
-    if replayed.graph.chained:
-        # These steps begin with the end of the one before.
-        longer[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
-    return np.asarray(np.maximum(longer, 0.0))
-
-
-# ---- Where the time goes, as a report has it ---------------------------------------------------
-
-
-# What is lost is said from this share of the time on.
+# Smallest loss that is reported in sentences, as a share of the time.
 WORTH_SAYING: Final = 0.05
-# A file of a thousand jobs asks for it several times of each.
+# Precomputed, since tables of a thousand jobs read it several times for each.
 _LOST: Final = attrgetter(*(part for part in Part if part.lost))
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the time of all workers passes with, as shares of it that add up to 1."""
+    """Shares of the time of all workers by part, which add up to 1."""
 
     computing: float
-    """Computing as long as the median of the stage's peers does in its best stretch."""
+    """Computing, up to the median of the stage's peers in their best stretch."""
     own_slowness: float
-    """Computing longer than that, or less long, what all workers do alike taken off."""
+    """Computing beyond (or below) that, without the slowness of all workers together."""
     slow_together: float
-    """What steps take longer in which all workers compute slower than in their best stretch."""
+    """Excess time of steps in which all workers compute slower than in their best stretch."""
     waiting: float
     """Waiting for other workers: for stragglers."""
     bubble: float
     """Waiting for the pipeline to fill and drain, as in the replayed ideal step."""
     communication: float
-    """Communication that no computation hides, as long as it takes the median of the stage's
-    peers."""
+    """Communication that no computation hides, up to the median of the stage's peers."""
     communication_above: float
-    """The same beyond that."""
+    """Communication that no computation hides, beyond that median."""
     launch_delays: float
-    """Nothing computes and nothing communicates in a step, which is longer for it: hosts are
-    late."""
+    """Time without computing and communication that makes a step longer: hosts launch late."""
     between_steps: float
-    """From the last end of a step to the first start of the next, as long as the median."""
+    """From the last end of a step to the first start of the next, up to the median."""
     between_steps_above: float
-    """The same beyond the median."""
+    """From the last end of a step to the first start of the next, beyond the median."""
     missing: float
-    """Steps that are left out: incomplete ones between others that are analyzed, and odd ones."""
+    """Steps that are not analyzed: incomplete ones between analyzed ones, and odd ones."""
 
     def of(self, part: Part) -> float:
         """Return the share of a part."""
@@ -318,45 +289,44 @@ class Shares:
 
     @property
     def stragglers(self) -> float:
-        """Return the share that is lost to stragglers: what not all workers lose alike."""
+        """Return the share that is lost to stragglers: losses that not all workers share."""
         return self.lost - self.slow_together - self.between_steps_above
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What of the time is lost, as shares of it."""
+    """Shares of the time that are lost."""
 
     stragglers: float
-    """To what not all workers lose alike."""
+    """Losses that not all workers share."""
     between: float
-    """Between steps, beyond what has to pass there."""
+    """Gaps between steps beyond the usual."""
     together: float
-    """By all workers together: in steps in which all compute slower."""
+    """Slowness of all workers together."""
 
     @property
     def lost(self) -> float:
-        """Return the share that is lost to any of it."""
+        """Return the sum of all losses."""
         return self.stragglers + self.between + self.together
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where the time of the session goes.
+    """Split of a session's time, from its first operation to its last.
 
-    From the first operation of the first step to the last one of the last, without gaps in which
-    steps were not recorded: nothing is known of those.
+    Without gaps in which steps were not recorded.
     """
 
     wall_s: float
-    """Seconds that all this takes each worker."""
+    """Total time of each worker, seconds."""
     shares: Shares
-    """Of all workers and steps; none is negative."""
+    """Shares over all workers and steps; none is negative."""
     by_worker: dict[Part, tuple[tuple[float, ...], ...]]
     """The shares of each worker, [dp][pp]; one may be negative."""
     by_step: dict[Part, tuple[float, ...]]
-    """The shares of each step, with what follows until the next one."""
+    """The shares of each step, including the gap to the next one."""
     step_wall_s: tuple[float, ...]
-    """How long each step takes, with what follows until the next one, seconds."""
+    """Duration of each step, including the gap to the next one, seconds."""
 
 
 def budget_of(split: Split) -> Budget:
@@ -366,12 +336,12 @@ def budget_of(split: Split) -> Budget:
     whole_ns, step_ns = wall_ns.sum(), wall_ns.sum(axis=(0, 2))
     of_workers_ns = parts_ns.sum(axis=2)
     shares = of_workers_ns.sum(axis=(1, 2)) / max(whole_ns, 1.0)
-    # a step, or all that is known of a worker, may take no time at all
+    # a step or a worker may take no time
     by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
     by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
     return Budget(
         wall_s=float(whole_ns) / workers * _NS,
-        # what is nothing may come out below by rounding
+        # rounding may give slightly negative sums
         shares=Shares(*np.maximum(shares, 0.0).tolist()),
         by_worker={
             part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from app.analysis.json_text import OMITTED, json_name
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import name_list
 
 # DP rank and pipeline stage.
@@ -154,7 +154,7 @@ class Hosts:
         all_hosts = [self.hosts.get(rank) for row in self.ranks for rank in row]
         if host is None or not all_hosts.count(host) == len(set(workers)) < len(all_hosts):
             return None
-        return called(host, guessed=host in self.guessed)
+        return node_label(host, guessed=host in self.guessed)
 
     def on(self, rank: int) -> str:
         """Return " on " with a rank's host and GPU (unless its name is long); empty if unknown."""
@@ -162,7 +162,7 @@ class Hosts:
         if not host:
             return ""
         name = f"GPU {gpu}" if gpu.isdecimal() else gpu
-        host = called(host, guessed=host in self.guessed)
+        host = node_label(host, guessed=host in self.guessed)
         return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
 
     def subject(self, worker: Worker) -> str:
@@ -188,7 +188,7 @@ class Hosts:
             return text + self.on(self.ranks[dp][pp])
         # One of the worker's GPUs, but it is not known which.
         host = self.host((dp, pp))
-        return f"{text} on {called(host, guessed=host in self.guessed)}" if host else text
+        return f"{text} on {node_label(host, guessed=host in self.guessed)}" if host else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a plan's document and the drawing of its iteration are made of."""
+"""Conversion of a found plan to its document, and of its execution to a drawable timeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from app.analysis.planning.document import (
 )
 from app.analysis.planning.plan import BASELINES, FoundPlan
 from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
-from app.analysis.planning.search.best_first import Certificate
 from app.analysis.planning.template import (
     Stage,
     Template,
@@ -34,14 +33,14 @@ from app.analysis.planning.template import (
     timeline,
 )
 
-# Computations (stages × microbatches) that a page can draw; of more, only the bubbles are kept.
+# Most computations (stages × microbatches) that a page can draw; beyond, only bubbles are kept.
 MOST_DRAWN: Final = 50_000
-# Of starts in ms: nanoseconds are below what a page draws.
+# Digits of starts in ms: finer than a page can draw.
 DIGITS: Final = 3
 
 
 def plan_document(found: FoundPlan) -> PlanDocument:
-    """Return what a plan is published as."""
+    """Return the document of a plan."""
     bound = found.lower_bound_ps
     own = found.cost_ps
     return PlanDocument(
@@ -53,9 +52,20 @@ def plan_document(found: FoundPlan) -> PlanDocument:
             PlanAlternative(_times(found.problem, template), _stages(found.problem, template))
             for template in found.alternatives
         ),
-        certificate=None if found.certificate is None else _proof(found.certificate),
+        certificate=None
+        if found.certificate is None
+        else BoundProof(
+            objective=found.certificate.objective,
+            lower_bound_ps=found.certificate.lower_bound_ps,
+            upper_bound_ps=found.certificate.upper_bound_ps,
+            closed=found.certificate.closed,
+            intervals_explored=found.certificate.explored,
+            leaves=tuple(
+                (leaf.low_ps, leaf.high_ps, leaf.bound_ps) for leaf in found.certificate.leaves
+            ),
+        ),
         comparison={
-            name: _against(found.comparison[name], own)
+            name: _compared(found.comparison[name], own)
             if name in found.comparison
             else NoAnswer(found.reasons[name])
             for name in BASELINES
@@ -93,15 +103,15 @@ def _template_fields(found: FoundPlan) -> dict[str, Any]:
         "layers": problem.layers,
         "stages": _stages(problem, template),
         "fits_memory": fits(problem, template),
-        "contiguous_nodes": _contiguous(template),
-        "idle": _idle(problem, template),
+        "contiguous_nodes": _nodes_contiguous(template),
+        "idle": _unused_devices(problem, template),
         "folding": None if found.folding is None else _folded(problem, found.folding),
         "virtual_template": None if found.virtual is None else _virtual(found.virtual),
         "oobleck_templates": tuple(map(_virtual, found.oobleck)),
     }
 
 
-def _against(found: FoundPlan, best: int | None) -> ComparedTemplate:
+def _compared(found: FoundPlan, best: int | None) -> ComparedTemplate:
     own = found.cost_ps
     ratio = None if own is None or best is None else own / best
     return ComparedTemplate(**_template_fields(found), relative=ratio)
@@ -141,7 +151,7 @@ def _stage(problem: PlanningProblem, stage: Stage, memory: float, time_ps: int) 
 
 
 def _replicas(problem: PlanningProblem, stage: Stage) -> tuple[StageReplica, ...]:
-    """Return the nodes of a replicated stage with the share of the batch that each takes."""
+    """Return the nodes of a replicated stage with their shares of the batch."""
     devices = problem.spec.devices
     costs = {
         kind: int(
@@ -163,7 +173,7 @@ def _replicas(problem: PlanningProblem, stage: Stage) -> tuple[StageReplica, ...
     )
 
 
-def _contiguous(template: Template) -> bool:
+def _nodes_contiguous(template: Template) -> bool:
     """Return whether the stages of each node follow each other."""
     seen: set[tuple[int, int]] = set()
     last: tuple[tuple[int, int], ...] = ()
@@ -175,8 +185,8 @@ def _contiguous(template: Template) -> bool:
     return True
 
 
-def _idle(problem: PlanningProblem, template: Template) -> dict[str, int]:
-    """Return how many devices of each type are in no stage."""
+def _unused_devices(problem: PlanningProblem, template: Template) -> dict[str, int]:
+    """Return the number of devices in no stage, by type."""
     used = dict.fromkeys(range(len(problem.spec.devices)), 0)
     for stage in template:
         option = problem.options[stage.option]
@@ -206,15 +216,4 @@ def _virtual(template: VirtualTemplate) -> VirtualPlan:
     return VirtualPlan(
         t_oobleck_ms=template.t_oobleck_ps / PS_PER_MS,
         stages=tuple(VirtualStage((first, end - 1), gpus) for first, end, gpus in template.stages),
-    )
-
-
-def _proof(certificate: Certificate) -> BoundProof:
-    return BoundProof(
-        objective=certificate.objective,
-        lower_bound_ps=certificate.lower_bound_ps,
-        upper_bound_ps=certificate.upper_bound_ps,
-        closed=certificate.closed,
-        intervals_explored=certificate.explored,
-        leaves=tuple((leaf.low_ps, leaf.high_ps, leaf.bound_ps) for leaf in certificate.leaves),
     )

@@ -1,7 +1,8 @@
 """Ditto's method: fold the cluster, plan the virtual one by Oobleck, recover a template.
 
-Node folding (paper, section 5.3) expresses each device in the weakest devices. Recovery (section 6)
-counts devices of each type and ignores nodes, so the stages of a node need not be adjacent.
+Node folding (Ditto's paper, section 5.3) expresses each device as a number of the weakest devices.
+Recovery (section 6: Algorithm 1 greedy, Algorithm 2 dynamic programming) counts devices of each
+type and ignores nodes, so the stages of a node need not be adjacent.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from app.analysis.planning.spec import DeviceType, Spec
 from app.analysis.planning.template import Node, Stage, Template, t_oobleck
 from app.errors import InfeasiblePlanError
 
-# ---- Node folding: how many of the weakest devices each device is worth (the paper's section 5.3)
+# The ``code`` rule of the greedy recovery: a device must replace more than this share of its worth.
+CODE_RULE_SHARE = 0.6
+
+Piece = tuple[int, int, int]  # first layer, end, option
 
 
 @dataclass(frozen=True, slots=True)
 class Folding:
     """The virtual cluster: `nodes` nodes of `gpus_per_node` devices of type `weakest`.
 
-    `factors[i]` is what one device of type i is worth.
+    `factors[i]` is the number of weakest devices that one device of type i is worth.
     """
 
     weakest: int
@@ -38,8 +42,11 @@ class Folding:
 
 
 def fold(spec: Spec) -> Folding:
-    """Fold the cluster, with communication if the specification says so."""
-    totals = [_total_ms(spec, device) for device in spec.devices]
+    """Return the folding of a cluster (section 5.3), with communication where specified."""
+    totals = [
+        math.fsum(times.forward_ms) + math.fsum(times.backward_ms)
+        for times in map(spec.times_of, spec.devices)
+    ]
     weakest = max(range(len(totals)), key=lambda i: (totals[i], -i))
     heaviest = totals[weakest]
     factors = [max(math.floor(heaviest / total + 0.5), 1) for total in totals]
@@ -51,24 +58,19 @@ def fold(spec: Spec) -> Folding:
     devices = sum(
         device.gpus * factor for device, factor in zip(spec.devices, factors, strict=True)
     )
-    # Ditto knows one number of devices a node; where they differ, one that fits them all.
+    # Ditto's virtual nodes are equal: their size divides that of every real node.
     per_node = math.gcd(*(device.gpus_per_node for device in spec.devices))
     return Folding(weakest, tuple(factors), devices // per_node, per_node)
 
 
-def _total_ms(spec: Spec, device: DeviceType) -> float:
-    times = spec.times_of(device)
-    return math.fsum(times.forward_ms) + math.fsum(times.backward_ms)
-
-
 def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float, most: int) -> int:
-    """Return the d of 1..most whose ``p(d)`` is closest to `total`."""
+    """Return the number of weakest devices d in 1..most with ``p(d)`` closest to `total`."""
     per_node = spec.devices[weakest].gpus_per_node
     layers = len(spec.layers)
     across = math.fsum(spec.network.allreduce_across_ms) / layers
 
     def inside(devices: int) -> float:
-        # as in the authors' program, a table for powers of two serves all numbers
+        # As in the authors' program, other numbers use the next power of two.
         power = 1 << (devices - 1).bit_length() if devices > 1 else 0
         rows = spec.network.allreduce_in_node_ms
         return math.fsum(row.get(power, 0.0) for row in rows) / layers
@@ -81,24 +83,13 @@ def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float,
     return min(range(1, most + 1), key=lambda d: (abs(p(d) - total), d))
 
 
-# ---- From a virtual template back to real devices: the paper's section 6 -----------------------
-# Recovery counts devices of each type. It does not look at nodes: where the stages are put into
-# nodes afterwards, a node's stages need not follow each other in the pipeline.
-
-
-# A device is used only where it replaces more than this of itself (the authors' greedy).
-CODE_RULE_SHARE = 0.6
-
-Piece = tuple[int, int, int]  # first layer, end, option
-
-
 class UnrecoverableError(Exception):
-    """The virtual template cannot be made of the real devices; the message says why."""
+    """The virtual template has no counterpart on the real devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """A template of the first virtual stages: devices used of each type, stages."""
+    """A partial template of the first virtual stages: used devices of each type, stages, cost."""
 
     used: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -108,16 +99,13 @@ class _Partial:
 def recover(
     problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int]]
 ) -> Template | None:
-    """Merge virtual one-device stages by dynamic programming (Algorithm 2).
+    """Return a template of merged virtual one-device stages, by dynamic programming (Algorithm 2).
+
+    None where the devices do not suffice.
 
     Parameters
     ----------
     virtual : list of (first layer, end)
-
-    Returns
-    -------
-    Template or None
-        None where the devices do not allow it.
     """
     devices = problem.spec.devices
     choices = [
@@ -129,7 +117,7 @@ def recover(
     nothing = _Partial((0,) * len(devices), (), 0)
     best: list[_Partial | None] = [nothing] + [None] * len(virtual)
     for at in range(1, len(virtual) + 1):
-        # as in the authors' program, a single stage is tried before any longer template
+        # As in the authors' program, a single stage is tried before longer templates.
         for single in (True, False):
             for kind, gpus, covered, option in choices:
                 before = best[at - covered] if covered <= at else None
@@ -139,8 +127,8 @@ def recover(
                 piece = (virtual[at - covered][0], virtual[at - 1][1], option)
                 pieces = (*before.pieces, piece)
                 cost = _cost(problem, pieces) if used[kind] <= limits[kind] else None
-                standing = best[at]
-                if cost is not None and (standing is None or cost < standing.cost):
+                incumbent = best[at]
+                if cost is not None and (incumbent is None or cost < incumbent.cost):
                     best[at] = _Partial(used, pieces, cost)
     last = best[-1]
     return None if last is None else into_nodes(problem, last.pieces)
@@ -149,19 +137,19 @@ def recover(
 def recover_greedily(
     problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int, int]], rule: str
 ) -> Template:
-    """Give the strongest devices to the stages where they help most (Algorithm 1).
+    """Return a template with the strongest devices where they help most (Algorithm 1).
 
     Parameters
     ----------
     virtual : list of (first layer, end, devices)
         A template of the virtual cluster.
     rule : str
-        ``paper``, or ``code``: also leave stages alone of which a device would replace too little.
+        ``paper``, or ``code``, which skips stages that would use too small a share of a device.
 
     Raises
     ------
     UnrecoverableError
-        Devices remain or missing.
+        The devices do not come out even.
     """
     devices = problem.spec.devices
     weakest = folding.weakest
@@ -185,7 +173,13 @@ def recover_greedily(
                 share = min(width / folding.factors[kind], remaining)
                 if replaced[j] or (rule == "code" and share <= CODE_RULE_SHARE):
                     continue
-                gpus = min(_power_of_two(share), _largest_fitting(remaining, kind, problem))
+                power = 1
+                while power < share:
+                    power *= 2
+                gpus = min(
+                    power,
+                    powers_of_two(min(remaining, problem.spec.devices[kind].gpus_per_node))[-1],
+                )
                 option = problem.option_index(kind, gpus)
                 changed = tuple(
                     (first, end, option if i == j else index)
@@ -214,26 +208,14 @@ def recover_greedily(
     return template
 
 
-def _power_of_two(devices: float) -> int:
-    """Return the smallest power of two that is at least `devices`."""
-    power = 1
-    while power < devices:
-        power *= 2
-    return power
-
-
-def _largest_fitting(remaining: int, kind: int, problem: PlanningProblem) -> int:
-    return powers_of_two(min(remaining, problem.spec.devices[kind].gpus_per_node))[-1]
-
-
 def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:
-    """Return Oobleck's time, which both programs recover by; it knows no transfers."""
+    """Return Oobleck's estimate without transfers, which both recoveries minimize."""
     times = [int(problem.cost_ps[option, end, first]) for first, end, option in pieces]
     return t_oobleck(times, problem.spec.microbatches)
 
 
 def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template | None:
-    """Put stages into nodes, the widest first; None where they do not fit."""
+    """Return the stages placed in nodes, the widest first; None where they do not fit."""
     free: dict[Node, int] = {
         (i, n): device.gpus_per_node
         for i, device in enumerate(problem.spec.devices)
@@ -258,12 +240,9 @@ def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template 
     )
 
 
-# ---- Ditto: fold the cluster, plan the virtual one with Oobleck, recover a template from that ----
-
-
 @dataclass(frozen=True, slots=True)
 class VirtualTemplate:
-    """A template of the virtual cluster: (first layer, end, devices) of each stage, T_oobleck."""
+    """A template of the virtual cluster: (first layer, end, devices) of each stage, t_oobleck."""
 
     stages: tuple[tuple[int, int, int], ...]
     t_oobleck_ps: int
@@ -271,7 +250,7 @@ class VirtualTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPlan:
-    """A template of the real cluster, and the virtual one that it was recovered from."""
+    """A template of the real cluster with the virtual one that it was recovered from."""
 
     folding: Folding
     virtual: VirtualTemplate
@@ -279,12 +258,12 @@ class RecoveredPlan:
 
 
 def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
-    """Plan with node folding and the dynamic program.
+    """Plan with node folding and the recovery by dynamic programming.
 
     Raises
     ------
     InfeasiblePlanError
-        There are more virtual devices than layers, or the recovery ends nowhere.
+        There are more virtual devices than layers, or the virtual template is not recoverable.
     """
     folding = fold(problem.spec)
     if folding.gpus > problem.layers:
@@ -325,9 +304,7 @@ def oobleck_templates(
 
 
 def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
-    """Plan with node folding and the greedy recovery.
-
-    The virtual templates are tried from the best on, until the devices come out even.
+    """Plan with node folding and the greedy recovery of the best recoverable virtual template.
 
     Raises
     ------

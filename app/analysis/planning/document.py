@@ -1,7 +1,4 @@
-"""A plan as it is read by people and programs: the types behind ``paceline.plan/1``.
-
-`app.analysis.planning.build` makes them once, `app.analysis.json_text` writes them.
-"""
+"""Types of ``paceline.plan/1``, the document of a plan (built in `app.analysis.planning.build`)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ SCHEMA: Final = "paceline.plan/1"
 
 @dataclass(frozen=True, slots=True)
 class IterationTimes:
-    """What one iteration takes by each objective, ms."""
+    """Time of one iteration by each objective, ms."""
 
     t_std: float
     """ΣL + (N − 1)·max L, the objective of Alpa and Metis, ms."""
@@ -36,13 +33,13 @@ class StageReplica:
     """A whole node of a replicated stage."""
 
     device: str
-    """Type of its devices."""
+    """Type of the node's devices."""
     gpus: int
     """Devices of the node."""
     node: int
     """Number of the node among those of its type, from 0."""
     share: float
-    """The share of each batch that it takes, a fraction; those of a stage add up to 1."""
+    """Share of each batch, a fraction; shares of a stage add up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +49,35 @@ class PlannedStage:
     layers: tuple[int, int]
     """First and last layer, from 0, both included."""
     device: str
-    """Type of its devices; of the first replica's where it is replicated."""
+    """Type of the stage's devices; of a replicated stage, that of the first replica."""
     gpus: int
-    """Devices; of the first replica where it is replicated."""
+    """Number of devices; of a replicated stage, that of the first replica."""
     node: int
-    """Number of the node among those of its type, from 0; of the first replica's where it is
-    replicated."""
+    """Number of the node among those of its type, from 0; of a replicated stage, that of the first
+    replica."""
     forward_ms: float
-    """For one microbatch, ms; transfers are received in the stage's own time."""
+    """Forward time for one microbatch, ms."""
     backward_ms: float
-    """For one microbatch, ms; transfers are received in the stage's own time."""
+    """Backward time for one microbatch, ms."""
     transfer_ms: float
-    """For one microbatch, ms; transfers are received in the stage's own time."""
+    """Time to receive activations and gradients of one microbatch, which is part of the stage's
+    time, ms."""
     memory_bytes: float
-    """What one device needs, bytes; the most among the replicas."""
+    """Memory that one device needs, bytes; the most among the replicas."""
     memory_limit_bytes: float | None
-    """What one device has, bytes, the least among the replicas; None where the specification names
-    no limit."""
+    """Memory of one device, bytes, the least among the replicas; None without a limit in the
+    specification."""
     replicas: tuple[StageReplica, ...] = field(default=(), metadata=OMITTED)
-    """Empty where the stage stays in one node."""
+    """Nodes of a replicated stage; empty where the stage is in one node."""
 
     @property
     def time_ms(self) -> float:
-        """Return what the stage takes for one microbatch, transfers included."""
+        """Return the stage's time for one microbatch, transfers included, ms."""
         return self.forward_ms + self.backward_ms + self.transfer_ms
 
     @property
     def places(self) -> tuple[PlannedStage | StageReplica, ...]:
-        """Return where its devices are: its replicas, or the stage itself."""
+        """Return the nodes of the stage: its replicas, or the stage itself."""
         return self.replicas or (self,)
 
 
@@ -88,13 +86,13 @@ class FoldedCluster:
     """The virtual homogeneous cluster that Ditto plans for."""
 
     weakest: str
-    """The type that all devices are counted in."""
+    """Device type of the virtual cluster: the weakest of the real one."""
     factors: Mapping[str, int]
-    """By type, how many of the weakest one device is worth."""
+    """Number of weakest devices that one device is worth, by type."""
     virtual_nodes: int
-    """Nodes of the virtual cluster; devices of each."""
+    """Nodes of the virtual cluster."""
     virtual_gpus_per_node: int
-    """Nodes of the virtual cluster; devices of each."""
+    """Devices of each virtual node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class VirtualStage:
     layers: tuple[int, int]
     """First and last layer, from 0, both included."""
     gpus: int
-    """Virtual devices."""
+    """Number of virtual devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class VirtualPlan:
     t_oobleck_ms: float
     """Oobleck's estimate of its iteration, ms."""
     stages: tuple[VirtualStage, ...]
-    """From the first layer on."""
+    """Stages in the order of the layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,81 +120,80 @@ class PlanAlternative:
     """A near-optimal template."""
 
     iteration_time_ms: IterationTimes
-    """What its iteration takes, ms."""
+    """Time of an iteration, ms."""
     stages: tuple[PlannedStage, ...]
-    """From the first layer on."""
+    """Stages in the order of the layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundProof:
-    """What proves a lower bound: every time that the slowest stage may take, in intervals.
+    """Proof of a lower bound: bounds for all intervals of the slowest stage's time.
 
-    `app.analysis.planning.search.best_first` says more.
+    Described in `app.analysis.planning.search.best_first`.
     """
 
     objective: str
-    """What the bounds are by, ``t_std`` or ``t_oobleck``."""
+    """Objective of the bounds, ``t_std`` or ``t_oobleck``."""
     lower_bound_ps: int
-    """No template costs less, and the best that was found costs as much; ps."""
+    """Proven lower bound of the cost of every template, ps."""
     upper_bound_ps: int
-    """No template costs less, and the best that was found costs as much; ps."""
+    """Cost of the best template found, ps."""
     closed: bool
     """Whether the upper bound is proven to be the optimum."""
     intervals_explored: int
-    """Intervals of the slowest stage's time that were looked into."""
+    """Number of explored intervals of the slowest stage's time."""
     leaves: tuple[tuple[int, int, int | None], ...]
-    """Lowest and highest time of the slowest stage, both included, and a bound, all in ps: no
-    template whose slowest stage takes as long costs less than the bound; None where there is no
-    such template."""
+    """Lowest and highest time of the slowest stage, both included, and a lower bound of the cost of
+    templates in this interval, in ps; the bound is None where there is no such template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTemplate:
-    """What a method found."""
+    """Template found by a method."""
 
     method: str
     """``optimal``, ``ditto``, ``greedy`` or ``exhaustive``."""
     objective: str
-    """What it was sought by: ``t_std``, ``t_oobleck`` or ``simulated``."""
+    """Minimized time: ``t_std``, ``t_oobleck`` or ``simulated``."""
     iteration_time_ms: IterationTimes
-    """What an iteration takes, ms."""
+    """Time of an iteration, ms."""
     planning_time_s: float
-    """What the search took, s."""
+    """Duration of the search, s."""
     microbatches: int
-    """Of one iteration."""
+    """Microbatches of one iteration."""
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     stages: tuple[PlannedStage, ...]
-    """From the first layer on."""
+    """Stages in the order of the layers."""
     fits_memory: bool
-    """Whether every stage fits its devices; Ditto and its greedy recovery do not look at memory."""
+    """Whether every stage fits its devices; Ditto and its greedy recovery ignore memory."""
     contiguous_nodes: bool
-    """Whether the stages of each node follow each other."""
+    """Whether the stages of each node are adjacent."""
     idle: Mapping[str, int]
-    """By type, how many devices are in no stage."""
+    """Number of devices in no stage, by type."""
     folding: FoldedCluster | None = field(default=None, metadata=OMITTED)
     """The virtual cluster, for methods that fold."""
     virtual_template: VirtualPlan | None = field(default=None, metadata=OMITTED)
-    """The template of the virtual cluster that this one was recovered from."""
+    """The template of the virtual cluster from which this one was recovered."""
     oobleck_templates: tuple[VirtualPlan, ...] = field(default=(), metadata=OMITTED)
-    """Oobleck's templates of the virtual cluster, one for each number of stages, where making them
-    takes no more than seconds."""
+    """Oobleck's templates of the virtual cluster, one for each number of stages; empty where they
+    would take more than seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTemplate(FoundTemplate):
-    """What a method gives that the plan is held against."""
+    """Template of another method, for comparison with the plan."""
 
     relative: float | None
-    """Its cost ÷ the plan's, by the plan's objective; None where one has no such time."""
+    """Its cost ÷ the plan's by the plan's objective; None where that is not defined."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a method has no template."""
+    """Reason why a method has no template."""
 
     reason: str
-    """One sentence for a person."""
+    """The reason as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -213,34 +210,35 @@ class PlanDocument(FoundTemplate, _Versioned):
     """A plan, schema ``paceline.plan/1``."""
 
     optimal: bool
-    """Whether it is proven that no template is better by the objective."""
+    """Whether the template is proven optimal by the objective."""
     lower_bound_ms: float | None
-    """No template costs less by the objective, ms; None where the method proves nothing."""
+    """Proven lower bound of every template's cost by the objective, ms; None for methods without a
+    proof."""
     alternatives: tuple[PlanAlternative, ...]
-    """At most ten that cost at most 2 % more than the plan by the objective, the best simulated
-    first; by ``simulated``, none is better than the plan. Empty for other methods than
+    """At most ten templates that cost at most 2 % more than the plan by the objective, the fastest
+    executed first; by ``simulated``, none is better than the plan. Empty for other methods than
     ``optimal``."""
     certificate: BoundProof | None
-    """The search's proof by the objective. Where that is ``simulated``: by ``t_std``, near whose
-    optimum the search for the fastest execution began. None where the method proves nothing."""
+    """Proof of the lower bound by the objective; for ``simulated``, of the best ``t_std``, where
+    the search for the fastest execution started. None for methods without a proof."""
     comparison: Mapping[str, ComparedTemplate | NoAnswer]
-    """By method, what Ditto and its greedy recovery give on the same specification."""
+    """Results of Ditto and its greedy recovery on the same specification, by method."""
 
     @property
     def cost_ms(self) -> float | None:
-        """Return what an iteration takes by the plan's objective."""
+        """Return the iteration's time by the plan's objective, ms."""
         return self.iteration_time_ms.by(self.objective)
 
     @property
     def gap(self) -> float | None:
-        """Return how far above its proven bound the plan is, a fraction; None without a proof."""
+        """Return the optimality gap, a fraction; None without a proof."""
         if not self.lower_bound_ms or self.cost_ms is None:
             return None
         return max(self.cost_ms / self.lower_bound_ms - 1, 0.0)
 
     @property
     def others(self) -> dict[str, ComparedTemplate]:
-        """Return the templates that the plan is held against, by method."""
+        """Return the templates of other methods, by method."""
         return {
             name: other
             for name, other in self.comparison.items()
@@ -248,18 +246,18 @@ class PlanDocument(FoundTemplate, _Versioned):
         }
 
     def over(self, other: FoundTemplate | PlanAlternative) -> float:
-        """Return how much longer than the plan another template takes, executed; a fraction."""
+        """Return the relative excess of another template's executed time over the plan's."""
         return other.iteration_time_ms.simulated / self.iteration_time_ms.simulated - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """When each computation starts; all of a stage in one direction take as long."""
+    """Start of each computation; those of a stage in one direction have equal durations."""
 
     forward: tuple[tuple[float, ...], ...]
-    """ms since the iteration started, ``[stage][microbatch]``."""
+    """Starts of forwards, ms since the iteration's start, ``[stage][microbatch]``."""
     backward: tuple[tuple[float, ...], ...]
-    """ms since the iteration started, ``[stage][microbatch]``."""
+    """Starts of backwards, ms since the iteration's start, ``[stage][microbatch]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +265,8 @@ class SimulatedIteration:
     """A plan's iteration, executed under 1F1B."""
 
     iteration_time_ms: float
-    """What it takes, ms."""
+    """Time of the iteration, ms."""
     bubble: tuple[float, ...]
-    """By stage, the share of the iteration in which it computes nothing, a fraction."""
+    """Idle share of each stage, a fraction of the iteration."""
     starts: Starts | None
-    """When each computation starts; None where there are too many computations to draw."""
+    """Start of each computation; None where there are too many computations to draw."""

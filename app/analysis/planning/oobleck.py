@@ -1,8 +1,8 @@
-"""Oobleck's divide and conquer over stages, layers and sets of devices of several types.
+"""Oobleck's divide and conquer (Jang et al., SOSP 2023) over stages, layers and sets of devices.
 
-T(S', u, v, x) is one template for layers [u, v) in S' stages on the device set x; several nodes are
-divided into two sets, a node into halves. One template is kept for each, which is not always the
-optimum: the best whole need not consist of the best parts.
+T(S', u, v, x) is a template for layers [u, v) in S' stages on the device set x; a set of nodes is
+divided into two sets, a node into halves. A single template is kept for each state, which makes it
+a heuristic: the best whole need not consist of the best parts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from app.analysis.planning.search.kernels import FAR
 
 IntArray = NDArray[np.int64]
 
-# Entries of all tables; each is 48 bytes.
+# Limit of table entries, 48 bytes each.
 MOST_ENTRIES: Final = 20_000_000
 NO_OPTION: Final = -1
 
-# What an entry holds: first index of the table.
+# Fields of an entry: first index of the table.
 _TOTAL, _SLOWEST, _POSITION, _TAIL, _CUT, _SPLIT = range(6)
 
 
 class TooLargeToDivideError(Exception):
-    """The divide and conquer would need too much memory, or its time is up."""
+    """The divide and conquer would exceed its memory or time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ Part = tuple[int, int, int]  # first layer, end, option
 
 
 class Division:
-    """Divide and conquer on a problem."""
+    """Filled tables of the divide and conquer on a problem."""
 
     def __init__(
         self,
@@ -63,13 +63,12 @@ class Division:
         objective : str
             ``t_std`` or ``t_oobleck``.
         stages : int, optional
-            Only templates with as many stages as devices everywhere are wanted if it equals the
-            number of devices (Ditto's virtual template).
+            If equal to the number of devices, every device is a stage (Ditto's virtual template).
 
         Raises
         ------
         TooLargeToDivideError
-            It would take too much memory or time, or the budget is spent.
+            The limit of memory or time is exceeded.
         """
         self.problem = problem
         self.layers = problem.layers
@@ -80,7 +79,7 @@ class Division:
         self.fewest: list[int] = []
         self.most: list[int] = []
         everything = DeviceSet(tuple(device.nodes for device in problem.spec.devices))
-        for device_set in self._all_sets(everything.nodes):
+        for device_set in self._device_sets(everything.nodes):
             self._register(device_set)
         entries = sum(
             (b - a + 1) * (self.layers + 1) ** 2
@@ -89,7 +88,7 @@ class Division:
         if entries > MOST_ENTRIES:
             raise TooLargeToDivideError(f"its tables would have {entries} entries")
         self.splits = [self._split_pairs(device_set) for device_set in self.sets]
-        operations = self._operations()
+        operations = self._estimated_divisions()
         if operations > budget.most_divisions:
             raise TooLargeToDivideError(f"about {operations:.0e} divisions would be looked at")
         offsets = np.cumsum(
@@ -110,8 +109,8 @@ class Division:
             )  # fmt: skip
         self.everything = self.index[everything]
 
-    def _operations(self) -> float:
-        """Estimate how many divisions there are: of stages and devices, times those of layers."""
+    def _estimated_divisions(self) -> float:
+        """Return the estimated number of divisions: of stages and devices × those of layers."""
         fewest, most = np.array(self.fewest), np.array(self.most)
         divided = 0
         for splits in self.splits:
@@ -121,19 +120,24 @@ class Division:
         return divided * self.layers**3 / 6
 
     def stage_counts(self) -> range:
-        """Return the numbers of stages that a template of the whole cluster may have."""
+        """Return the possible numbers of stages of a template of the whole cluster."""
         return range(self.fewest[self.everything], self.most[self.everything] + 1)
 
     def cost(self, stages: int) -> int | None:
-        """Return the kept template's cost with that number of stages; None where there is none."""
+        """Return the cost of the template with a number of stages, ps; None without a template."""
         row = self._row(self.everything, stages)
         entry = self.table[:, 0, self.layers, row]
         if entry[_TOTAL] >= FAR:
             return None
-        return _objective(entry, stages, self.problem.spec.microbatches, standard=self.standard)
+        total, slowest, position, tail = (int(n) for n in entry[:4])
+        if self.standard:
+            return total + (self.problem.spec.microbatches - 1) * slowest
+        if stages == 1:
+            return 4 * total
+        return total + (self.problem.spec.microbatches - stages + position + 1) * slowest + tail
 
     def parts(self, stages: int) -> list[tuple[Part, DeviceSet]]:
-        """Return the stages of the template that was kept, with the devices of each."""
+        """Return the stages of the template with a number of stages, and the devices of each."""
         return self._parts(self.everything, stages, 0, self.layers)
 
     def _row(self, x: int, stages: int) -> int:
@@ -148,8 +152,8 @@ class Division:
         a, b = (int(n) for n in self.splits[x][pair])
         return self._parts(a, left, u, cut) + self._parts(b, stages - left, cut, v)
 
-    def _all_sets(self, nodes: tuple[int, ...]) -> list[DeviceSet]:
-        """Return every set, those with fewer devices first."""
+    def _device_sets(self, nodes: tuple[int, ...]) -> list[DeviceSet]:
+        """Return all device sets in ascending order of devices."""
         devices = self.problem.spec.devices
         none = (0,) * len(nodes)
         parts = {
@@ -179,7 +183,7 @@ class Division:
         self.most.append(most)
 
     def _node(self, device_set: DeviceSet) -> tuple[int, int] | None:
-        """Return type and devices of a single node or a part of one."""
+        """Return type and number of devices of a single node or part; None for several nodes."""
         if device_set.gpus:
             return device_set.device, device_set.gpus
         if sum(device_set.nodes) != 1:
@@ -194,7 +198,7 @@ class Division:
         return self.problem.option_index(*node)
 
     def _split_pairs(self, device_set: DeviceSet) -> IntArray:
-        """Return the ways to divide a set in two, in the programs' order."""
+        """Return the divisions of a set in two, as indices, in the order of the programs."""
         node = self._node(device_set)
         if node is not None:
             kind, gpus = node
@@ -213,13 +217,13 @@ class Division:
 
 
 def _left_part(gpus: int) -> int:
-    """Return how many devices of a node the left part has: half, or the largest power of two."""
+    """Return the devices of a node's left part: half of them, or the largest power of two."""
     power = 1 << (gpus.bit_length() - 1)
     return power // 2 if power == gpus else power
 
 
 def _part_sizes(gpus: int) -> set[int]:
-    """Return the sizes of the parts into which a node is divided, without the node itself."""
+    """Return the sizes of the parts of a recursively halved node, without the node itself."""
     if gpus == 1:
         return set()
     left = _left_part(gpus)
@@ -228,26 +232,17 @@ def _part_sizes(gpus: int) -> set[int]:
 
 
 def _subsets(nodes: tuple[int, ...], start: int = 0) -> list[tuple[int, ...]]:
-    """Return the choices of nodes from types `start` on, none of the earlier ones, not empty."""
-    found = []
+    """Return the nonempty subsets of nodes of types `start` and later."""
+    subsets = []
     for kind in range(start, len(nodes)):
         for number in range(1, nodes[kind] + 1):
             chosen = tuple(number if i == kind else 0 for i in range(len(nodes)))
-            found.append(chosen)
-            found.extend(
+            subsets.append(chosen)
+            subsets.extend(
                 tuple(a + b for a, b in zip(chosen, more, strict=True))
                 for more in _subsets(nodes, kind + 1)
             )
-    return found
-
-
-def _objective(entry: IntArray, stages: int, microbatches: int, *, standard: bool) -> int:
-    total, slowest, position, tail = (int(n) for n in entry[:4])
-    if standard:
-        return total + (microbatches - 1) * slowest
-    if stages == 1:
-        return 4 * total
-    return total + (microbatches - stages + position + 1) * slowest + tail
+    return subsets
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -263,7 +258,7 @@ def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain 
     microbatches: int,
     standard: bool,  # noqa: FBT001 - as above
 ) -> None:
-    """Fill the entries of device set x, whose parts are filled."""
+    """Fill the entries of device set x; those of its parts are filled before."""
     layers = table.shape[1] - 1
     for u in range(layers):
         for v in range(u + 1, layers + 1):
@@ -288,7 +283,7 @@ def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain 
                             one, two = row_a + left, row_b - left
                             total = table[_TOTAL, u, cut, one] + table[_TOTAL, cut, v, two]
                             if total >= best:
-                                continue  # also where one of them is not possible
+                                continue  # also where one part has no template
                             slowest = table[_SLOWEST, cut, v, two]
                             if table[_SLOWEST, u, cut, one] > slowest:
                                 slowest = table[_SLOWEST, u, cut, one]

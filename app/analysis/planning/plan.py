@@ -1,4 +1,4 @@
-"""Plan a specification by a method, and hold it against Ditto and its greedy recovery."""
+"""Plan a specification by one of four methods, and compare with Ditto and its greedy recovery."""
 
 from __future__ import annotations
 
@@ -26,47 +26,45 @@ from app.analysis.planning.template import Template, evaluate, number_nodes
 from app.errors import Fault, InfeasiblePlanError, InvalidSpecError
 
 ALTERNATIVES: Final = 10
-# The methods that the optimum is held against.
+# Methods for comparison with a plan.
 BASELINES: Final = ("ditto", "greedy")
+# Limit of divisions of a comparison's divide and conquer: a few seconds.
 COMPARED_DIVISIONS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """What a method found."""
+    """Result of a planning method."""
 
     problem: PlanningProblem
     method: str
     objective: str
     template: Template
     planning_time_s: float
-    # No template costs less by the objective; None where the method proves nothing.
-    lower_bound_ps: int | None = None
+    lower_bound_ps: int | None = None  # by the objective; None for methods without a proof
     certificate: Certificate | None = None
-    # tuple of templates: near-optimal ones, the best simulated first
-    alternatives: tuple[Template, ...] = ()
+    alternatives: tuple[Template, ...] = ()  # near-optimal ones, the fastest executed first
     folding: Folding | None = None
     virtual: VirtualTemplate | None = None
     oobleck: tuple[VirtualTemplate, ...] = ()
-    comparison: dict[str, FoundPlan] = field(default_factory=dict)
-    # mapping of baseline to text: why a baseline has no answer
-    reasons: dict[str, str] = field(default_factory=dict)
+    comparison: dict[str, FoundPlan] = field(default_factory=dict)  # by baseline
+    reasons: dict[str, str] = field(default_factory=dict)  # of baselines without an answer
 
     @property
     def cost_ps(self) -> int | None:
-        """Return what an iteration takes by the objective; None where that is not defined."""
+        """Return the iteration's time by the objective, ps; None where that is not defined."""
         cost: int | None = getattr(evaluate(self.problem, self.template), self.objective)
         return cost
 
     @property
     def optimal(self) -> bool:
-        """Return whether it is proven that nothing is better by the objective."""
+        """Return whether the plan is proven optimal by the objective."""
         bound, cost = self.lower_bound_ps, self.cost_ps
         return bound is not None and cost is not None and bound >= cost
 
     @property
     def gap(self) -> float | None:
-        """Return how far above its bound the plan may be, a fraction; None without a proof."""
+        """Return the optimality gap, a fraction; None without a proof."""
         bound, cost = self.lower_bound_ps, self.cost_ps
         return None if bound is None or cost is None else max(cost / bound - 1, 0.0)
 
@@ -79,7 +77,7 @@ def plan(
     budget: SearchBudget | None = None,
     compare: bool = True,
 ) -> FoundPlan:
-    """Plan.
+    """Return the plan of a specification by a method.
 
     Parameters
     ----------
@@ -87,17 +85,17 @@ def plan(
         One of `METHODS`.
     objective : str
         One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
-        looks for the template that executes fastest, and of equally fast ones for the most even.
+        searches for the fastest executed template, and of equally fast ones for the most even.
     budget : SearchBudget, optional
         Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
         other methods end without an answer.
     compare : bool
-        Also run Ditto and its greedy recovery; their time is their own.
+        Also run Ditto and its greedy recovery, which does not count as planning time.
 
     Raises
     ------
     InvalidSpecError
-        The method and the specification do not go together.
+        The method does not support the specification.
     InfeasiblePlanError
         There is no template, with the nearest changes that would make one; or the method has no
         answer.
@@ -109,13 +107,17 @@ def plan(
         found = _METHODS[method](problem, objective, budget)
     except InfeasiblePlanError as error:
         if method == "optimal" and error.stable_code == InfeasiblePlanError.code:
-            raise _explained(problem, error, budget) from error
+            raise _with_changes(problem, error, budget) from error
         raise
     if not compare:
         return found
     plans: dict[str, FoundPlan] = {}
     reasons: dict[str, str] = {}
-    again = _for_comparison(budget, found.planning_time_s)
+    # The comparison may take as much time again.
+    deadline = budget.deadline_s
+    if deadline is not None:
+        deadline = max(deadline, budget.clock()) + found.planning_time_s
+    again = replace(budget, deadline_s=deadline, report=None, most_divisions=COMPARED_DIVISIONS)
     for name in BASELINES:
         if name == method:
             continue
@@ -127,12 +129,12 @@ def plan(
 
 
 def check_request(spec: Spec, method: str, objective: str) -> None:
-    """Refuse what cannot be planned.
+    """Check that the method and the objective exist and suit the specification.
 
     Raises
     ------
     InvalidSpecError
-        With the fault's path.
+        With the path of each fault.
     """
     faults = []
     if method not in METHODS:
@@ -159,15 +161,7 @@ def _fault(code: str, message: str, path: str) -> Fault:
     return Fault(code, message, column=path)
 
 
-def _for_comparison(budget: SearchBudget, spent_s: float) -> SearchBudget:
-    """Return a budget of as much time again, for searches of a few seconds at most."""
-    deadline = budget.deadline_s
-    if deadline is not None:
-        deadline = max(deadline, budget.clock()) + spent_s
-    return replace(budget, deadline_s=deadline, report=None, most_divisions=COMPARED_DIVISIONS)
-
-
-def _explained(
+def _with_changes(
     problem: PlanningProblem, error: InfeasiblePlanError, budget: SearchBudget
 ) -> InfeasiblePlanError:
     try:
@@ -175,13 +169,6 @@ def _explained(
     except TooManyCellsError:
         return error  # the cluster is too large to try changes
     return InfeasiblePlanError(reason, code=error.stable_code, faults=changes)
-
-
-# ---- methods
-
-
-def _search_objective(objective: str) -> str:
-    return "t_oobleck" if objective == "t_oobleck" else "t_std"
 
 
 def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
@@ -233,34 +220,30 @@ def _exhaustive(problem: PlanningProblem, objective: str, budget: SearchBudget) 
             code="plan.no_answer",
         )
     try:
-        division = Division(problem, _search_objective(objective), budget)
+        division = Division(problem, "t_oobleck" if objective == "t_oobleck" else "t_std", budget)
     except TooLargeToDivideError as error:
         raise InfeasiblePlanError(
             f"the cluster is too large for the exhaustive search: {error}", code="plan.too_large"
         ) from error
     costs = {stages: division.cost(stages) for stages in division.stage_counts()}
-    known = {stages: cost for stages, cost in costs.items() if cost is not None}
-    if not known:
+    feasible = {stages: cost for stages, cost in costs.items() if cost is not None}
+    if not feasible:
         raise InfeasiblePlanError("there is no template", code="plan.no_answer")
-    stages = min(known, key=lambda count: (known[count], count))
-    return FoundPlan(
-        problem=problem,
-        method="exhaustive",
-        objective=objective,
-        template=_numbered(problem, division, stages),
-        planning_time_s=budget.clock() - began,
-    )
-
-
-def _numbered(problem: PlanningProblem, division: Division, stages: int) -> Template:
-    """Return a division's template; parts of one node follow each other until it is full."""
+    stages = min(feasible, key=lambda count: (feasible[count], count))
+    # Parts of one node follow each other until it is full.
     parts: list[tuple[int, int, int, bool]] = []
     used = 0
     for (first, end, index), _ in division.parts(stages):
         option = problem.options[index]
         parts.append((first, end, index, used > 0))
         used = (used + option.gpus) % problem.spec.devices[option.device].gpus_per_node
-    return number_nodes(problem, parts)
+    return FoundPlan(
+        problem=problem,
+        method="exhaustive",
+        objective=objective,
+        template=number_nodes(problem, parts),
+        planning_time_s=budget.clock() - began,
+    )
 
 
 _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPlan]]] = {
@@ -272,9 +255,9 @@ _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPl
 
 
 def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
-    """Return a plan of Ditto with Oobleck's list of templates of the virtual cluster.
+    """Return Ditto's plan with Oobleck's templates of the virtual cluster.
 
-    Where making the list would take more than seconds it stays empty.
+    The list stays empty where the divide and conquer would take more than seconds.
     """
     if found.folding is None:
         return found

@@ -1,8 +1,10 @@
 """Planning problem as integer arrays: the time of every possible stage, in picoseconds.
 
-Each layer is rounded once, so sums are exact (error below 1e-9 ms a layer). An option is what a
-stage can run on: devices of one type in a node, or whole nodes that replicate the stage. Replicas
-with times L_i take 1 / Σ 1/L_i a microbatch; their all-reduce is spread over the microbatches.
+Each layer is rounded once (error below 1e-9 ms), so sums are exact and equal templates have equal
+costs. An option is a set of devices that a stage can run on: devices of one type in a node, or
+whole nodes that replicate the stage. Each replica takes the share of the batch with which it ends
+with the others: with times L_i, the stage takes 1 / Σ 1/L_i a microbatch. Their all-reduce of
+gradients, once an iteration, is spread over the microbatches.
 """
 
 from __future__ import annotations
@@ -15,23 +17,27 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.spec import WEIGHT_STATES, DeviceType, Spec
+from app.analysis.planning.spec import WEIGHT_STATES, Spec
 from app.errors import Fault, InvalidSpecError
 
-# ---- Stages replicated over whole nodes, whose microbatches are split by speed -----------------
-# Of the batch each replica takes the share that ends with the others, so a stage on replicas with
-# times L_i takes 1 / Σ 1/L_i a microbatch. The gradients' all-reduce across nodes happens once an
-# iteration; it is spread over the microbatches, which counts it in full.
-
-
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
-# More replicas of one stage than this are not searched: their number grows with the cluster's.
+# Most replicas of a stage: the number of combinations grows quickly with the cluster.
 MOST_REPLICAS: Final = 4
+PS_PER_MS: Final = 10**9
+PS_PER_BYTE_AT_1_GB_S: Final = 1000
+# Larger than any time, and a sum of a few of them does not overflow.
+NEVER: Final = np.int64(2**61)
+LONGEST_PS: Final = 2**60
+
+# Link between two stages: inside a node, or between nodes.
+INSIDE: Final = 0
+BETWEEN: Final = 1
 
 
 def node_sets(nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield how many whole nodes of each type one replicated stage may take."""
+    """Yield the numbers of whole nodes of each type for a replicated stage."""
     for chosen in itertools.product(*(range(min(n, MOST_REPLICAS) + 1) for n in nodes)):
         if 1 < sum(chosen) <= MOST_REPLICAS:
             yield chosen
@@ -40,12 +46,12 @@ def node_sets(nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def combined_cost(
     members: tuple[IntArray, IntArray], numbers: Sequence[int], *, sync_ps: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Return forward and whole cost of a stage on `numbers[i]` replicas of each member's option.
+    """Return the forward and total times of stages on `numbers[i]` replicas of each type, ps.
 
     Parameters
     ----------
     members : pair of int64 arrays, shape (types, layers + 1, layers + 1)
-        Forward, and forward with backward, of one replica.
+        Forward time, and forward with backward, of one replica of each type.
     sync_ps : int64 array, shape (layers + 1, layers + 1)
         Gradient synchronization of each stage for one microbatch.
     """
@@ -58,29 +64,9 @@ def combined_cost(
     return ahead, total + sync_ps
 
 
-# ---- A specification as integer arrays: what every stage that can be would take ----------------
-# Times are whole picoseconds. Each layer is rounded once, so sums are exact, equal layers stay
-# equal and two ways to one template give one cost; a rounding error is below 1e-9 ms a layer.
-#
-# An *option* is what a stage can run on: a number of devices of one type inside a node, or whole
-# nodes among which the stage is replicated.
-
-
-FloatArray = NDArray[np.float64]
-
-PS_PER_MS: Final = 10**9
-PS_PER_BYTE_AT_1_GB_S: Final = 1000
-# Larger than any time, small enough that adding a few of them does not overflow.
-NEVER: Final = np.int64(2**61)
-LONGEST_PS: Final = 2**60
-
-INSIDE: Final = 0
-BETWEEN: Final = 1
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a stage runs on: `gpus` devices of type `device` in one node; `nodes[i]` whole nodes.
+    """Devices of a stage: `gpus` of type `device` in one node, or `nodes[i]` whole nodes of type i.
 
     `nodes` is empty unless the stage is replicated; then `device` is the first type among them.
     """
@@ -92,26 +78,23 @@ class Option:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
-    """Costs of every stage."""
+    """Times and memory of every possible stage."""
 
     spec: Spec
     options: tuple[Option, ...]
-    # forward_ps, cost_ps: (options, layers + 1, layers + 1): ``[option, b, a]``: time of layers
-    # [a, b) in one microbatch, without transfers between stages; `cost_ps` is forward and
-    # backward. `NEVER` where the stage is empty.
+    # (options, layers + 1, layers + 1), ``[option, b, a]``: time of layers [a, b) for one
+    # microbatch without transfers, forward, and forward with backward; `NEVER` for empty stages.
     forward_ps: IntArray
     cost_ps: IntArray
-    # input_ps, gradient_ps: (2, layers + 1): ``[INSIDE or BETWEEN, cut]``: time to receive the
-    # activations before layer `cut`, and the gradients behind layer `cut - 1`; 0 at the model's
-    # ends
+    # (2, layers + 1), ``[INSIDE or BETWEEN, cut]``: time to receive the activations before layer
+    # `cut`, and the gradients behind layer `cut - 1`; 0 at the model's ends.
     input_ps: IntArray
     gradient_ps: IntArray
-    # static_bytes, activation_bytes: (options, layers + 1, layers + 1): memory of one device of
-    # the option for the stage: whatever is in flight; a microbatch
+    # (options, layers + 1, layers + 1): memory of one device for a stage: independent of the
+    # microbatches in flight, and for each of them.
     static_bytes: FloatArray
     activation_bytes: FloatArray
-    # (options,): what one device of the option has; infinite where it does not limit
-    capacity_bytes: FloatArray
+    capacity_bytes: FloatArray  # (options,): memory of one device; infinite without a limit
 
     @property
     def layers(self) -> int:
@@ -120,15 +103,15 @@ class PlanningProblem:
 
     @property
     def limited(self) -> bool:
-        """Return whether any memory is limited."""
+        """Return whether the memory of any option is limited."""
         return bool(np.isfinite(self.capacity_bytes).any())
 
     def option_index(self, device: int, gpus: int) -> int:
-        """Return the option of that number of devices of a type in one node."""
+        """Return the index of the option of `gpus` devices of a type in one node."""
         return self.options.index(Option(device, gpus))
 
     def stage_ps(self, option: int, first: int, end: int, left: int, right: int) -> int:
-        """Return what layers [first, end) take, given where the neighboring stages are."""
+        """Return the time of layers [first, end) with transfers over both links, ps."""
         return int(
             self.cost_ps[option, end, first]
             + self.input_ps[left, first]
@@ -136,7 +119,7 @@ class PlanningProblem:
         )
 
     def memory_bytes(self, option: int, first: int, end: int, in_flight: int) -> float:
-        """Return what one device of the option needs for layers [first, end)."""
+        """Return the memory of one device for layers [first, end), with microbatches in flight."""
         return float(
             self.static_bytes[option, end, first]
             + min(self.spec.microbatches, in_flight) * self.activation_bytes[option, end, first]
@@ -144,12 +127,12 @@ class PlanningProblem:
 
 
 def compile_problem(spec: Spec) -> PlanningProblem:
-    """Work out every stage's cost.
+    """Return the planning problem of a specification.
 
     Raises
     ------
     InvalidSpecError
-        An iteration would take longer than can be counted.
+        An iteration is too long or too short to count in 63 bits of picoseconds.
     """
     count = len(spec.layers)
     plain = [
@@ -160,11 +143,26 @@ def compile_problem(spec: Spec) -> PlanningProblem:
     forward = np.stack([_spans(_layer_ps(spec, o, forward=True)) for o in plain])
     backward = np.stack([_spans(_layer_ps(spec, o, forward=False)) for o in plain])
     cost = forward + backward
-    _check_range(spec, cost)
+    longest = float(cost[:, -1, 0].max()) * (spec.microbatches + len(spec.layers) + 4)
+    if not 0 < longest < LONGEST_PS:
+        raise InvalidSpecError(
+            "the times of the layers are too long or too short to plan with",
+            faults=(
+                Fault(
+                    "time_out_of_range",
+                    "an iteration on the slowest type must take between a picosecond and 13 days",
+                    column="model.layers",
+                ),
+            ),
+        )
     static, activation, capacity = _memory(spec, plain)
     options = list(plain)
     if spec.replicate:
-        whole = {o.device: n for n, o in enumerate(plain) if _is_whole_node(spec.devices, o)}
+        whole = {
+            o.device: n
+            for n, o in enumerate(plain)
+            if (o.gpus == spec.devices[o.device].gpus_per_node)
+        }
         for nodes in node_sets(tuple(device.nodes for device in spec.devices)):
             used = [i for i, number in enumerate(nodes) if number]
             if any(i not in whole for i in used):
@@ -178,7 +176,7 @@ def compile_problem(spec: Spec) -> PlanningProblem:
             )
             forward = np.concatenate([forward, both[0][None]])
             cost = np.concatenate([cost, both[1][None]])
-            # the tightest member counts: each holds the whole stage
+            # Every replica holds the whole stage, so the tightest one limits it.
             tightest = min(rows, key=lambda row: float(capacity[row]))
             smallest = min(rows, key=lambda row: options[row].gpus)
             static = np.concatenate([static, static[smallest][None]])
@@ -208,12 +206,8 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """Return 1 to the number, what divides it."""
-    return [one for one in range(1, number + 1) if number % one == 0]
-
-
-def _is_whole_node(devices: tuple[DeviceType, ...], option: Option) -> bool:
-    return option.gpus == devices[option.device].gpus_per_node
+    """Return the divisors of a number, ascending."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _layer_ps(spec: Spec, option: Option, *, forward: bool) -> IntArray:
@@ -226,12 +220,12 @@ def _layer_ps(spec: Spec, option: Option, *, forward: bool) -> IntArray:
 
 
 def to_ps(ms: FloatArray) -> IntArray:
-    """Round times to whole picoseconds; what is too long stays too long."""
+    """Return times in whole picoseconds, at most `LONGEST_PS`."""
     return np.rint(np.minimum(ms * PS_PER_MS, float(LONGEST_PS))).astype(np.int64)
 
 
 def _spans(per_layer: IntArray) -> IntArray:
-    """Return ``[b, a]``: the sum over layers [a, b)."""
+    """Return sums over layers [a, b), ``[b, a]``, shape (layers + 1, layers + 1)."""
     total = np.concatenate([[0], np.cumsum(per_layer)])
     spans: IntArray = total[:, None] - total[None, :]
     return spans
@@ -265,7 +259,7 @@ def _transfers(spec: Spec) -> IntArray:
 
 
 def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:
-    """Return ``[b, a]``: a ring all-reduce of the stage's gradients, spread over microbatches."""
+    """Return the time of a stage's ring all-reduce for each microbatch, ps, ``[b, a]``."""
     count = len(spec.layers)
     if gbytes is None:
         return np.zeros((count + 1, count + 1), dtype=np.int64)
@@ -273,19 +267,3 @@ def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:
     moved = 2 * (replicas - 1) / replicas * parameters
     ps = np.rint(moved * PS_PER_BYTE_AT_1_GB_S / gbytes / spec.microbatches)
     return np.clip(ps, 0.0, float(LONGEST_PS)).astype(np.int64)
-
-
-def _check_range(spec: Spec, cost: IntArray) -> None:
-    """Refuse times whose sums would not fit: an iteration is counted in 63 bits."""
-    longest = float(cost[:, -1, 0].max()) * (spec.microbatches + len(spec.layers) + 4)
-    if not 0 < longest < LONGEST_PS:
-        raise InvalidSpecError(
-            "the times of the layers are too long or too short to plan with",
-            faults=(
-                Fault(
-                    "time_out_of_range",
-                    "an iteration on the slowest type must take between a picosecond and 13 days",
-                    column="model.layers",
-                ),
-            ),
-        )

@@ -1,8 +1,7 @@
-"""Specification of a plan: layers, devices and network, given or measured in a session.
+"""Specification of a planning problem: layers, devices and network, given or from a session.
 
 Times are ms of one microbatch, sizes bytes, speeds relative. `app.plans.specs.spec` validates
-outside input. Measured workers within `EVEN` of the others count as healthy; each slow one is a
-device type of its own; the slowest DP rank counts at each pipeline position.
+outside input.
 """
 
 from __future__ import annotations
@@ -14,29 +13,30 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- What is to be planned: a model's layers, a cluster's devices, their network ---------------
-# Times are milliseconds of one microbatch, sizes bytes, speeds relative. These types are trusted:
-# `app.plans.specs.spec` checks what comes from outside.
+FloatArray = NDArray[np.float64]
 
-
-# Weights, gradients and the optimizer's state, as a multiple of the parameters' bytes (Oobleck).
+# Bytes of weights, gradients and optimizer state ÷ bytes of the parameters (Oobleck).
 WEIGHT_STATES: Final = 6
-# Where only the forward pass was profiled (Oobleck's profiler).
+# Backward ÷ forward time, where only the forward pass was profiled (Oobleck's profiler).
 BACKWARD_PER_FORWARD: Final = 3.0
+# Workers whose speed is within this share of their peers' count as healthy: the noise of a healthy
+# worker's typical time.
+EVEN: Final = 0.05
+HEALTHY: Final = "healthy"
 
 Objective = Literal["simulated", "t_std", "t_oobleck"]
 Method = Literal["optimal", "ditto", "greedy", "exhaustive"]
-# The first one of each is the default.
+# The first value is the default.
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the model on the device that was profiled.
+    """One layer of the model, with its times on the profiled device.
 
-    `output_bytes` is the tensor that the next layer reads; `stored_activation_bytes` is what its
-    forward pass keeps of one microbatch for its backward pass.
+    `output_bytes` is the size of its output for one microbatch; `stored_activation_bytes` that of
+    the activations kept for the backward pass.
     """
 
     forward_ms: float
@@ -48,7 +48,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Times of every layer on one type, where a speed does not say it all."""
+    """Times of every layer on one device type, ms."""
 
     forward_ms: tuple[float, ...]
     backward_ms: tuple[float, ...]
@@ -58,8 +58,8 @@ class LayerTimes:
 class DeviceType:
     """Nodes with equal devices in equal number.
 
-    `memory_bytes` is what one device has, None where it does not limit; `times` overrides what
-    `speed` says.
+    `memory_bytes` is the memory of one device, None where it does not limit; `times` overrides
+    times scaled by `speed`.
     """
 
     name: str
@@ -77,15 +77,14 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What moving data takes; what is absent takes no time."""
+    """Bandwidths and times of communication; absent values take no time."""
 
-    # intra_node_gbytes_per_s, inter_node_gbytes_per_s: decimal gigabytes a second between two
-    # stages inside one node, and across nodes
+    # Decimal gigabytes a second between two stages, inside a node and across nodes.
     intra_node_gbytes_per_s: float | None = None
     inter_node_gbytes_per_s: float | None = None
-    # For each layer: number of devices → time of its all-reduce, once in each direction.
+    # For each layer: number of devices → time of its all-reduce, in each direction.
     allreduce_in_node_ms: tuple[Mapping[int, float], ...] = ()
-    # For each layer: time of its all-reduce across nodes; only Ditto's folding reads it.
+    # For each layer: time of its all-reduce across nodes; only Ditto's folding uses it.
     allreduce_across_ms: tuple[float, ...] = ()
 
 
@@ -94,15 +93,15 @@ class Spec:
     """A planning problem."""
 
     layers: tuple[Layer, ...]
-    profiled_speed: float  # a type's time is the layer's time × `profiled_speed` / the type's speed
+    profiled_speed: float  # time on a type = layer's time × `profiled_speed` / the type's speed
     devices: tuple[DeviceType, ...]
     microbatches: int  # microbatches of one iteration (N_b)
     network: Network = field(default_factory=Network)
-    allow_idle: bool = False  # devices may be left unused; else every one is in a stage
+    allow_idle: bool = False  # devices may be in no stage
     # A stage may be replicated over whole nodes, which share its microbatches by their speed.
     replicate: bool = False
-    fold_with_communication: bool = False  # Ditto's folding counts communication
-    # ``paper``: Algorithm 1; ``code``: with the rule that the authors' program adds
+    fold_with_communication: bool = False  # Ditto's folding includes communication
+    # Ditto's Algorithm 1: as in the ``paper``, or with the added rule of the authors' ``code``
     greedy_rule: str = "paper"
 
     def times_of(self, device: DeviceType) -> LayerTimes:
@@ -126,52 +125,36 @@ class Spec:
         return sum(device.gpus for device in self.devices)
 
 
-# ---- A session's measured layers and workers as a planning problem -----------------------------
-# Workers whose speed is within `EVEN` of the others count as healthy; each slow one is a device
-# type of its own. One template serves all DP ranks, so at each position of the pipeline the slowest
-# of them counts, unless a single DP rank is planned for.
-
-
-FloatArray = NDArray[np.float64]
-
-# Noise of a healthy worker's typical time.
-EVEN: Final = 0.05
-HEALTHY: Final = "healthy"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSession:
-    """What a session says of its model and its workers."""
+    """Measured layers and workers of a session."""
 
-    # An embedding and a head are layers of their own, before and after the others.
-    layers: tuple[Layer, ...]
-    speeds: FloatArray  # (dp, pp): of workers; 1 is that of their peers
-    microbatches: int  # of a step
+    layers: tuple[Layer, ...]  # embedding and head are the first and the last layer
+    speeds: FloatArray  # (dp, pp): speed of workers; 1 is the speed of their peers
+    microbatches: int  # microbatches of a step
 
 
 def spec_of_session(session: MeasuredSession, *, dp_rank: int | None = None) -> Spec:
-    """Return the planning problem of a session.
+    """Return the planning problem of a session, with each slow worker as a device type of its own.
+
+    One template serves all DP ranks, so the slowest of them counts at each pipeline position. A
+    tensor-parallel group is one device.
 
     Parameters
     ----------
     dp_rank : int, optional
         Plan for this DP rank alone.
     """
-    return Spec(
-        layers=session.layers,
-        profiled_speed=1.0,
-        devices=_devices(session.speeds, dp_rank),
-        microbatches=session.microbatches,
-    )
-
-
-def _devices(speeds: FloatArray, dp_rank: int | None) -> tuple[DeviceType, ...]:
-    """Return the workers of a pipeline as device types; a tensor-parallel group is one device."""
-    by_stage = speeds.min(axis=0) if dp_rank is None else speeds[dp_rank]
+    by_stage = session.speeds.min(axis=0) if dp_rank is None else session.speeds[dp_rank]
     slow = [int(stage) for stage in np.flatnonzero(by_stage < 1 - EVEN)]
     healthy = len(by_stage) - len(slow)
     devices = [DeviceType(HEALTHY, healthy, 1)] if healthy else []
     devices += [
         DeviceType(f"stage {stage}'s worker", 1, 1, speed=float(by_stage[stage])) for stage in slow
     ]
-    return tuple(devices)
+    return Spec(
+        layers=session.layers,
+        profiled_speed=1.0,
+        devices=tuple(devices),
+        microbatches=session.microbatches,
+    )

@@ -1,8 +1,12 @@
 """Pipeline templates, their cost formulas, and 1F1B executed event by event.
 
-With N_b microbatches, S stages of times L_i and k the rightmost slowest of them, from 0:
+With N_b microbatches, S stages of times L_i, and k the last of the slowest stages, from 0:
 t_std = ΣL + (N_b − 1)·L_k and t_oobleck = ΣL + (N_b − S + k + 1)·L_k + Σ_{i≥k} L_i (4·L for one
-stage), as Oobleck's and Ditto's programs compute; the paper's Eq. 1 to 3 are off by one in places.
+stage), as the programs of Oobleck and Ditto compute; Oobleck's Eq. 1 to 3 are off by one in places.
+
+1F1B: stage s first runs min(N_b, S − s − 1) forwards, then alternates forward and backward, then
+runs the remaining backwards. Transfers to a neighbor overlap with computation, one microbatch after
+another; each direction has a link of its own.
 """
 
 from __future__ import annotations
@@ -18,13 +22,6 @@ from numpy.typing import NDArray
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
 
-# ---- 1F1B, executed event by event -------------------------------------------------------------
-# Stage s of S first runs min(N_b, S − s − 1) forwards, then alternates forward and backward, then
-# runs the remaining backwards. A stage computes one thing at a time. What it produces goes over
-# the link to its neighbor, one microbatch after another and during the computation; each direction
-# has a link of its own.
-
-
 IntArray = NDArray[np.int64]
 
 FORWARD = 0
@@ -33,7 +30,7 @@ BACKWARD = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedTimeline:
-    """When everything ran, in ps since the iteration's start.
+    """Start and end of each computation, in ps since the iteration's start.
 
     `start_ps` and `end_ps` have the shape (2, stages, microbatches): forward, backward.
     """
@@ -43,11 +40,11 @@ class SimulatedTimeline:
 
     @property
     def iteration_ps(self) -> int:
-        """Return when the last computation ended."""
+        """Return the end of the last computation, ps."""
         return int(self.end_ps.max())
 
     def busy_ps(self) -> IntArray:
-        """Return how long each stage computed."""
+        """Return the computing time of each stage, ps, shape (stages,)."""
         busy: IntArray = (self.end_ps - self.start_ps).sum(axis=(0, 2))
         return busy
 
@@ -59,7 +56,7 @@ def simulate(
     send_backward_ps: Sequence[int],
     microbatches: int,
 ) -> SimulatedTimeline:
-    """Execute an iteration.
+    """Return the timeline of an iteration executed by 1F1B.
 
     Parameters
     ----------
@@ -86,13 +83,13 @@ def execute(
     send_backward: IntArray,
     microbatches: int,
 ) -> tuple[IntArray, IntArray]:
-    """Return when each computation starts and ends: see `SimulatedTimeline`."""
+    """Return start and end of each computation: arrays of `SimulatedTimeline`."""
     stages = forward.shape[0]
     start = np.zeros((2, stages, microbatches), dtype=np.int64)
     end = np.zeros((2, stages, microbatches), dtype=np.int64)
     done = np.zeros((2, stages), dtype=np.int64)
     free = np.zeros(stages, dtype=np.int64)
-    # when the microbatch is there to compute with; the first stage has its batch from the start
+    # Arrival of each microbatch at each stage; the first stage has the batch from the start.
     arrives = np.full((2, stages, microbatches), -1, dtype=np.int64)
     arrives[0, 0, :] = 0
     link_free = np.zeros((2, stages), dtype=np.int64)
@@ -126,15 +123,15 @@ def execute(
     return start, end
 
 
-Node = tuple[int, int]
+Node = tuple[int, int]  # type, number of the node
 
-# A stage is slight if it takes less than the mean stage's time / this.
+# A stage is slight if it takes less than a tenth of the mean stage's time.
 SLIGHT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, end) on an option; `nodes` are (type, number of the node) that it runs on."""
+    """Layers [first, end) on the devices of an option, in the given nodes."""
 
     first: int
     end: int
@@ -147,14 +144,14 @@ Template = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class TemplateTimes:
-    """An iteration by each of the three formulas, in ps; t_oobleck only where it is defined."""
+    """Time of an iteration by each objective, ps; t_oobleck is None where it is not defined."""
 
     t_std: int
     t_oobleck: int | None
     simulated: int
 
     def by(self, objective: str) -> int:
-        """Return the time that an objective minimizes.
+        """Return the time by an objective, ps.
 
         Raises
         ------
@@ -168,7 +165,7 @@ class TemplateTimes:
 
 
 def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
-    """Return what each stage takes for one microbatch, transfers included."""
+    """Return the time of each stage for one microbatch, transfers included, ps."""
     kinds = links(template)
     return [
         problem.stage_ps(stage.option, stage.first, stage.end, left, right)
@@ -177,23 +174,23 @@ def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
 
 
 def compute_times(problem: PlanningProblem, template: Template) -> list[int]:
-    """Return what each stage computes for one microbatch, without transfers."""
+    """Return the computing time of each stage for one microbatch, ps."""
     return [int(problem.cost_ps[stage.option, stage.end, stage.first]) for stage in template]
 
 
 def unevenness(problem: PlanningProblem, template: Template) -> float:
-    """Return ΣL²: of templates that execute as fast, the least is the most even one."""
+    """Return ΣL², which is least for the most even of equally fast templates."""
     return sum(float(time) ** 2 for time in stage_times(problem, template))
 
 
 def has_slight_stage(problem: PlanningProblem, template: Template) -> bool:
-    """Return whether devices all but idle: a stage takes under a tenth of the mean one's time."""
+    """Return whether a stage takes under a tenth of the mean stage's time."""
     times = stage_times(problem, template)
     return min(times) * len(times) * SLIGHT < sum(times)
 
 
 def divides_nodes_alike(template: Template) -> bool:
-    """Return whether all nodes of a type hold as many stages: none is cut up where others are not.
+    """Return whether all nodes of a type hold the same number of stages.
 
     Examples
     --------
@@ -209,7 +206,7 @@ def divides_nodes_alike(template: Template) -> bool:
 
 
 def links(template: Template) -> list[int]:
-    """Return where data comes from before each stage, and goes behind the last."""
+    """Return the link before each stage and behind the last one: `INSIDE` or `BETWEEN` nodes."""
     inside = [INSIDE if set(a.nodes) & set(b.nodes) else BETWEEN for a, b in pairwise(template)]
     return [BETWEEN, *inside, BETWEEN]
 
@@ -220,7 +217,7 @@ def t_std(times: Sequence[int], microbatches: int) -> int:
 
 
 def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
-    """Return Oobleck's estimate, None where it counts less than one microbatch in steady state."""
+    """Return Oobleck's estimate, ps; None with less than one microbatch in steady state."""
     if len(times) == 1:
         return 4 * times[0]
     slowest = max(times)
@@ -232,7 +229,7 @@ def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
 
 
 def evaluate(problem: PlanningProblem, template: Template) -> TemplateTimes:
-    """Return an iteration's time by each formula."""
+    """Return the time of an iteration by each objective."""
     times, microbatches = stage_times(problem, template), problem.spec.microbatches
     return TemplateTimes(
         t_std=t_std(times, microbatches),
@@ -242,7 +239,7 @@ def evaluate(problem: PlanningProblem, template: Template) -> TemplateTimes:
 
 
 def timeline(problem: PlanningProblem, template: Template) -> SimulatedTimeline:
-    """Execute the template with 1F1B."""
+    """Return the timeline of a template executed by 1F1B."""
     forward = [int(problem.forward_ps[s.option, s.end, s.first]) for s in template]
     cost = compute_times(problem, template)
     kinds = links(template)[1:-1]
@@ -257,7 +254,7 @@ def timeline(problem: PlanningProblem, template: Template) -> SimulatedTimeline:
 
 
 def memory_of(problem: PlanningProblem, template: Template) -> list[float]:
-    """Return the bytes that one device of each stage needs."""
+    """Return the memory of one device of each stage, bytes."""
     return [
         problem.memory_bytes(stage.option, stage.first, stage.end, len(template) - position)
         for position, stage in enumerate(template)
@@ -273,9 +270,11 @@ def fits(problem: PlanningProblem, template: Template) -> bool:
 
 
 def number_nodes(problem: PlanningProblem, parts: Iterable[tuple[int, int, int, bool]]) -> Template:
-    """Return a template from parts in order: first layer, end, option, in the last part's node.
+    """Return a template with its nodes numbered in the order of their first stage.
 
-    Nodes of a type are alike; they are numbered in the order of their first stage.
+    Parameters
+    ----------
+    parts : iterable of (first layer, end, option, whether it is in the node of the part before)
     """
     opened = [0] * len(problem.spec.devices)
     template: list[Stage] = []

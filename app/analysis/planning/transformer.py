@@ -15,11 +15,7 @@ from typing import Final, Self
 
 from app.analysis.planning.spec import Layer, LayerTimes
 
-# ---- Accelerators and what their makers say of them --------------------------------------------
-# Peak is dense (without sparsity) 16-bit matrix arithmetic with 32-bit accumulation.
-
-
-# words before a model's name
+# Words before a model's name.
 _MAKERS: Final = frozenset({"", "nvidia", "amd", "geforce", "instinct", "tesla", "rtx"})
 GB: Final = 1e9
 GIB: Final = 2.0**30
@@ -27,10 +23,10 @@ GIB: Final = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of the catalogue.
+    """A device of the catalogue, with the maker's figures.
 
-    `link_gbytes_per_s` is the maker's figure for all links to other devices in the node, both
-    directions together.
+    `link_gbytes_per_s` is the bandwidth of all links to other devices in the node, both directions
+    together.
     """
 
     name: str
@@ -97,31 +93,31 @@ CATALOGUE: Final[tuple[Device, ...]] = (
 )  # fmt: skip
 
 
-# Names are what others give: 256 of them are kept, and a job has a few.
+# Bounded, since names are outside input; a job has a few.
 @lru_cache(256)
 def find_device(name: str) -> Device | None:
-    """Return the device that a type's name means: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
+    """Return the catalogue's device of a name: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _MAKERS]
     starts = {"".join(words[:count]).removeprefix("rtx") for count in (1, 2)}
-    return next((device for device in CATALOGUE if _model(device) in starts), None)
+    return next(
+        (device for device in CATALOGUE if device.name.lower().removeprefix("rtx ") in starts), None
+    )
 
 
-def _model(device: Device) -> str:
-    return device.name.lower().removeprefix("rtx ")
-
-
+# Achieved shares of the peak and of the memory bandwidth.
 EFFICIENCY: Final = 0.5
 TRAFFIC_EFFICIENCY: Final = 0.8
+# Backward ÷ forward operations.
 BACKWARD_WORK: Final = 2.0
-# Bytes that a block's forward pass keeps of each token and hidden unit, for 2-byte numbers, with
-# attention that keeps no scores (Korthikanti et al., arXiv:2205.05198).
+# Stored activations of a block for each token and hidden unit, bytes, for 2-byte numbers without
+# attention scores (Korthikanti et al., arXiv:2205.05198).
 STORED_PER_TOKEN: Final = 34.0
 MS: Final = 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A device to predict times for."""
+    """A device for predictions of times."""
 
     name: str
     peak_flops: float
@@ -137,12 +133,12 @@ class Accelerator:
         memory_gbytes_per_s: float | None = None,
         efficiency: float = EFFICIENCY,
     ) -> Self:
-        """Return the device of the catalogue that `name` means, or what is said of it here.
+        """Return the catalogue's device of a name, overridden by the arguments.
 
         Raises
         ------
         LookupError
-            The catalogue does not have it, and too little is said of it.
+            The catalogue lacks the device, and its peak or bandwidth is not given.
         """
         known = find_device(name)
         peak = peak_tflops or (known.peak_tflops if known else None)
@@ -159,7 +155,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """What a layer's forward pass does for one microbatch, and what it holds."""
+    """Work and memory of a layer's forward pass for one microbatch."""
 
     flops: float
     traffic_bytes: float
@@ -180,10 +176,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """A decoder: embedding, `layers` blocks, head.
+    """A decoder: embedding, `layers_count` blocks, head.
 
-    With `experts`, a block's feed-forward part has as many copies, of which each token uses
-    `active_experts`.
+    A block's feed-forward part has `experts` copies, of which each token uses `active_experts`.
     """
 
     layers_count: int
@@ -229,25 +224,25 @@ class Transformer:
         return (embedding, *(block for _ in range(self.layers_count)), head)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers' sizes; their times are each device's own."""
+        """Return the sizes of the layers, without times, which depend on the device."""
         return tuple(
-            Layer(0.0, 0.0, one.parameter_bytes, one.output_bytes, one.stored_bytes)
-            for one in self.work()
+            Layer(0.0, 0.0, work.parameter_bytes, work.output_bytes, work.stored_bytes)
+            for work in self.work()
         )
 
     def times_on(self, accelerator: Accelerator) -> LayerTimes:
-        """Return what each layer takes on one device."""
+        """Return the predicted times of each layer on one device, calibrated by measurements."""
         forward, backward = self._factors(accelerator)
-        plain = [roofline_ms(one, accelerator) for one in self.work()]
+        plain = [roofline_ms(work, accelerator) for work in self.work()]
         return LayerTimes(
             tuple(ms * forward for ms in plain),
             tuple(ms * BACKWARD_WORK * backward for ms in plain),
         )
 
     def _factors(self, accelerator: Accelerator) -> tuple[float, float]:
-        """Return measured over predicted time, forward and backward; 1 without a measurement."""
+        """Return measured ÷ predicted time, forward and backward; 1 without a measurement."""
         work = self.work()
-        own = [one for one in self.measured if one.device == accelerator.name]
+        own = [item for item in self.measured if item.device == accelerator.name]
         if not own:
             return 1.0, 1.0
         forward = [m.forward_ms / roofline_ms(work[m.layer], accelerator) for m in own]
@@ -261,7 +256,7 @@ class Transformer:
 
 
 def roofline_ms(work: LayerWork, accelerator: Accelerator) -> float:
-    """Return how long a forward pass takes on a device."""
+    """Return the predicted time of a forward pass on a device, ms (roofline model)."""
     arithmetic = work.flops / (accelerator.peak_flops * accelerator.efficiency)
     traffic = work.traffic_bytes / (accelerator.bytes_per_s * TRAFFIC_EFFICIENCY)
     return max(arithmetic, traffic) * MS

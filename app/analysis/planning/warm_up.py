@@ -1,4 +1,4 @@
-"""Have every compiled loop ready, so that the first plan is as fast as the next."""
+"""Compilation of the planner's loops ahead of the first plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.analysis.planning.transformer import Accelerator, Transformer
 
 
 def warm_up() -> None:
-    """Compile, or load from the disk's cache, what planning runs; takes seconds the first time."""
+    """Compile the planner's loops, or load them from the disk cache; takes seconds at first."""
     layers = tuple(Layer(1.0, 2.0) for _ in range(4))
     devices = (DeviceType("slow", 1, 2), DeviceType("fast", 1, 2, speed=2.0))
     for objective in OBJECTIVES:

@@ -162,7 +162,13 @@ def _align_once(
     parts = np.unique(part)
     if len(parts) > 1:
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
-        matches = _concatenated(matches, _joined(boundaries))
+        between_parts = _joined(boundaries)
+        matches = Matches(
+            np.concatenate([matches.one, between_parts.one]),
+            np.concatenate([matches.other, between_parts.other]),
+            np.concatenate([matches.ahead_ns, between_parts.ahead_ns], axis=1),
+            np.concatenate([matches.spread_ns, between_parts.spread_ns], axis=1),
+        )
     begin = np.concatenate([layout.begin_ns for layout in layouts])
     few = len(begin) < LEAST_STEPS
     fit = _fit(matches, begin, count, absolute=absolute)
@@ -276,15 +282,6 @@ def _joined(parts: Sequence[Matches]) -> Matches:
             table[-1][:, own] = values
     ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
     return Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
-
-
-def _concatenated(one: Matches, other: Matches) -> Matches:
-    return Matches(
-        np.concatenate([one.one, other.one]),
-        np.concatenate([one.other, other.other]),
-        np.concatenate([one.ahead_ns, other.ahead_ns], axis=1),
-        np.concatenate([one.spread_ns, other.spread_ns], axis=1),
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -115,7 +115,7 @@ def _session_of(layouts: Sequence[Layout]) -> _Session:
         group=np.repeat(np.arange(len(layouts)), [len(item.steps) for item in layouts])[order],
         place=np.concatenate([np.arange(len(item.steps)) for item in layouts])[order],
         computing_ns=np.concatenate([_computing(item) for item in layouts])[order],
-        begins_ns=np.concatenate([_begins(item) for item in layouts])[order],
+        begins_ns=np.concatenate([_first_starts(item) for item in layouts])[order],
     )
 
 
@@ -137,7 +137,7 @@ def _computations(layout: Layout, stage: int) -> list[NDArray[np.intp]]:
     return [nodes for nodes in by_type if len(nodes)]
 
 
-def _begins(layout: Layout) -> FloatArray:
+def _first_starts(layout: Layout) -> FloatArray:
     """Return each worker's first start in each step, shape (steps, workers), ns."""
     begins = np.zeros((layout.pp, len(layout.steps), layout.dp))
     for stage in range(layout.pp):

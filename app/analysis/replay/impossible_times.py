@@ -333,7 +333,13 @@ def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
     if len(trace) and trace.duration_ns.min() < 0:
         negative = np.flatnonzero(trace.duration_ns < 0).tolist()
     for row in (*negative, *_stray(trace)):
-        reasons.setdefault(int(trace.step[row]), _reason(trace, row))
+        name, duration = trace.op_names[trace.op[row]], int(trace.duration_ns[row])
+        reason = (
+            f"of negative duration, {duration / 1e6:,.3f} ms"
+            if duration < 0
+            else f"at the time {int(trace.start_ns[row])}, far from the others"
+        )
+        reasons.setdefault(int(trace.step[row]), f"rank {trace.rank[row]} has a {name} {reason}")
     if not reasons:
         return trace, ()
     dropped = tuple(DroppedStep(step, reason) for step, reason in sorted(reasons.items()))
@@ -367,11 +373,3 @@ def _stray(trace: Trace) -> list[int]:
         gap = np.median(starts) - starts
         rows += inside[(starts <= 0) & (gap > _STRAY * usual_ns)].tolist()
     return rows
-
-
-def _reason(trace: Trace, row: int) -> str:
-    name, rank = trace.op_names[trace.op[row]], trace.rank[row]
-    duration = int(trace.duration_ns[row])
-    if duration < 0:
-        return f"rank {rank} has a {name} of negative duration, {duration / 1e6:,.3f} ms"
-    return f"rank {rank} has a {name} at the time {int(trace.start_ns[row])}, far from the others"

@@ -283,17 +283,22 @@ def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Abs
         _require_comparable(absent, sizes)
     numbered = _numbers(ranks, sizes)
     parts = [trace]
-    computing = _computing_ns(trace, ranks)
+    # (dp, pp): total computing time of each worker
+    codes = [trace.op_names.index(name) for name in COMPUTE if name in trace.op_names]
+    rows = np.flatnonzero(np.isin(trace.op, codes) & (trace.rank == ranks[trace.dp, trace.pp]))
+    computing = np.zeros(ranks.shape)
+    times_ns = trace.duration_ns[rows].astype(np.float64)
+    np.add.at(computing, (trace.dp[rows], trace.pp[rows]), times_ns)
     codes = [trace.op_names.index(name) for name in REPLAYED_OP_TYPES]
     replayed = np.isin(trace.op, codes)
     for dp, pp in absent.workers:
         donor = _typical(computing, absent.cells, dp, pp)
         donor_rank = int(ranks[ranks != _NO_RANK][0]) if donor is None else int(ranks[donor, pp])
-        rows = trace.of_rows(np.flatnonzero((trace.rank == donor_rank) & replayed))
+        copied = trace.of_rows(np.flatnonzero((trace.rank == donor_rank) & replayed))
         rank_column, dp_column, pp_column = (
-            np.full(len(rows), number, np.int32) for number in (numbered[dp, pp], dp, pp)
+            np.full(len(copied), number, np.int32) for number in (numbered[dp, pp], dp, pp)
         )
-        parts.append(replace(rows, rank=rank_column, dp=dp_column, pp=pp_column))
+        parts.append(replace(copied, rank=rank_column, dp=dp_column, pp=pp_column))
     columns = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in columns
@@ -346,15 +351,6 @@ def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
     unnumbered = ranks.copy()
     unnumbered[~known] = free[: int((~known).sum())]
     return unnumbered
-
-
-def _computing_ns(trace: Trace, ranks: NDArray[np.int64]) -> FloatArray:
-    """Return the total computing time of each worker, shape (dp, pp), ns."""
-    codes = [trace.op_names.index(name) for name in COMPUTE if name in trace.op_names]
-    rows = np.flatnonzero(np.isin(trace.op, codes) & (trace.rank == ranks[trace.dp, trace.pp]))
-    total = np.zeros(ranks.shape)
-    np.add.at(total, (trace.dp[rows], trace.pp[rows]), trace.duration_ns[rows].astype(np.float64))
-    return total
 
 
 def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int) -> int | None:

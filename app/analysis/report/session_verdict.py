@@ -20,7 +20,7 @@ from app.analysis.diagnosis.locations import View, Where, Worker
 from app.analysis.diagnosis.verdict import Level, lost_between
 from app.analysis.report.coverage import Numbers
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, NamedCause, Report
-from app.analysis.trace.rank_metadata import called, short_uuid
+from app.analysis.trace.rank_metadata import node_label, short_uuid
 
 # Kinds of operations of the paper's figure 5, and the operation types of each.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -186,7 +186,7 @@ class BlamedGpu:
     @property
     def host_words(self) -> str:
         """Return the words for the host; empty if unknown."""
-        return called(self.host, guessed=self.guessed) if self.host else ""
+        return node_label(self.host, guessed=self.guessed) if self.host else ""
 
     @property
     def gpu_words(self) -> str:

@@ -1,4 +1,4 @@
-"""What the operations of a healthy job take, drawn from its cost model."""
+"""Random durations of the operations of a healthy job, by its cost model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from app.analysis.trace.model import (
 
 COMPUTATION = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
-# A transfer without a peer is a few calls on the host.
+# Duration of a transfer without a peer as a share: a few calls on the host.
 _EDGE_TRANSFER = 0.02
 
 
@@ -104,7 +104,7 @@ def _hiccup(
 
 
 def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.float64]) -> ExpertWork:
-    """Let ranks that share experts compute together, the second half of it the experts."""
+    """Align the computations of ranks that share experts; their second half are the experts."""
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     own = duration[mask]
     groups = own.reshape(*own.shape[:2], -1, job.experts_over)
@@ -128,7 +128,7 @@ def _vary_links(
         members = list(group.members)
         stages = program.stage[members]
         if pairs[members[0]]:
-            # The link between the last stage and the first one is the first one's own.
+            # The link from the last stage to the first belongs to the first.
             lower = 0 if len(members) > 1 and np.ptp(stages) == pp - 1 > 1 else int(stages.max())
             duration[members] *= links[lower]
         elif group.across_dp and len(members) == 1:
@@ -144,7 +144,7 @@ def _vary_transfers(
         members = list(group.members)
         if not transfers[members[0]]:
             continue
-        # The members move the same data: one draw for all of them, then each one's own way to end.
+        # Members move the same data: one draw for all of them, then a jitter of each end.
         shape = (steps, 1 if group.across_dp else dp)
         common = _lognormal(rng, costs.transfer_noise, shape)
         unlucky = rng.random(shape) < costs.tail_probability

@@ -7,13 +7,12 @@ so that the order of events is worked out once and the arithmetic is done on who
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.synthesis.program import JobProgram, TransferGroup
+from app.analysis.synthesis.program import JobProgram
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -38,32 +37,30 @@ class ScheduleDeadlockError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class ExpertWork:
-    """What ranks that share experts do together, in ns; all of a group send and end together.
+    """Times of ranks that share experts, in ns; injections change the arrays in place.
 
-    A computation ends with its experts; injections change the arrays in place.
+    All ranks of a group exchange tokens together, and their computations end together.
     """
 
-    # (operations, steps, dp): from when the tokens of all have been sent to when the experts of
-    # all are done
+    # (operations, steps, dp): time between the two all-to-alls of a computation
     takes_ns: NDArray[np.float64]
-    # (2, operations, steps, dp): how long a rank waits for the others before the experts and
-    # after them
+    # (2, operations, steps, dp): waiting of a rank before and after the experts
     ahead_ns: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostOperation:
-    """What ranks do right before some steps, and write down."""
+    """A recorded operation of ranks right before some steps, such as a checkpoint."""
 
     op: str  # operation type
     stage: int
-    takes_ns: NDArray[np.float64]  # (steps, dp): 0 where a rank does nothing
-    opens: bool  # whether it has the number of the step that follows; else of the one before
+    takes_ns: NDArray[np.float64]  # (steps, dp): 0 for ranks and steps without it
+    opens: bool  # whether it is recorded with the number of the following step, or the one before
 
 
 @dataclass(slots=True, eq=False)
 class StepWork:
-    """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
+    """Durations and delays of the operations of a program, in ns, shape (operations, steps, dp).
 
     Injections change the arrays in place before the execution.
     """
@@ -71,18 +68,17 @@ class StepWork:
     program: JobProgram
     duration_ns: NDArray[np.float64]  # computation or transfer without waiting
     delay_ns: NDArray[np.float64]  # time from the moment an operation may run to its launch
-    # Part of a computation that one rank of the worker keeps the others waiting.
+    # Part of a computation in which the worker's ranks wait for their slowest one.
     late_ns: NDArray[np.float64]
-    late_rank: NDArray[np.int16]  # which tensor-parallel rank that is, or context-parallel one
+    late_rank: NDArray[np.int16]  # index of that tensor-parallel or context-parallel rank
     experts: ExpertWork | None = None  # None where no ranks share experts
-    # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
-    # there are no more; None where they do not vary.
+    # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), padded with
+    # 0; None if they do not vary.
     lengths: NDArray[np.int64] | None = None
-    # (steps, dp): how many microbatches the computations are recorded as; None where all run what
-    # the program says
+    # (steps, dp): recorded number of microbatches; None for that of the program
     microbatches: NDArray[np.int64] | None = None
-    numbers: NDArray[np.int64] | None = None  # (steps,): of the steps; None where they count from 0
-    # what ranks record to do between steps
+    numbers: NDArray[np.int64] | None = None  # (steps,): step numbers; None counts from 0
+    # operations that ranks record between steps
     host_operations: list[HostOperation] = field(default_factory=list)
 
 
@@ -100,13 +96,13 @@ class Execution:
         return ends - starts
 
     def turn_times_ns(self) -> NDArray[np.int64]:
-        """Return the same from the end of the step before, at which nothing is launched yet."""
+        """Return the time of each step from the end of the step before to its last end."""
         ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
         return ends
 
 
 def execute(work: StepWork, contention: float = 0.0) -> Execution:
-    """Execute the program and return when everything was launched and ended.
+    """Execute the program; return the launch and end of all operations.
 
     Parameters
     ----------
@@ -127,7 +123,7 @@ def execute(work: StepWork, contention: float = 0.0) -> Execution:
 
 
 def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
-    """Return how long each computation shares its worker with transfers."""
+    """Return the time that each computation overlaps with transfers of its worker."""
     start, end = execution.start_ns, execution.end_ns
     begin = start.copy()
     for group in program.groups:
@@ -170,36 +166,26 @@ class _Run:
         launchable = deque(index for index, count in enumerate(self.waits_for) if not count)
         ended = 0
         while launchable:
-            number = self._launch(launchable.popleft())
+            index = launchable.popleft()
+            self.start[index] += self.delay[index]
+            number = self.group_of[index]
+            self.not_launched[number] -= 1
             if self.not_launched[number]:
                 continue
             group = self.program.groups[number]
-            self._transfer(group)
-            ended += len(group.members)
-            for member in group.members:
-                launchable.extend(self._release_after(member))
+            members = list(group.members)
+            gate = self.start[members].max(axis=0)
+            if group.across_dp:
+                gate = gate.max(axis=1, keepdims=True)
+            self.end[members] = gate + self.duration[members]
+            ended += len(members)
+            for member in members:
+                for successor in self.releases[member]:
+                    np.maximum(self.start[successor], self.end[member], out=self.start[successor])
+                    self.waits_for[successor] -= 1
+                    if not self.waits_for[successor]:
+                        launchable.append(successor)
         total = len(self.program)
         if ended != total:
             raise ScheduleDeadlockError(f"{total - ended} of {total} operations never end")
         return Execution(start_ns=self.start, end_ns=self.end)
-
-    def _launch(self, index: int) -> int:
-        self.start[index] += self.delay[index]
-        number = self.group_of[index]
-        self.not_launched[number] -= 1
-        return number
-
-    def _transfer(self, group: TransferGroup) -> None:
-        members = list(group.members)
-        gate = self.start[members].max(axis=0)
-        if group.across_dp:
-            gate = gate.max(axis=1, keepdims=True)
-        self.end[members] = gate + self.duration[members]
-
-    def _release_after(self, index: int) -> Iterator[int]:
-        """Yield the operations that waited for nothing but this one."""
-        for successor in self.releases[index]:
-            np.maximum(self.start[successor], self.end[index], out=self.start[successor])
-            self.waits_for[successor] -= 1
-            if not self.waits_for[successor]:
-                yield successor

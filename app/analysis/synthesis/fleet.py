@@ -2,8 +2,10 @@
 
 42.5 % of the jobs straggle (S ≥ 1.1): workers cause 1.7 % of these, the last stage 39.3 %, sequence
 lengths 21.4 %. Mean slowdown 1.28; workers 3.04, sequence lengths 1.34. GPUs: 31.7 % of the jobs
-have at least 256, 18.3 % 512, 3.6 % 5,000, none under 128; 21.1 % have no pipeline. S is computed
-as published, from the executed job.
+have at least 256, 18.3 % 512, 3.6 % 5,000, none under 128; 21.1 % have no pipeline. The paper gives
+no shares for the other causes, and the other jobs are not all healthy: the same causes slow them by
+less than 1.1. Causes, S and sizes are drawn; docs/fleet.md compares the executed jobs with the
+paper.
 """
 
 from __future__ import annotations
@@ -120,18 +122,17 @@ def _draw(gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool) 
     )
 
 
-# Published slowdown.
-# An analysis of the job's trace finds about the same; it differs from the true slowdown because its
-# ideal durations contain the straggler, and late launches do not count.
-
-
 def published_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
-    """Return T over T_ideal (paper, section 3.3), both without launch delays and contention."""
+    """Return S = T / T_ideal (paper, section 3.3), both without launch delays and contention.
+
+    An analysis of the job's trace finds about the same S. It differs from the true slowdown: ideal
+    durations contain the straggler, and late launches do not count.
+    """
     work = healthy_work(job, build_program(job), seed)
     work.numbers = step_numbers(job, seed)
     inject(work, job, injections, seed)
     recorded = execute(replace(work, delay_ns=np.zeros_like(work.delay_ns)))
-    # All ideal steps and DP ranks are the same: one is enough.
+    # All ideal steps and DP ranks are equal: one suffices.
     ideal = execute(_ideal(work))
     return float(recorded.step_times_ns().mean() / ideal.step_times_ns().mean())
 
@@ -147,16 +148,6 @@ def _ideal(work: StepWork) -> StepWork:
         duration[alike] = average(work.duration_ns[alike])
     nothing = np.zeros_like(duration)
     return replace(work, duration_ns=duration, delay_ns=nothing)
-
-
-# Fleet.
-# 42.5 % of the jobs straggle (S of 1.1 or more). Of those, workers are to blame in 1.7 %, the last
-# stage in 39.3 %, sequence lengths in 21.4 %; the paper gives no shares for the rest. Stragglers
-# slow their job 1.28 times on average, workers 3.04 and sequence lengths 1.34 times. The other jobs
-# are not all healthy: the same causes are there, below 1.1.
-#
-# Causes, S and sizes are drawn; what else an analysis finds follows from the executed jobs, and
-# docs/fleet.md holds it against the paper.
 
 
 Causes = tuple[str, ...]
@@ -226,15 +217,12 @@ class FleetMember:
     def synthesize(self) -> SyntheticSession:
         """Return a session of the job."""
         rng = stream(self.seed, "fleet job")
-        job = draw_fleet_job(self.gpus, self._needs(), rng, pipeline=self.pipeline)
-        slowdown_of = true_slowdown if self.causes in UNSEEN else published_slowdown
-        return afflict(job, self.causes, Goal(self.slowdown, slowdown_of, _NEAR), self.seed)
-
-    def _needs(self) -> Needs:
         needs = needs_of(self.causes)
         if LAST_STAGE in self.causes and self.slowdown > _LONG_PIPELINE_FROM:
-            return replace(needs, pp=_LONG_PIPELINE)
-        return needs
+            needs = replace(needs, pp=_LONG_PIPELINE)
+        job = draw_fleet_job(self.gpus, needs, rng, pipeline=self.pipeline)
+        slowdown_of = true_slowdown if self.causes in UNSEEN else published_slowdown
+        return afflict(job, self.causes, Goal(self.slowdown, slowdown_of, _NEAR), self.seed)
 
 
 def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
@@ -258,8 +246,11 @@ def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
         for causes, count in zip(shares, _apportion(total, list(shares.values())), strict=True)
         for _ in range(count)
     ]
-    gpus = _sizes([causes for causes, _ in drawn], rng)
-    alone = _without_pipeline([causes for causes, _ in drawn], rng)
+    # All jobs together have the paper's numbers of GPUs; causes prefer small or large jobs.
+    place = [rng.uniform(*_PLACES.get(causes, (0.0, 1.0))) for causes, _ in drawn]
+    gpus = draw_gpus((np.argsort(np.argsort(place)) + 0.5) / len(drawn))
+    one_stage = [index for index, (causes, _) in enumerate(drawn) if needs_of(causes).pp == 1]
+    alone = set(rng.permutation(one_stage)[: round(WITHOUT_PIPELINE * len(drawn))].tolist())
     width = len(str(jobs))
     return [
         FleetMember(
@@ -294,16 +285,3 @@ def _slowdown(causes: Causes, rng: np.random.Generator, *, straggles: bool) -> f
         return float(rng.normal(_WORKER, _WORKER_SPREAD))
     beyond = rng.lognormal(*(_CONTEXT_BEYOND if causes == (LONG_CONTEXT,) else _BEYOND))
     return min(STRAGGLING + float(beyond), _SLOWEST)
-
-
-def _sizes(drawn: list[Causes], rng: np.random.Generator) -> list[int]:
-    """Return each job's number of GPUs; all jobs together have the paper's."""
-    place = [rng.uniform(*_PLACES.get(causes, (0.0, 1.0))) for causes in drawn]
-    ranks = np.argsort(np.argsort(place))
-    return draw_gpus((ranks + 0.5) / len(drawn))
-
-
-def _without_pipeline(drawn: list[Causes], rng: np.random.Generator) -> set[int]:
-    """Return which jobs have one stage."""
-    free = [index for index, causes in enumerate(drawn) if needs_of(causes).pp == 1]
-    return set(rng.permutation(free)[: round(WITHOUT_PIPELINE * len(drawn))].tolist())

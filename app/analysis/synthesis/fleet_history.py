@@ -18,7 +18,7 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.job import JobModel, stream
+from app.analysis.synthesis.job import MS, JobModel, stream
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Trace
@@ -26,7 +26,7 @@ from app.analysis.trace.model import Trace
 CLUSTER_HOSTS: Final = 448
 GPUS_PER_HOST: Final = 8
 HOURS: Final = 14 * 24.0
-# A verdict stands for as long, so that all GPU-hours of a job count.
+# Hours between sessions of a job: each verdict covers the time up to the next one.
 EVERY_H: Final = 6.0
 # The sites of the cluster: jobs of one share no host with jobs of the other.
 SITES: Final = ("north", "south")
@@ -37,21 +37,20 @@ FAULT_SEED: Final = 4
 WHOLE_H: Final = 80.0
 _FEWEST_STEPS: Final = 8
 
-# What passes between two steps, ÷ a forward: zeroing gradients, logging, the next batch.
+# Time between two steps as a multiple of a forward: zeroing gradients, logging, the next batch.
 _TURN: Final = 0.4
 
-_MS: Final = 1e6
 _DAY_H: Final = 24.0
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a run is like from some time on."""
+    """The job and faults of a run from some time on."""
 
     from_h: float
     job: JobModel
     injections: tuple[Injection, ...] = ()
-    # Numbers of the hosts that take the places of others of the run.
+    # Replacement hosts by the number of the host they replace.
     instead: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -88,7 +87,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSession:
-    """A profiling session that is to be executed."""
+    """A profiling session of a run, before its execution."""
 
     run: Run
     phase: Phase
@@ -107,7 +106,9 @@ class PlannedSession:
         job = self.phase.job
         if self.at_h > WHOLE_H:
             job = replace(job, steps=max(job.steps // 2, _FEWEST_STEPS))
-        job = _in_one_window(job)
+        # Recorded steps follow one another, with a small gap between them.
+        gap_ns = job.costs.step_gap_ns or _TURN * job.costs.forward_ns
+        job = replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=gap_ns))
         session = synthesize(job, self.phase.injections, seed=self.run.first_seed + self.number)
         trace, hosts = session.trace, self.hosts
         # The job has trained since it started.
@@ -131,12 +132,6 @@ class PlannedSession:
             step=trace.step + np.int64(trained),
             start_ns=trace.start_ns + np.int64(shift_ns),
         )
-
-
-def _in_one_window(job: JobModel) -> JobModel:
-    """Return a job whose recorded steps follow one another, with what little passes between."""
-    usual_ns = job.costs.step_gap_ns or _TURN * job.costs.forward_ns
-    return replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=usual_ns))
 
 
 def host_name(number: int) -> str:
@@ -227,7 +222,7 @@ _STORIES: Final = (
             Phase(
                 DEPLOYED_H,
                 HEALTHY,
-                (GarbageCollection(240 * _MS, pauses=0.2, growth=0.6),),
+                (GarbageCollection(240 * MS, pauses=0.2, growth=0.6),),
                 instead={BAD_HOST: SPARE},
             ),
             Phase(ROLLED_BACK_H, HEALTHY, instead={BAD_HOST: SPARE}),

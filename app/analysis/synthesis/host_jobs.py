@@ -9,12 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Sizes
 
 Worker = tuple[int, int]
-_MS: Final = 1e6
 V_CHUNKS: Final = 2
 
 
@@ -27,7 +26,7 @@ class Posting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostJob:
-    """A job of 1F1B pipelines, or of a V of two chunks a stage, and how it runs and is recorded.
+    """A job with a 1F1B or V-shaped pipeline, its faults, and how it runs and is recorded.
 
     Raises
     ------
@@ -40,25 +39,23 @@ class HostJob:
     microbatches: int = 6
     steps: int = 6
     # forward_ns, backward_ns: of a stage's chunks together
-    forward_ns: float = 60 * _MS
-    backward_ns: float = 120 * _MS
-    wire_ns: float = 0.3 * _MS  # what a transfer takes
+    forward_ns: float = 60 * MS
+    backward_ns: float = 120 * MS
+    wire_ns: float = 0.3 * MS  # duration of a transfer
     noise: float = 0.004  # relative scatter of computations
     # worker_noise, wire_noise: relative scatter of workers' speeds, and of transfers
     worker_noise: float = 0.0
     wire_noise: float = 0.0
     # mapping of (dp, pp) to float: how many times as long workers compute
     factors: Mapping[Worker, float] = field(default_factory=dict)
-    # mapping of (dp, pp) to float: how many times as long transfers between a stage and the next
-    # one take
+    # mapping of (dp, pp) to float: factor of the duration of transfers from a stage to the next
     links: Mapping[Worker, float] = field(default_factory=dict)
     # A collective over all ranks ends the step; without it steps of stages overlap.
     barrier: bool = True
     posting: Posting = Posting.BLOCKING
-    # With windowed posting: a receive is posted after the computation of its direction that is
-    # that many before its own.
+    # With windowed posting: a receive is posted so many computations of its direction ahead.
     window: int = 1
-    # With windowed posting: whether a host waits for its sends; else it does at the step's end.
+    # With windowed posting: whether a host waits for each send, or for all at the step's end.
     sends_block: bool = False
     # Parameters are gathered within each computation, and the computation waits.
     gathers: bool = False
@@ -67,9 +64,9 @@ class HostJob:
     pause_ns: float = 0.0
     pauses: float = 0.0
     late_ends: bool = False  # ends of sends are taken at the end of the step
-    handover_ns: float = 0.0  # what passes before a computation is launched, without being recorded
+    handover_ns: float = 0.0  # unrecorded delay before each computation
     transfers: bool = True  # whether transfers are recorded
-    v_shaped: bool = False  # two chunks a stage; the last stage goes on with its second one
+    v_shaped: bool = False  # two chunks a stage; the second ones run from the last stage back
     layers: tuple[int, ...] = ()
     seed: int = 0
     name: str = "hosts"
@@ -87,14 +84,13 @@ class HostJob:
 
     @property
     def healthy(self) -> HostJob:
-        """Return the job with nothing wrong."""
+        """Return the job without faults."""
         return replace(self, factors={}, links={}, pauses=0.0)
 
 
-# Calls of a step.
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One side of a transfer: its op type, the other stage, (microbatch, chunk) of what goes."""
+    """One side of a transfer: its type, the other stage, and (microbatch, chunk) of the data."""
 
     op: str
     other: int
@@ -102,7 +98,7 @@ class Part:
 
 
 class When(StrEnum):
-    """What a call does with its transfers."""
+    """Whether a call posts its transfers, waits for them, or both."""
 
     EXCHANGE = "exchange"  # posts them and waits for all
     POST = "post"
@@ -136,7 +132,7 @@ def calls_of_step(job: HostJob, stage: int) -> Iterator[Call]:
 
 
 class _Sides:
-    """The transfers of a stage's microbatches; empty where there is no stage to transfer with."""
+    """The transfers of a stage by microbatch; empty at the ends of the pipeline."""
 
     def __init__(self, job: HostJob, stage: int) -> None:
         self._job, self._stage = job, stage
@@ -165,7 +161,7 @@ def _transferring(when: When, *parts: tuple[Part, ...]) -> Iterator[Call]:
 
 
 def _one_forward_one_backward(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield 1F1B as Megatron-LM runs it: what is posted together is waited for."""
+    """Yield 1F1B as Megatron-LM runs it: each call posts its transfers and waits for them."""
     count = job.microbatches
     warm = min(job.pp - 1 - stage, count)
     sides = _Sides(job, stage)
@@ -186,7 +182,7 @@ def _one_forward_one_backward(job: HostJob, stage: int) -> Iterator[Call]:
 
 
 def _windowed(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield 1F1B whose receives are posted ahead, and waited for before their computation."""
+    """Yield 1F1B with receives that are posted ahead and awaited before their computation."""
     count, window = job.microbatches, job.window
     warm = min(job.pp - 1 - stage, count)
     sides = _Sides(job, stage)
@@ -230,7 +226,7 @@ def _v_shaped(job: HostJob, stage: int) -> Iterator[Call]:
                     yield Call("", parts=(Part(send, target, (mb, chunk)),))
 
 
-# Execution.
+# Time that recording an operation takes.
 RECORDED_NS: Final = 30_000
 # FSDP2 gathers parameters within the first forwards of a step.
 _GATHERING_FORWARDS: Final = 2
@@ -255,10 +251,10 @@ _Side = tuple[int, int, int, bool, int, tuple[int, int]]
 
 
 class Running:
-    """Lets all hosts make their calls, each as soon as it can.
+    """Execution of all hosts, each of which makes its calls as soon as it can.
 
-    What is drawn for an operation does not depend on when it runs, so that two runs of a job, with
-    and without a fault, can be compared.
+    Random draws do not depend on when an operation runs, so that runs with and without a fault can
+    be compared.
     """
 
     def __init__(self, job: HostJob) -> None:
@@ -270,13 +266,13 @@ class Running:
         }
         wires = stream(job.seed, "wires").normal(size=_TRANSFERS_DRAWN)
         self._wires: list[float] = np.exp(job.wire_noise * wires).tolist()
-        # when a side of a transfer was ready, and when members of a collective came to it
+        # when each side of a transfer was ready, and when each member entered a collective
         self._ready: dict[_Side, float] = {}
         self._came: dict[tuple[int, str, int], dict[Worker, float]] = {}
         self._found: list[Row] = []
 
     def rows(self) -> list[Row]:
-        """Return what is recorded of all steps."""
+        """Return the recorded operations of all steps."""
         flows = {worker: self._host(worker) for worker in self._now}
         waiting: dict[Worker, Callable[[], bool]] = dict.fromkeys(flows, lambda: True)
         remaining = dict(flows)
@@ -294,7 +290,7 @@ class Running:
         return self._found
 
     def _host(self, worker: Worker) -> Iterator[Callable[[], bool]]:
-        """Make the calls of a host; yields what it waits for."""
+        """Make the calls of a host; yield each condition that it waits for."""
         number = 0
         for step in range(self._job.steps):
             for call in calls_of_step(self._job, worker[1]):
@@ -304,7 +300,7 @@ class Running:
                 elif call.group:
                     yield from self._collective(worker, step, call.op, call.group, -1)
                 elif call.op == ops.OPTIMIZER:
-                    self._note(worker, step, call, self._now[worker], 1 * _MS)
+                    self._note(worker, step, call, self._now[worker], 1 * MS)
                 else:
                     yield from self._compute(worker, step, call, number)
 
@@ -323,7 +319,7 @@ class Running:
         if forward and rng.random() < job.pauses:
             self._note(worker, step, Call(ops.GC), start + 0.1 * length, job.pause_ns)
             self._now[worker] = start + job.pause_ns
-        # as FSDP2 does: the first forwards gather as they begin, backwards for what comes next
+        # As in FSDP2, the first forwards gather at their start, backwards at their end.
         gathering = call.mb < (_GATHERING_FORWARDS if forward else job.microbatches - 1)
         if job.gathers and gathering:
             before = 0.01 if forward else 0.99
@@ -343,7 +339,7 @@ class Running:
         return mine, (dp, step, part.other, forward, stage, part.of)
 
     def _wire_ns(self, mine: _Side) -> float:
-        """Return what a transfer takes; both of its sides ask."""
+        """Return the duration of a transfer, the same for both of its sides."""
         dp, step, stage, forward, other, of = mine
         first = min(stage, other)
         drawn = self._wires[hash((dp, step, first, forward, of)) % _TRANSFERS_DRAWN]
@@ -371,7 +367,7 @@ class Running:
         came[worker] = self._now[worker]
         size = self._job.dp * (self._job.pp if group == "clip" else 1)
         yield lambda: len(came) == size
-        end = max(came.values()) + 0.5 * _MS
+        end = max(came.values()) + 0.5 * MS
         self._found.append(Row(worker, step, op, ABSENT, ABSENT, came[worker], end))
         self._now[worker] = end + RECORDED_NS
 

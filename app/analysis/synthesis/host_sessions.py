@@ -13,13 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.synthesis.host_jobs import HostJob, Posting, Row, Running, Worker
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 from app.analysis.synthesis.synthesize import Truth
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 
-# Recording.
-# Starts of recordings: a clock's reading.
+# Time of the clock at the start of recordings.
 _BEGIN_NS: Final = 1_760_000_000_000_000_000
 _LATE_NS: Final = 1000.0
 
@@ -69,15 +68,9 @@ def _take_late(rows: list[Row]) -> None:
             row.end = max(row.end, done[row.worker, row.step] + _LATE_NS)
 
 
-# The other jobs of the synthesizer follow the paper's dependency model. Here each rank is a host
-# that makes one call after the other: a computation, an exchange with its neighbors that returns
-# when all of it has been transferred, a collective. What is recorded is what hooks around those
-# calls see.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSession:
-    """One profiling session of a job as its hosts run it."""
+    """A profiling session of a host-executed job."""
 
     job: HostJob
     trace: Trace
@@ -86,13 +79,12 @@ class HostSession:
 
     @property
     def step_time_s(self) -> float:
-        """Return how long its steps took on average, seconds, from end to end."""
-        # the first step has no step before whose end could be its begin
+        """Return the mean time from one step's end to the next, seconds."""
         return float(np.mean(self.truth.step_times_s[1:]))
 
 
 def run(job: HostJob) -> HostSession:
-    """Run a job with and without what is wrong with it, and record it."""
+    """Execute a job with and without its faults, and record the former."""
     rows = Running(job).rows()
     times = _step_times_s(job, rows)
     healthy = times
@@ -119,7 +111,7 @@ def _step_times_s(job: HostJob, rows: list[Any]) -> tuple[float, ...]:
 
 
 def _faults(job: HostJob) -> tuple[tuple[str, ...], tuple[Worker, ...], int | None]:
-    """Return causes, workers and stage at fault: a stage whose workers are all slow is heavy."""
+    """Return causes, workers and stage at fault; a stage whose workers are all slow is heavy."""
     slow = tuple(sorted(job.factors, key=lambda worker: -job.factors[worker]))
     stages = {stage for _, stage in slow}
     heavy = len(stages) == 1 and len(slow) == job.dp
@@ -149,14 +141,12 @@ def _dials(job: HostJob) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-# Named scenarios.
-_MS: Final = 1e6
 _FACTOR: Final = 1.8
 
 
 @dataclass(frozen=True, slots=True)
 class HostScenario:
-    """A job as its hosts run it; one of its workers is slow, or it collects garbage."""
+    """A host-executed job with a slow worker or garbage collection."""
 
     name: str  # as in ``paceline synth NAME``
     summary: str  # one sentence for a person
@@ -169,7 +159,7 @@ class HostScenario:
         Parameters
         ----------
         fault_seed : int, optional
-            What draws the worker at fault; `seed` where not given.
+            Seed of the worker at fault; by default `seed`.
         """
         rng = stream(seed if fault_seed is None else fault_seed, "scenario", self.name)
         drawn = int(rng.integers(self.job.pp))
@@ -192,13 +182,13 @@ _SCENARIOS: Final = (
     HostScenario(
         "blocking-transfers",
         "A slow worker; hosts wait for each transfer, which takes 20 ms.",
-        replace(_PLAIN, wire_ns=20 * _MS),
+        replace(_PLAIN, wire_ns=20 * MS),
     ),
     HostScenario(
         "windowed-transfers",
         "A slow worker on the first stage; receives are posted two microbatches ahead.",
-        replace(_PLAIN, wire_ns=15 * _MS, posting=Posting.WINDOWED, window=2),
-        # late data hides that it comes while other things run
+        replace(_PLAIN, wire_ns=15 * MS, posting=Posting.WINDOWED, window=2),
+        # On later stages late data overlaps with other work, which hides the slow worker.
         stage=0,
     ),
     HostScenario(
@@ -214,7 +204,7 @@ _SCENARIOS: Final = (
     HostScenario(
         "nested-collections",
         "Garbage is collected inside of forwards, and recorded there.",
-        replace(_PLAIN, pause_ns=220 * _MS, pauses=0.02),
+        replace(_PLAIN, pause_ns=220 * MS, pauses=0.02),
     ),
     HostScenario(
         "late-ends",
@@ -224,7 +214,7 @@ _SCENARIOS: Final = (
     HostScenario(
         "handover-delays",
         "A slow worker; computations begin 4 ms after their input, and transfers are not recorded.",
-        replace(_PLAIN, handover_ns=4 * _MS, transfers=False, wire_ns=0.0),
+        replace(_PLAIN, handover_ns=4 * MS, transfers=False, wire_ns=0.0),
     ),
     HostScenario(
         "v-shaped",
@@ -233,7 +223,7 @@ _SCENARIOS: Final = (
     ),
 )
 
-# What the paper's dependency model has not.
+# Ways to run that the paper's dependency model does not have.
 HOST_SCENARIOS: Final[Mapping[str, HostScenario]] = {
     scenario.name: scenario for scenario in _SCENARIOS
 }

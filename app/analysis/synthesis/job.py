@@ -24,7 +24,9 @@ from app.analysis.trace.model import (
     Sizes,
 )
 
-# What a job may leave out altogether; forwards, backwards and pipeline transfers are always there.
+MS: Final = 1e6  # nanoseconds of a millisecond
+
+# Operation types that a job may lack; forwards, backwards and pipeline transfers are always there.
 OPTIONAL_OP_TYPES: Final[frozenset[str]] = frozenset(
     {
         PARAMS_ALL_GATHER,
@@ -37,7 +39,7 @@ OPTIONAL_OP_TYPES: Final[frozenset[str]] = frozenset(
         SEPARATE_ALL_REDUCE,
     }
 )
-# What the published traces hold: gradients are reduced after the whole backward pass.
+# Types of the published traces: gradients are reduced after the whole backward pass.
 USUAL_OP_TYPES: Final[frozenset[str]] = OPTIONAL_OP_TYPES - {SEPARATE_ALL_REDUCE}
 
 
@@ -51,7 +53,7 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What operations of a healthy job cost, in nanoseconds, and how much that varies."""
+    """Durations of the operations of a healthy job, in nanoseconds, and their variation."""
 
     # forward_ns, backward_ns: computation of one microbatch on one whole stage (all of its model
     # chunks together)
@@ -105,7 +107,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """What recording does to a trace; by default nothing."""
+    """Errors and extras of a recording; none by default."""
 
     clock_skew_ns: float = 0.0  # spread (sigma) of the hosts' clocks around the true time
     clock_drift_ppm: float = 0.0  # spread of the clocks' rates, in microseconds a second
@@ -185,12 +187,11 @@ class JobModel:
 
 
 # Random jobs.
-_MS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Sizes that jobs are drawn from; larger jobs than `operations`, about, are drawn again."""
+    """Sizes of random jobs; a job with more than about `operations` operations is drawn again."""
 
     dp: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     pp: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 4, 6, 8)
@@ -213,7 +214,7 @@ LARGER: Final = Range(
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a job must have for a cause to be possible, and visible."""
+    """Requirements of a cause on a job."""
 
     dp: int = 1
     pp: int = 1
@@ -225,19 +226,15 @@ class Needs:
 
 
 def draw_job(rng: np.random.Generator, needs: Needs, sizes: Range = USUAL) -> JobModel:
-    """Return a random healthy job that has what is needed."""
+    """Return a random healthy job that meets the requirements."""
     while True:
         job = _draw_job(rng, needs, sizes)
         rows = job.sizes.workers * job.steps * job.microbatches * job.sizes.vpp
-        rows *= 6 + 4 * _ranks_recorded(job) + (4 if job.experts_over > 1 else 0)
+        profiler, cells = job.profiler, job.sizes
+        recording = cells.tp * profiler.tensor_ranks + cells.cp * profiler.context_ranks
+        rows *= 6 + 4 * recording + (4 if job.experts_over > 1 else 0)
         if job.sizes.workers >= needs.workers and rows <= sizes.operations:
             return job
-
-
-def _ranks_recorded(job: JobModel) -> int:
-    """Return how many ranks of a worker record their collectives."""
-    profiler, sizes = job.profiler, job.sizes
-    return sizes.tp * profiler.tensor_ranks + sizes.cp * profiler.context_ranks
 
 
 def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
@@ -286,8 +283,8 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
 
 
 def draw_costs(rng: np.random.Generator) -> CostModel:
-    """Return what the operations of a random job cost."""
-    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * _MS
+    """Return the cost model of a random job."""
+    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * MS
     return CostModel(
         forward_ns=forward,
         backward_ns=forward * float(rng.uniform(1.8, 2.3)),

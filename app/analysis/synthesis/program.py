@@ -82,12 +82,10 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
     )
 
 
-# The program of a step.
-# Semantics
-# Every DP rank runs the same program. A worker (DP rank d, stage p) has six streams: computation,
-# DP collectives, forward-send, forward-recv, backward-send, backward-recv. An operation is launched
-# when everything below has ended, plus its launch delay; without anything to wait for, at the
-# step's start, which is one instant for all workers.
+# Semantics of a program. Every DP rank runs the same one. A worker (DP rank d, stage p) has six
+# streams: computation, DP collectives, forward-send, forward-recv, backward-send, backward-recv.
+# An operation is launched when everything below has ended, plus its launch delay; without
+# anything to wait for, at the step's start, which is one instant for all workers.
 #
 # * every operation: the operation before it on its stream;
 # * a computation: its receive, unless its input is computed on the same stage or is the batch; a
@@ -98,15 +96,13 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
 #   (the first receive of a direction has none). The first backward-recv of a stage also waits for
 #   the second-to-last forward-compute before the stage's first backward, if there are two;
 # * the end of the step is a chain on every stage: last computation → gc →
-# layernorm-grads-all-reduce
-#   → embedding-grads-all-reduce (first and last stage, PP > 1) → separate-grads-all-reduce →
-#   grads-reduce-scatters, chunk by chunk → optimizer-clip-main-grad → optimizer. An absent
-#   type is left out and takes no time;
+#   layernorm-grads-all-reduce → embedding-grads-all-reduce (first and last stage, PP > 1) →
+#   separate-grads-all-reduce → grads-reduce-scatters, chunk by chunk →
+#   optimizer-clip-main-grad → optimizer. An absent type is left out and takes no time;
 # * where separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
 #   waits for the chunk's last backward, reduce-scatters stand on the DP stream in the order of
-#   those backwards, are not in the chain, and the chain's first operation after gc waits
-#   for the last
-#   of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
+#   those backwards, are not in the chain, and the chain's first operation after gc waits for the
+#   last of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
 #
 # Groups: a send with its receive; params, gradients and separate gradients of one stage over all DP
 # ranks; embedding of first and last stage within a DP rank; optimizer-clip of all workers. A
@@ -165,7 +161,7 @@ def build_program(job: JobModel, *, evaluation: bool = False) -> JobProgram:
 
 @dataclass(slots=True)
 class _Stage:
-    """What the builder remembers of the stage at hand."""
+    """State of the builder for the current stage."""
 
     index: int
     streams: dict[str, int] = field(default_factory=dict)
@@ -321,7 +317,7 @@ class _Builder:
 
     @staticmethod
     def _ending(stage: _Stage, tail: int) -> tuple[int | None, ...]:
-        """Return what the next link of the end-of-step chain waits for."""
+        """Return the operations that the next operation of the end-of-step chain waits for."""
         overlapped, stage.overlapped = stage.overlapped, None
         return (tail, overlapped)
 

@@ -16,7 +16,7 @@ _USUAL_TOKENS: Final = 32_768
 
 @dataclass(frozen=True, slots=True)
 class PulseDials:
-    """How a job without any fault looks.
+    """Sizes and noise of a healthy job.
 
     Parameters
     ----------
@@ -25,12 +25,13 @@ class PulseDials:
     host_ranks : int
         Ranks a host.
     noise : float
-        Standard deviation of the logarithm of computing, a rank and step.
+        Standard deviation of the logarithm of computing, drawn for each rank and step.
     offsets : float
-        The same of what is usual for a rank.
+        Standard deviation of the logarithm of a rank's constant speed.
     lengths : float
-        The same of the tokens a replica and step.
+        Standard deviation of the logarithm of tokens, drawn for each replica and step.
     tokens_known : bool
+        Whether rows contain tokens.
     """
 
     dp: int = 8
@@ -51,7 +52,7 @@ class PulseDials:
 
 @dataclass(frozen=True, slots=True)
 class PulseTruth:
-    """A fault of a synthetic job: what is to be noticed.
+    """A fault of a synthetic job that detection should notice.
 
     Parameters
     ----------
@@ -70,17 +71,17 @@ class PulseTruth:
 
 @dataclass(slots=True)
 class PulseJob:
-    """The arrays of a job, which faults and events change before its rows are made.
+    """Times of a job by step and rank, in nanoseconds; faults and events change them in place.
 
     Parameters
     ----------
     computing : float64[steps, ranks]
-        Nanoseconds without what the collector takes.
+        Computing without garbage collection.
     data, optimizer, collecting, saving : float64[steps, ranks]
     network : float64[steps]
-        What the collectives of a step take.
+        Collectives of a step.
     gap : float64[steps]
-        What passes before a step, outside of it.
+        Time before a step that is no part of it.
     missing : bool[steps, ranks]
         Rows that are never sent.
     """

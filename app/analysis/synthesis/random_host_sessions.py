@@ -10,9 +10,8 @@ import numpy as np
 
 from app.analysis.synthesis.host_jobs import HostJob, Posting
 from app.analysis.synthesis.host_sessions import HostSession, run
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 
-_MS: Final = 1e6
 _OVERLAPPING: Final = 0.3
 
 Way = Callable[[HostJob, np.random.Generator], HostJob]
@@ -56,7 +55,7 @@ def _in_a_v(job: HostJob, rng: np.random.Generator) -> HostJob:
     return replace(job, v_shaped=True, transfers=bool(rng.random() < 0.5))  # noqa: PLR2004 - half
 
 
-# Ways to run that the paper's dependency model has not, by name.
+# Ways to run that the paper's dependency model does not have, by name.
 WAYS: Final[Mapping[str, Way]] = {
     "blocking": _blocking,
     "windowed": _windowed,
@@ -104,14 +103,14 @@ HOST_CAUSES: Final[Mapping[str, Callable[[HostJob, float, np.random.Generator], 
 def draw_host_session(
     cause: str | None, slowdown: float, seed: int, way: str | None = None
 ) -> HostSession:
-    """Return a random job that runs in one of the ways, or in the given one.
+    """Return a session of a random job that runs in a given or random way.
 
     Parameters
     ----------
     cause : str or None
         One of `HOST_CAUSES`; None for a healthy job.
     slowdown : float
-        How slow the fault itself is; the job is slowed by less. The truth says by how much.
+        Factor of the fault itself; the job is slowed by less, as the session's truth shows.
     way : str, optional
         One of `WAYS`.
     """
@@ -125,7 +124,7 @@ def draw_host_session(
 
 
 def _draw_job(rng: np.random.Generator, seed: int) -> HostJob:
-    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * _MS
+    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * MS
     pp = int(rng.choice([2, 2, 3, 4]))
     return HostJob(
         dp=int(rng.choice([2, 2, 3, 4, 6])),

@@ -50,7 +50,7 @@ def _beats(  # noqa: PLR0913 - a column each
 
 
 def with_beats(job: PulseJob, rng: np.random.Generator, gap_phase: str = "evaluation") -> Pulses:
-    """Return the rows of a job together with its beats; in gaps they say `gap_phase`."""
+    """Return the rows of a job with its beats, whose phase in gaps is `gap_phase`."""
     rows = job.rows()
     ends = job.start_ns + np.cumsum(job.step_ns + job.gap)
     begins = np.append(job.start_ns, ends[:-1])
@@ -113,7 +113,7 @@ def hanging(
     return by_time(joined(parts)), PulseTruth(kind, (culprit,), step, None, 1.0)
 
 
-# Harmless events.
+# Changes a job in place by an event that detection must not report.
 Event = Callable[[PulseJob, np.random.Generator], None]
 
 
@@ -198,7 +198,7 @@ EVENTS: Final[Mapping[str, Event]] = {
 }
 
 
-# Faults.
+# Changes a job in place from a step on by a factor, and returns the truth.
 Fault = Callable[[PulseJob, np.random.Generator, int, float], PulseTruth]
 
 
@@ -277,9 +277,8 @@ FAULTS: Final[Mapping[str, Fault]] = {
 }
 
 
-# Random draws.
 _SHAPES: Final = ((8, 1), (16, 1), (4, 2), (8, 4), (32, 1), (2, 4), (64, 1), (16, 2))
-# A fault begins here at the earliest, and leaves as many steps at least.
+# First step of a fault at the earliest, and steps after it at least.
 _BEGINS: Final = 120
 _LEAST_LEFT: Final = 200
 
@@ -349,17 +348,17 @@ def draw_pulse(  # noqa: PLR0913 - what is drawn
         job.missing[:, list(truth.ranks)] = False
     parts = [job.rows()]
     if not faults and rng.random() < 0.3:  # noqa: PLR2004
-        parts.append(_again(job, rng, parts[0]))
+        parts.append(_restarted(job, rng, parts[0]))
     rows = joined(parts)
     hours = float(len(rows) * np.median(job.step_ns) / 3.6e12)
     hosts = job.hosts if rng.random() < 0.8 else {}  # noqa: PLR2004
     return DrawnPulse(rows, hosts, tuple(truths), dials, hours, float(np.median(job.step_ns) / 1e9))
 
 
-def _again(job: PulseJob, rng: np.random.Generator, before: Pulses) -> Pulses:
-    """Start a job once more from an earlier step: a new attempt, or a smaller or larger world.
+def _restarted(job: PulseJob, rng: np.random.Generator, before: Pulses) -> Pulses:
+    """Return the rows of a job that restarts from an earlier step, in a new or the same attempt.
 
-    In the same attempt ranks get other numbers: what was usual for one is that of another.
+    Its world may be smaller or larger, and ranks have new baselines.
     """
     dials = job.dials
     if rng.random() < 0.5:  # noqa: PLR2004

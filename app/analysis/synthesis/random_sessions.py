@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from app.analysis.synthesis.injections.base import Injection, Spells, Worker
+from app.analysis.synthesis.injections.base import Injection, Spells, any_worker
 from app.analysis.synthesis.injections.computations import (
     ContextParallelStraggler,
     GarbageCollection,
@@ -58,13 +58,13 @@ from app.analysis.synthesis.synthesize import (
     true_turn_slowdown,
 )
 
-Sick = tuple[JobModel, tuple["Injection", ...]]
-# Given a job, the strength of the fault and draws that do not depend on it.
-Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+FaultyJob = tuple[JobModel, tuple["Injection", ...]]
+# Takes a job, the strength of the fault, and a generator whose draws do not depend on it.
+Strengthen = Callable[[JobModel, float, np.random.Generator], FaultyJob]
 
 
-def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
-    first, spells = _any_worker(job, rng), _spells(job, rng)
+def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
+    first, spells = any_worker(job, rng), _spells(job, rng)
     share = float(rng.uniform(0.7, 1.1))
     found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
     others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
@@ -79,26 +79,26 @@ def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Si
     return job, tuple(found)
 
 
-def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     period = float(rng.uniform(0.4, 1.0)) * job.steps
     hot = ThermalThrottling(
-        _any_worker(job, rng), 1 + strength, period, float(rng.uniform(0, period))
+        any_worker(job, rng), 1 + strength, period, float(rng.uniform(0, period))
     )
     return job, (hot,)
 
 
-def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     backward = float(rng.uniform(0.25, 0.9))
     at = -1 if rng.random() < 0.7 else int(rng.integers(job.sizes.pp))  # noqa: PLR2004 - mostly last
     return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward, at),)
 
 
-def _last_stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _last_stage(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     backward = float(rng.uniform(0.25, 0.9))
     return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward),)
 
 
-def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     length = int(rng.choice([8_192, 16_384, 32_768, 65_536]))
     spread = float(rng.uniform(1.2, 1.8))
     median = length * float(rng.uniform(0.04, 0.12))
@@ -110,7 +110,7 @@ def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick
     return replace(job, profiler=recorded), (injection,)
 
 
-def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     # Attention weighs in proportion to the context, and a longer one holds more unequal sequences.
     median, spread = float(rng.uniform(800, 2_400)), float(rng.uniform(1.3, 1.8))
     length = int(min(max(float(rng.uniform(12_000, 30_000)) * strength, 4_096), 262_144))
@@ -121,7 +121,7 @@ def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> S
     return job, (injection,)
 
 
-def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
     pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
     pauses = min(pauses, 0.2 * job.microbatches * job.sizes.vpp)
@@ -130,30 +130,30 @@ def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (GarbageCollection(pause, pauses, growth),)
 
 
-def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     # Every interpreter collects each few steps. In one session its heap hardly grows.
     pauses = min(float(rng.uniform(0.25, 0.7)), 0.2 * job.microbatches * job.sizes.vpp)
     pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
     return job, (GarbageCollection(pause, pauses, growth=float(rng.uniform(0, 0.2))),)
 
 
-def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _network(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     spells = _spells(job, rng)
-    return job, (SlowLink(_any_worker(job, rng), 1 + 12 * strength, spells),)
+    return job, (SlowLink(any_worker(job, rng), 1 + 12 * strength, spells),)
 
 
-def _traffic(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _traffic(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     period = float(rng.uniform(0.4, 0.9)) * job.steps
     busy, offset = float(rng.uniform(0.35, 0.65)), float(rng.uniform(0, period))
     return job, (Congestion(1 + 15 * strength, period, busy, offset),)
 
 
-def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     del rng
     return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
 
 
-def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     every = int(rng.integers(3, 9))
     stall = every * strength * job.costs.forward_ns
     return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
@@ -161,7 +161,7 @@ def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
 
 def _standing_still(
     kind: type[Standstill], job: JobModel, strength: float, rng: np.random.Generator
-) -> Sick:
+) -> FaultyJob:
     # As long as a step or several of them, at most in every third one.
     every = int(rng.integers(3, max(4, job.steps // 2)))
     step_ns = 3 * job.costs.forward_ns * (job.microbatches + job.sizes.pp - 1)
@@ -172,25 +172,25 @@ def _standing_still(
     return job, (kind(every, 0.3 * every * strength * step_ns, offset, own=own),)
 
 
-def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     launch = (1 + strength) * job.costs.forward_ns / job.sizes.vpp
     everywhere = rng.random() < 0.5  # noqa: PLR2004 - half of them
-    worker = None if everywhere else _any_worker(job, rng)
+    worker = None if everywhere else any_worker(job, rng)
     return job, (HostOverhead(launch, worker),)
 
 
-def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
     return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
 
 
-def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
     share, spells = float(rng.uniform(0.4, 0.9)), Spells(share=float(rng.uniform(0.3, 0.8)))
-    return job, (MemoryFragmentation(_any_worker(job, rng), stall, share, spells),)
+    return job, (MemoryFragmentation(any_worker(job, rng), stall, share, spells),)
 
 
-def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     # What allocates in the same pattern fragments in the same way: not one worker, but many.
     stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
     count = max(2, job.sizes.workers // 4)
@@ -201,17 +201,17 @@ def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Gener
     return job, tuple(found)
 
 
-def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
-    rank, worker = int(rng.integers(job.sizes.tp)), _any_worker(job, rng)
+def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
+    rank, worker = int(rng.integers(job.sizes.tp)), any_worker(job, rng)
     return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
 
 
-def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
-    rank, worker = int(rng.integers(job.sizes.cp)), _any_worker(job, rng)
+def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
+    rank, worker = int(rng.integers(job.sizes.cp)), any_worker(job, rng)
     return job, (ContextParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
 
 
-def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     flat = replace(
         job,
         sizes=replace(job.sizes, pp=1, vpp=1),
@@ -228,13 +228,13 @@ def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> S
     return flat, (UnevenMicrobatches(more, dp),)
 
 
-def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     # Which experts are sent most changes with the text, and some are sent more of any.
     lasting = float(rng.uniform(0, 0.8))
     return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
 
 
-def _together(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _together(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     if rng.random() < 0.3:  # noqa: PLR2004 - some grow
         return job, (SlowTogether(growth=0.05 * strength),)
     steps = int(np.ceil(rng.uniform(0.3, 0.6) * job.steps))
@@ -242,7 +242,7 @@ def _together(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (SlowTogether(1 + strength, begin, steps),)
 
 
-def _rotating(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+def _rotating(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
     share = 1.0 if rng.random() < 0.7 else float(rng.uniform(0.6, 0.9))  # noqa: PLR2004 - mostly in each
     return job, (RotatingWorker(1 + 0.5 * strength, Spells(share=share)),)
 
@@ -272,27 +272,27 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 
 
 CAUSES: Final = tuple(_CAUSES)
-# Those that hold the job up between steps, which S and the headline do not contain.
+# Causes that hold the job up between steps, which S and the headline do not contain.
 BETWEEN_STEPS: Final = frozenset({Evaluation.cause, Standstill.cause})
 
 
-# Kinds of causes that fleets have. The last stage carries a loss layer that was not counted.
+# Further kinds of causes, for fleets: a last stage with a loss layer that was not counted, …
 LAST_STAGE: Final = "last_stage"
 
 
-# Sequence lengths that are the more unequal the longer the context is.
+# sequence lengths that are the more unequal the longer the context is, …
 LONG_CONTEXT: Final = "long_context"
 
 
-# Garbage collection on each worker every few steps.
+# garbage collection on each worker every few steps, …
 COLLECTING: Final = "collecting"
 
 
-# Memory fragmentation on a quarter of the workers.
+# memory fragmentation on a quarter of the workers, …
 FRAGMENTED: Final = "fragmented"
 
 
-# Data and checkpoints that are waited for between steps, and recorded.
+# and recorded waiting between steps for data and for checkpoints.
 LOADER_STALLS: Final = "loader_stalls"
 CHECKPOINTS_WRITTEN: Final = "checkpoints_written"
 
@@ -308,10 +308,6 @@ DIALS: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 }
 
 
-def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
-    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
-
-
 def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
     """Return when a fault is there: mostly always, else from a step on, or by spells."""
     kind = rng.random()
@@ -323,11 +319,8 @@ def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
 
 
 def needs_of(causes: Sequence[str]) -> Needs:
-    """Return what a job must have for all of the causes."""
-    return _all_of([DIALS[cause][0] for cause in causes])
-
-
-def _all_of(needs: Sequence[Needs]) -> Needs:
+    """Return the joint requirements of causes on a job."""
+    needs = [DIALS[cause][0] for cause in causes]
     return Needs(
         dp=max((n.dp for n in needs), default=1),
         pp=max((n.pp for n in needs), default=1),
@@ -339,7 +332,7 @@ def _all_of(needs: Sequence[Needs]) -> Needs:
     )
 
 
-# Strengths of an injection that are tried for a slowdown, at most.
+# Strengths of a cause that are tried for a slowdown, at most.
 _ROUNDS: Final = 8
 
 
@@ -353,7 +346,7 @@ class SlowdownOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The slowdown that a job shall have, by which measure, and the share it may be off."""
+    """The slowdown that a job shall have, its measure, and the tolerated relative error."""
 
     slowdown: float
     slowdown_of: SlowdownOf = true_slowdown
@@ -368,14 +361,14 @@ def draw_session(
     Causes are `CAUSES`, or one of `LAST_STAGE`, `LONG_CONTEXT`, `COLLECTING`,
     `FRAGMENTED`.
     Several causes get equal strength. Without a cause the job is healthy, whatever the slowdown.
-    Where no strength reaches the slowdown, the strongest that was tried is taken.
+    If no strength reaches the slowdown, the nearest one is taken.
     """
     job = draw_job(stream(seed, "population"), needs_of(causes), sizes)
     return afflict(job, causes, goal_of(causes, slowdown), seed)
 
 
 def goal_of(causes: Sequence[str], slowdown: float) -> Goal:
-    """Return the goal that causes can reach: some lengthen no step, but the time between them."""
+    """Return the goal of causes; some of them lengthen no step, but the time between steps."""
     between = {*BETWEEN_STEPS, LOADER_STALLS, CHECKPOINTS_WRITTEN}
     return Goal(slowdown, true_turn_slowdown if between & set(causes) else true_slowdown)
 
@@ -385,28 +378,27 @@ def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> Synt
     if not causes:
         return synthesize(job, seed=seed)
 
-    def with_strength(strength: float) -> Sick:
-        sick: Sick = (job, ())
+    def with_strength(strength: float) -> FaultyJob:
+        faulty: FaultyJob = (job, ())
         for cause in causes:
-            changed, added = DIALS[cause][1](sick[0], strength, stream(seed, "dials", cause))
-            sick = (changed, (*sick[1], *added))
-        return sick
+            changed, added = DIALS[cause][1](faulty[0], strength, stream(seed, "dials", cause))
+            faulty = (changed, (*faulty[1], *added))
+        return faulty
 
-    found = _seek(with_strength, goal, seed)
-    return synthesize(*found, seed=seed)
+    return synthesize(*_seek(with_strength, goal, seed), seed=seed)
 
 
-def _seek(with_strength: Callable[[float], Sick], goal: Goal, seed: int) -> Sick:
-    """Return the job that is nearest to the goal; more strength is slower."""
+def _seek(with_strength: Callable[[float], FaultyJob], goal: Goal, seed: int) -> FaultyJob:
+    """Return the job nearest to the goal by bisection; slowdown grows with strength."""
     slowdown = goal.slowdown
     low, high, strength = 0.0, np.inf, 1.0
-    best: tuple[float, Sick] | None = None
+    best: tuple[float, FaultyJob] | None = None
     for _ in range(_ROUNDS):
-        sick = with_strength(strength)
-        reached = goal.slowdown_of(*sick, seed=seed)
+        faulty = with_strength(strength)
+        reached = goal.slowdown_of(*faulty, seed=seed)
         off = abs(reached - slowdown)
         if best is None or off < best[0]:
-            best = (off, sick)
+            best = (off, faulty)
         if off <= goal.near * slowdown and reached >= min(slowdown, 1.1):
             break
         low, high = (strength, high) if reached < slowdown else (low, strength)

@@ -38,17 +38,14 @@ class Phase:
     ids: NDArray[np.int64]
 
 
-# All-to-alls of experts.
-# Every computation holds two of them: one before the experts compute, one after. All ranks of a
-# group end each of them together; who waits for the experts of others begins the second one
-# earlier.
-
-
+# Every computation of a job with experts holds two all-to-alls, before and after the experts. All
+# ranks of a group end each of them together; a rank whose experts finish early begins the second
+# one earlier.
 _NAME: Final = "ep-all-to-all"
 _COUNT: Final = 2
-# What its transfer takes, as a share of the computation.
+# Duration of its transfer as a share of the computation.
 _TRANSFER: Final = 0.03
-# Mean time by which a rank's record of it begins early.
+# Mean time by which the record of a rank begins early.
 _JITTER_NS: Final = 3e3
 
 
@@ -86,9 +83,8 @@ def expert_rows(
             yield {key: np.broadcast_to(column, start.shape) for key, column in columns.items()}
 
 
-# Operations between steps.
 def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
-    """Yield what the ranks of a phase record between its steps, each as long as it takes."""
+    """Yield the operations that ranks record between steps, such as checkpoints."""
     job, ids = phase.job, phase.ids
     before = np.concatenate((ids[:1] - 1, ids[:-1]))
     for operation in phase.work.host_operations:
@@ -113,14 +109,13 @@ def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[R
         }
 
 
-# Unequal numbers of microbatches.
 def cut_anew(phase: Phase, rows: Rows) -> Rows:
-    """Return rows in which each step's computations are as many microbatches as its rank runs.
+    """Return rows with the computations of each step cut into its rank's number of microbatches.
 
     Parameters
     ----------
     rows : mapping of str to arrays, shape (dp, steps, rows)
-        Of the only stage.
+        Rows of the only stage.
     """
     counts = phase.work.microbatches
     assert counts is not None  # noqa: S101 - who calls has seen that
@@ -243,7 +238,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilerRecording:
-    """A trace, and what the profiler did to it."""
+    """A recorded trace, with the errors of the recording."""
 
     trace: Trace
     lost: int  # operations that were not written
@@ -324,7 +319,7 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
 
 
 def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
-    """Return what the traced rank of each cell of a stage records."""
+    """Return the records of the traced rank of each worker of a stage."""
     job, program, execution = phase.job, phase.work.program, phase.execution
     recorded = ~program.of_types(*job.unrecorded) & (program.stage == stage)
     rows = np.flatnonzero(recorded)
@@ -343,7 +338,8 @@ def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
         "op": program.op[rows],
         "mb": np.where(pairs, ABSENT, program.microbatch[rows]),
         "mc": np.where(pairs, ABSENT, program.chunk[rows]),
-        "order": _order_within_type(program.op[rows]),
+        # Rows are sorted by type: the position among those of the same type.
+        "order": np.arange(len(rows)) - np.searchsorted(program.op[rows], program.op[rows]),
         "start_ns": start.transpose(2, 1, 0),
         "duration_ns": duration.transpose(2, 1, 0),
     }
@@ -351,18 +347,10 @@ def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
     return written if phase.work.microbatches is None else cut_anew(phase, written)
 
 
-def _order_within_type(ops: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Return the position of each operation among its type; `ops` is sorted."""
-    counts = np.bincount(ops, minlength=len(CODES))
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    order: NDArray[np.int64] = np.arange(len(ops)) - first[ops]
-    return order
-
-
 def _set_clocks(
     job: JobModel, meta: SessionMeta, columns: dict[str, NDArray[Any]], rng: np.random.Generator
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Let every host read its own clock; change the starts and return what the clocks do."""
+    """Shift starts by the errors of the hosts' clocks; return their offsets and rates by host."""
     profiler = job.profiler
     if not (profiler.clock_skew_ns or profiler.clock_drift_ppm):
         return {}, {}

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.synthesis.host_sessions import HOST_SCENARIOS, HostScenario
-from app.analysis.synthesis.injections.base import Injection, Spells, Worker
+from app.analysis.synthesis.injections.base import Injection, Spells, Worker, any_worker
 from app.analysis.synthesis.injections.computations import (
     ContextParallelStraggler,
     GarbageCollection,
@@ -35,6 +35,7 @@ from app.analysis.synthesis.injections.delays import (
     Standstill,
 )
 from app.analysis.synthesis.job import (
+    MS,
     USUAL_OP_TYPES,
     CostModel,
     JobModel,
@@ -44,8 +45,6 @@ from app.analysis.synthesis.job import (
 )
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
-
-_MS: Final = 1e6
 
 Draw = Callable[[JobModel, np.random.Generator], "tuple[Injection, ...]"]
 
@@ -76,10 +75,6 @@ class Scenario:
         return self.draw(self.job, stream(seed, "scenario", self.name))
 
 
-def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
-    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
-
-
 def _inner_worker(job: JobModel, rng: np.random.Generator) -> Worker:
     """Return a worker that is not on the last stage, whose load would be another explanation."""
     return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp - 1))
@@ -93,7 +88,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=8),
             microbatches=8,
             steps=20,
-            costs=CostModel(forward_ns=62 * _MS, backward_ns=131 * _MS),
+            costs=CostModel(forward_ns=62 * MS, backward_ns=131 * MS),
             name="dense-70b",
         ),
         draw=lambda _job, _rng: (),
@@ -105,7 +100,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=8, tp=8),
             microbatches=12,
             steps=12,
-            costs=CostModel(forward_ns=48 * _MS, backward_ns=97 * _MS),
+            costs=CostModel(forward_ns=48 * MS, backward_ns=97 * MS),
             layers=(12,) * 8,
             name="dense-180b",
         ),
@@ -118,7 +113,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=8),
             microbatches=8,
             steps=24,
-            costs=CostModel(forward_ns=57 * _MS, backward_ns=119 * _MS),
+            costs=CostModel(forward_ns=57 * MS, backward_ns=119 * MS),
             layers=(20,) * 4,
             name="dense-72b",
         ),
@@ -133,7 +128,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=1),
             microbatches=6,
             steps=24,
-            costs=CostModel(forward_ns=58 * _MS, backward_ns=118 * _MS),
+            costs=CostModel(forward_ns=58 * MS, backward_ns=118 * MS),
             name="dense-9b",
         ),
         draw=lambda job, rng: (UnevenMicrobatches(3, int(rng.integers(job.sizes.dp))),),
@@ -145,7 +140,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=2, tp=2),
             microbatches=8,
             steps=32,
-            costs=CostModel(forward_ns=50 * _MS, backward_ns=104 * _MS),
+            costs=CostModel(forward_ns=50 * MS, backward_ns=104 * MS),
             layers=(16,) * 2,
             name="dense-14b",
         ),
@@ -158,7 +153,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=2, tp=2),
             microbatches=8,
             steps=32,
-            costs=CostModel(forward_ns=46 * _MS, backward_ns=96 * _MS),
+            costs=CostModel(forward_ns=46 * MS, backward_ns=96 * MS),
             layers=(16,) * 2,
             name="dense-12b",
         ),
@@ -171,7 +166,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=6, pp=4, tp=4),
             microbatches=16,
             steps=16,
-            costs=CostModel(forward_ns=55 * _MS, backward_ns=118 * _MS),
+            costs=CostModel(forward_ns=55 * MS, backward_ns=118 * MS),
             layers=(15,) * 4,
             name="dense-34b",
         ),
@@ -184,7 +179,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=4, cp=2),
             microbatches=8,
             steps=24,
-            costs=CostModel(forward_ns=140 * _MS, backward_ns=290 * _MS),
+            costs=CostModel(forward_ns=140 * MS, backward_ns=290 * MS),
             profiler=Profiler(sequence_lengths=True),
             name="long-context-32k",
         ),
@@ -197,10 +192,10 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=16, pp=4, tp=4),
             microbatches=8,
             steps=18,
-            costs=CostModel(forward_ns=70 * _MS, backward_ns=148 * _MS),
+            costs=CostModel(forward_ns=70 * MS, backward_ns=148 * MS),
             name="moe-8x22b",
         ),
-        draw=lambda _job, _rng: (GarbageCollection(250 * _MS, pauses=0.12, growth=0.6),),
+        draw=lambda _job, _rng: (GarbageCollection(250 * MS, pauses=0.12, growth=0.6),),
     ),
     Scenario(
         name="network",
@@ -209,10 +204,10 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=8),
             microbatches=12,
             steps=16,
-            costs=CostModel(forward_ns=45 * _MS, backward_ns=92 * _MS, p2p_ns=2.5 * _MS),
+            costs=CostModel(forward_ns=45 * MS, backward_ns=92 * MS, p2p_ns=2.5 * MS),
             name="dense-13b",
         ),
-        draw=lambda job, rng: (SlowLink(_any_worker(job, rng), factor=8.0),),
+        draw=lambda job, rng: (SlowLink(any_worker(job, rng), factor=8.0),),
     ),
     Scenario(
         name="congestion",
@@ -222,7 +217,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=6, pp=4, tp=8),
             microbatches=12,
             steps=20,
-            costs=CostModel(forward_ns=40 * _MS, backward_ns=83 * _MS, p2p_ns=2.5 * _MS),
+            costs=CostModel(forward_ns=40 * MS, backward_ns=83 * MS, p2p_ns=2.5 * MS),
             name="dense-11b",
         ),
         draw=lambda _job, rng: (Congestion(10.0, 9, offset=float(rng.uniform(0, 9))),),
@@ -234,10 +229,10 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=16, pp=2, tp=8),
             microbatches=8,
             steps=20,
-            costs=CostModel(forward_ns=66 * _MS, backward_ns=137 * _MS),
+            costs=CostModel(forward_ns=66 * MS, backward_ns=137 * MS),
             name="multimodal-7b",
         ),
-        draw=lambda _job, _rng: (SlowDataLoading(330 * _MS),),
+        draw=lambda _job, _rng: (SlowDataLoading(330 * MS),),
     ),
     Scenario(
         name="checkpoints",
@@ -246,10 +241,10 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=8),
             microbatches=12,
             steps=20,
-            costs=CostModel(forward_ns=52 * _MS, backward_ns=109 * _MS),
+            costs=CostModel(forward_ns=52 * MS, backward_ns=109 * MS),
             name="dense-65b",
         ),
-        draw=lambda _job, rng: (Checkpoint(3, 3000 * _MS, offset=int(rng.integers(3))),),
+        draw=lambda _job, rng: (Checkpoint(3, 3000 * MS, offset=int(rng.integers(3))),),
     ),
     Scenario(
         name="standstills",
@@ -259,10 +254,10 @@ _SCENARIOS: Final = (
             microbatches=8,
             steps=40,
             consecutive=True,
-            costs=CostModel(forward_ns=38 * _MS, backward_ns=79 * _MS, step_gap_ns=20 * _MS),
+            costs=CostModel(forward_ns=38 * MS, backward_ns=79 * MS, step_gap_ns=20 * MS),
             name="dense-3b",
         ),
-        draw=lambda _job, rng: (Standstill(17, 5000 * _MS, 12 + int(rng.integers(15))),),
+        draw=lambda _job, rng: (Standstill(17, 5000 * MS, 12 + int(rng.integers(15))),),
     ),
     Scenario(
         name="evaluations",
@@ -272,10 +267,10 @@ _SCENARIOS: Final = (
             microbatches=8,
             steps=32,
             consecutive=True,
-            costs=CostModel(forward_ns=47 * _MS, backward_ns=98 * _MS, step_gap_ns=15 * _MS),
+            costs=CostModel(forward_ns=47 * MS, backward_ns=98 * MS, step_gap_ns=15 * MS),
             name="dense-6b",
         ),
-        draw=lambda _job, rng: (Evaluation(8, 6000 * _MS, 12 + int(rng.integers(6))),),
+        draw=lambda _job, rng: (Evaluation(8, 6000 * MS, 12 + int(rng.integers(6))),),
     ),
     Scenario(
         name="slow-launching",
@@ -284,10 +279,10 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=4),
             microbatches=10,
             steps=16,
-            costs=CostModel(forward_ns=21 * _MS, backward_ns=43 * _MS),
+            costs=CostModel(forward_ns=21 * MS, backward_ns=43 * MS),
             name="dense-8b",
         ),
-        draw=lambda job, rng: (HostOverhead(46 * _MS, _any_worker(job, rng)),),
+        draw=lambda job, rng: (HostOverhead(46 * MS, any_worker(job, rng)),),
     ),
     Scenario(
         name="tensor-parallel",
@@ -296,13 +291,13 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=4, pp=4, tp=4),
             microbatches=6,
             steps=14,
-            costs=CostModel(forward_ns=58 * _MS, backward_ns=121 * _MS),
+            costs=CostModel(forward_ns=58 * MS, backward_ns=121 * MS),
             profiler=Profiler(tensor_ranks=True),
             name="dense-52b",
         ),
         draw=lambda job, rng: (
             TensorParallelStraggler(
-                _any_worker(job, rng), int(rng.integers(job.sizes.tp)), factor=1.7
+                any_worker(job, rng), int(rng.integers(job.sizes.tp)), factor=1.7
             ),
         ),
     ),
@@ -313,13 +308,13 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=3, pp=4, cp=4),
             microbatches=8,
             steps=14,
-            costs=CostModel(forward_ns=95 * _MS, backward_ns=201 * _MS),
+            costs=CostModel(forward_ns=95 * MS, backward_ns=201 * MS),
             profiler=Profiler(context_ranks=True),
             name="long-context-128k",
         ),
         draw=lambda job, rng: (
             ContextParallelStraggler(
-                _any_worker(job, rng), int(rng.integers(job.sizes.cp)), factor=1.7
+                any_worker(job, rng), int(rng.integers(job.sizes.cp)), factor=1.7
             ),
         ),
     ),
@@ -331,7 +326,7 @@ _SCENARIOS: Final = (
             microbatches=8,
             steps=16,
             experts_over=4,
-            costs=CostModel(forward_ns=48 * _MS, backward_ns=99 * _MS),
+            costs=CostModel(forward_ns=48 * MS, backward_ns=99 * MS),
             name="moe-16x4b",
         ),
         draw=lambda _job, _rng: (UnevenExperts(0.8, lasting=0.6),),
@@ -343,14 +338,12 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=6, pp=2, tp=4),
             microbatches=8,
             steps=14,
-            costs=CostModel(forward_ns=52 * _MS, backward_ns=107 * _MS),
+            costs=CostModel(forward_ns=52 * MS, backward_ns=107 * MS),
             profiler=Profiler(tensor_ranks=True),
             name="moe-8x7b",
         ),
         draw=lambda job, rng: (
-            MemoryFragmentation(
-                _any_worker(job, rng), 60 * _MS, share=0.7, spells=Spells(share=0.6)
-            ),
+            MemoryFragmentation(any_worker(job, rng), 60 * MS, share=0.7, spells=Spells(share=0.6)),
         ),
     ),
     Scenario(
@@ -362,7 +355,7 @@ _SCENARIOS: Final = (
             steps=14,
             schedule=Schedule.INTERLEAVED,
             op_types=USUAL_OP_TYPES | {SEPARATE_ALL_REDUCE},
-            costs=CostModel(forward_ns=44 * _MS, backward_ns=92 * _MS, grads_ns=520 * _MS),
+            costs=CostModel(forward_ns=44 * MS, backward_ns=92 * MS, grads_ns=520 * MS),
             name="moe-64x3b",
         ),
         draw=lambda _job, _rng: (FalseKernelDependency(blocked=2),),
@@ -375,7 +368,7 @@ _SCENARIOS: Final = (
             microbatches=16,
             steps=16,
             schedule=Schedule.INTERLEAVED,
-            costs=CostModel(forward_ns=80 * _MS, backward_ns=165 * _MS),
+            costs=CostModel(forward_ns=80 * MS, backward_ns=165 * MS),
             name="dense-110b",
         ),
         draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.5),),
@@ -387,7 +380,7 @@ _SCENARIOS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=8),
             microbatches=12,
             steps=18,
-            costs=CostModel(forward_ns=90 * _MS, backward_ns=185 * _MS),
+            costs=CostModel(forward_ns=90 * MS, backward_ns=185 * MS),
             name="long-context-16k",
         ),
         draw=lambda _job, _rng: (
@@ -405,8 +398,8 @@ _RECORDINGS: Final = (
             sizes=Sizes(dp=8, pp=4, tp=4),
             microbatches=8,
             steps=24,
-            costs=CostModel(forward_ns=60 * _MS, backward_ns=125 * _MS),
-            profiler=Profiler(clock_skew_ns=20 * _MS, clock_drift_ppm=50.0),
+            costs=CostModel(forward_ns=60 * MS, backward_ns=125 * MS),
+            profiler=Profiler(clock_skew_ns=20 * MS, clock_drift_ppm=50.0),
             name="dense-30b",
         ),
         draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.6),),
@@ -418,7 +411,7 @@ _RECORDINGS: Final = (
             sizes=Sizes(dp=4, pp=4, tp=4),
             microbatches=12,
             steps=20,
-            costs=CostModel(forward_ns=55 * _MS, backward_ns=118 * _MS),
+            costs=CostModel(forward_ns=55 * MS, backward_ns=118 * MS),
             profiler=Profiler(lost_share=0.01),
             name="dense-20b",
         ),
@@ -433,7 +426,7 @@ _RECORDINGS: Final = (
             steps=18,
             warm_up_steps=3,
             evaluation_steps=2,
-            costs=CostModel(forward_ns=58 * _MS, backward_ns=120 * _MS),
+            costs=CostModel(forward_ns=58 * MS, backward_ns=120 * MS),
             name="dense-40b",
         ),
         draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.6),),

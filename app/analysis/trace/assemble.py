@@ -241,7 +241,13 @@ class Assembler:
             first_row=first,
             places=self._places,
         )
-        self._reserve(last)
+        capacity = len(self._columns["op"])
+        if last > capacity:
+            capacity = max(last, capacity + capacity // 2)
+            for name, stored in self._columns.items():
+                grown = _empty(capacity, stored.dtype)
+                grown[:first] = stored[:first]
+                self._columns[name] = grown
         for name, stored in self._columns.items():
             target = stored[first:last]
             if name == "op":
@@ -249,7 +255,13 @@ class Assembler:
             elif name not in columns:
                 target.fill(ABSENT)
             elif columns[name].dtype.kind == "f":
-                self._store_seconds(columns[name], target)
+                count = last - first
+                if len(self._seconds) < count:
+                    self._seconds = _empty(count, np.float64)
+                scratch = self._seconds[:count]
+                np.multiply(columns[name], _NS, out=scratch, dtype=np.float64)
+                np.clip(scratch, -MAX_TIME_NS, MAX_TIME_NS, out=scratch)
+                target[:] = np.rint(scratch, out=scratch)
             elif name == "duration":
                 # sums of durations must fit int64
                 np.clip(columns[name], -MAX_TIME_NS, MAX_TIME_NS, out=target)
@@ -289,24 +301,6 @@ class Assembler:
         )
         return recorded or whole
 
-    def _store_seconds(self, seconds: NDArray[np.floating[Any]], target: NDArray[np.int64]) -> None:
-        if len(self._seconds) < len(seconds):
-            self._seconds = _empty(len(seconds), np.float64)
-        scratch = self._seconds[: len(seconds)]
-        np.multiply(seconds, _NS, out=scratch, dtype=np.float64)
-        np.clip(scratch, -MAX_TIME_NS, MAX_TIME_NS, out=scratch)
-        target[:] = np.rint(scratch, out=scratch)
-
-    def _reserve(self, rows: int) -> None:
-        capacity = len(self._columns["op"])
-        if rows <= capacity:
-            return
-        capacity = max(rows, capacity + capacity // 2)
-        for name, stored in self._columns.items():
-            grown = _empty(capacity, stored.dtype)
-            grown[: self._rows] = stored[: self._rows]
-            self._columns[name] = grown
-
     def _compare_neighbors(self, first: int, last: int) -> None:
         """Compare each new row with the row before it, and note where runs start."""
         if first == 0:
@@ -319,24 +313,20 @@ class Assembler:
                 groups.moved_rank(int(row), self._columns, self._places)
                 for row in seen.moved[:MAX_FAULTS]
             )
-        # A body that repeats one row is refused before its end.
         if len(seen.falls):
             self._in_order = False
-            self._refuse_repeated(seen.falls)
+            repeated = np.ones(len(seen.falls), np.bool_)
+            for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
+                values = self._columns[name]
+                repeated &= values[seen.falls] == values[seen.falls - 1]
+            self._repeated += int(np.count_nonzero(repeated))
+            # A body that repeats one row is refused before its end.
+            if self._repeated > max(_MOST_REPEATED, self._rows // 2):
+                rows = seen.falls[repeated][:MAX_FAULTS]
+                refuse(groups.duplicate(int(row), self._columns, self._places) for row in rows)
         self._microbatches_rise = self._microbatches_rise and not seen.microbatch_falls
         self._heads.append(seen.heads)
         self._stretches.append(seen.stretches)
-
-    def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
-        """Refuse `rows` equal to the row before them where most rows of the body are."""
-        repeated = np.ones(len(rows), np.bool_)
-        for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
-            values = self._columns[name]
-            repeated &= values[rows] == values[rows - 1]
-        self._repeated += int(np.count_nonzero(repeated))
-        if self._repeated > max(_MOST_REPEATED, self._rows // 2):
-            first = rows[repeated][:MAX_FAULTS]
-            refuse(groups.duplicate(int(row), self._columns, self._places) for row in first)
 
 
 def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:

@@ -239,19 +239,19 @@ def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
         refuse(faults)
 
 
-def _expected_type(field: str, found: pa.DataType, layout: ColumnSet) -> str | None:
+def _expected_type(field: str, kind: pa.DataType, layout: ColumnSet) -> str | None:
     """Return the kind of values that a column must hold; None where its type fits."""
     if field == "op":
-        value = found.value_type if pa.types.is_dictionary(found) else found
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
         text = pa.types.is_string(value) or pa.types.is_large_string(value)
         return None if text else "text"
     if layout.seconds and field in ("start", "duration"):
-        seconds = pa.types.is_float32(found) or pa.types.is_float64(found)
+        seconds = pa.types.is_float32(kind) or pa.types.is_float64(kind)
         return None if seconds else "seconds in float32"
     if layout.seconds:
-        fits = pa.types.is_integer(found) and not pa.types.is_uint64(found)
+        fits = pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
     else:
-        fits = can_hold_integers(found, time=field in ("start", "duration"))
+        fits = can_hold_integers(kind, time=field in ("start", "duration"))
     return None if fits else "integers of at most 64 bits with a sign"
 
 

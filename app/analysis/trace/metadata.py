@@ -360,8 +360,32 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
     unmapped = (*unmapped_of(known), *unmapped_of(more))
     first, second = with_unmapped(known, ()), with_unmapped(more, ())
     for rank, host in added.hosts.items():
-        _drop_guessed_host(str(rank), host, first, second)
+        before = first.get("hosts", {}).get(str(rank), host)
+        was_guessed, is_guessed = (
+            name in document.get("guessed_hosts", {})
+            for name, document in ((before, first), (host, second))
+        )
+        if before != host and was_guessed != is_guessed:
+            # Of a guessed and a known name of a host the known one stays.
+            document = first if was_guessed else second
+            document["hosts"] = {
+                key: name for key, name in document["hosts"].items() if key != str(rank)
+            }
     return with_unmapped(_union(first, second, ""), unmapped)
+
+
+def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> SessionMeta:
+    """Return the metadata given with a body, else its own, which are in its `place`.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.conflict`: their sizes differ.
+    """
+    if given is not None and given.sizes != own.sizes:
+        message = f"the sizes in the {place} and those given with the body differ"
+        raise InvalidMetadataError(message, code="metadata.conflict")
+    return given or own
 
 
 def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
@@ -394,19 +418,6 @@ def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMet
         names.pop(GPU, None)
     named = {key: dict.fromkeys(map(str, ranks), name) for key, name in names.items()}
     return with_names(meta, named) if named else meta
-
-
-def _drop_guessed_host(rank: str, host: str, known: dict[str, Any], added: dict[str, Any]) -> None:
-    """Drop the guessed one of two host names of a rank, where the other is no guess."""
-    before = known.get("hosts", {}).get(rank, host)
-    was_guessed, is_guessed = (
-        name in document.get("guessed_hosts", {})
-        for name, document in ((before, known), (host, added))
-    )
-    if before == host or was_guessed == is_guessed:
-        return
-    document = known if was_guessed else added
-    document["hosts"] = {key: name for key, name in document["hosts"].items() if key != rank}
 
 
 def _union(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:

@@ -40,6 +40,12 @@ from app.analysis.trace.model import (
 )
 
 _INVALID: Final = -1
+BAD_NAME: Final = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
+
+
+def is_op_name(text: str) -> bool:
+    """Return whether a text is acceptable as the name of an operation."""
+    return 0 < len(text) <= MAX_OP_NAME_CHARS and text.isprintable() and text == text.strip()
 
 
 class OpNames:
@@ -78,9 +84,8 @@ class OpNames:
         codes = table.take(indices, mode="clip")
         if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
             rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
-            message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
             refuse(
-                self._places.fault("bad_op_name", message, first_row + row, "op") for row in rows
+                self._places.fault("bad_op_name", BAD_NAME, first_row + row, "op") for row in rows
             )
         return codes
 
@@ -111,7 +116,7 @@ class OpNames:
             name = raw.decode()
         except UnicodeDecodeError:
             return _INVALID
-        if len(name) > MAX_OP_NAME_CHARS or not name.isprintable() or name != name.strip():
+        if not is_op_name(name):
             return _INVALID
         if name not in self._codes:
             self._codes[name] = len(self.names)

@@ -180,7 +180,7 @@ class Machine:
     @property
     def called(self) -> str:
         """Return the node's name for people, marked where guessed; empty without a name."""
-        return called(self.node, guessed=self.guessed) if self.node else ""
+        return node_label(self.node, guessed=self.guessed) if self.node else ""
 
     def differs(self, before: Machine) -> bool:
         """Return whether the node or the GPU is known to have changed since `before`."""
@@ -206,12 +206,12 @@ class MovedGpu:
     """Time of its last session on the earlier node, UTC, ISO 8601."""
 
 
-def called(node: str, *, guessed: bool) -> str:
+def node_label(node: str, *, guessed: bool) -> str:
     """Return the name of a node for people, marked where it is guessed.
 
     Examples
     --------
-    >>> called("llama-worker-9", guessed=True)
+    >>> node_label("llama-worker-9", guessed=True)
     'llama-worker-9 (guessed)'
     """
     return f"{node} (guessed)" if guessed else node

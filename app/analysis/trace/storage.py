@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC
 from app.analysis.trace.formats.kind import TraceFormat
-from app.analysis.trace.formats.ndjson import NDJSON
-from app.analysis.trace.formats.parquet import PARQUET, PUBLISHED_PARQUET
+from app.analysis.trace.formats.own import NDJSON, PARQUET, PUBLISHED_PARQUET
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 from app.analysis.trace.readers.parquet_headers import MAGIC

@@ -24,7 +24,7 @@ from app.analysis.synthesis.job import CostModel, JobModel, stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
-from app.analysis.trace.formats.parquet import PARQUET
+from app.analysis.trace.formats.own import PARQUET
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from app.cli.server import Body, Server, ServerError

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from app.access.models import DEFAULT_PROJECT_ID
 from app.analysis.synthesis.fleet_history import SITES, PlannedSession, runs
 from app.analysis.trace.encode import to_parquet
-from app.analysis.trace.formats.parquet import PARQUET
+from app.analysis.trace.formats.own import PARQUET
 from app.bootstrap import build
 from app.cli.demo.acts import ACTS, Act, Told
 from app.incidents.evaluate import look_at_group

@@ -1,4 +1,4 @@
-"""The map of a host: each of its GPUs in equal parts of the time."""
+"""Heat map of a host: its GPUs over equal parts of the time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.rank_metadata import short_uuid
-from app.hosts.one import HostView
+from app.hosts.detail import HostView
 from app.hosts.pages.list import gpu_key, named_gpus, names_of_gpus
 from app.web.format import age, heat_color, times
 from app.web.moments import Form, When
@@ -23,10 +23,10 @@ RIGHT: Final = 48
 BOTTOM: Final = 18
 TOP: Final = 16
 _TICKS: Final = 4
-# Of parts that are as long the time of day says nothing.
+# Length of a part of the time from which on ticks show days without the time of day.
 _LONG: Final = timedelta(hours=12)
 _GPU_CHARS: Final = 9
-# Where the metadata name no GPU.
+# Name of the single row if the metadata name no GPU.
 WHOLE: Final = "host"
 
 
@@ -38,12 +38,12 @@ class Cell:
     y: int
     color: str
     hint: str
-    begin: When  # it is in the hint
+    begin: When  # shown in the hint
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A GPU: its name as it is shown, its middle, and its latest value."""
+    """A row of the map: display name of the GPU, vertical centre, latest value."""
 
     name: str
     y: float
@@ -68,7 +68,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class GpuMap:
-    """The map; what no session measured is hatched."""
+    """The map; parts without a session are hatched."""
 
     title: str
     note: str
@@ -86,14 +86,16 @@ class GpuMap:
 
 
 def gpu_map(view: HostView, about: Range) -> GpuMap | None:
-    """Return the map of a host over the chosen time; None where no session is in it."""
+    """Return the map of a host over a time; None if no session is in it."""
     if not view.sessions:
         return None
-    begin, end = _bounds(view, about)
+    end = view.now if about.end is None else min(view.now, about.end)
+    begin = about.since(view.now) or view.sessions[-1].received_at
+    end = max(end, begin + timedelta(minutes=COLUMNS))
     part = (end - begin) / COLUMNS
     form = Form.DAY if part >= _LONG else Form.SHORT
     columns = [When(begin + at * part, form, view.now) for at in range(COLUMNS)]
-    against_peers = any(one.computing is not None for one in view.sessions)
+    against_peers = any(item.computing is not None for item in view.sessions)
     values, latest = _values(view, begin, part, against_peers=against_peers)
     called = {WHOLE: WHOLE, **names_of_gpus(view.sessions)}
     names = sorted(values, key=lambda key: (len(called[key]), called[key], key))
@@ -132,31 +134,25 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
             for tick in range(_TICKS + 1)
         ],
         repairs=[
-            Mark(LEFT + COLUMNS * CELL_WIDTH * ((one.at - begin) / (end - begin)), one.what)
-            for one in view.repairs
-            if begin <= one.at <= end
+            Mark(LEFT + COLUMNS * CELL_WIDTH * ((item.at - begin) / (end - begin)), item.what)
+            for item in view.repairs
+            if begin <= item.at <= end
         ],
     )
-
-
-def _bounds(view: HostView, about: Range) -> tuple[datetime, datetime]:
-    end = view.now if about.end is None else min(view.now, about.end)
-    begin = about.since(view.now) or view.sessions[-1].received_at
-    return begin, max(end, begin + timedelta(minutes=COLUMNS))
 
 
 def _values(
     view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
 ) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
-    """Return the largest value of each GPU and part, and the latest of each GPU."""
+    """Return the largest value by GPU and part of the time, and the latest value by GPU."""
     found: dict[str, dict[int, float]] = {}
     latest: dict[str, float] = {}
     measure = "computing" if against_peers else "slowdown"
-    for one in view.sessions:
-        at = min(max(int((one.received_at - begin) / part), 0), COLUMNS - 1)
-        own = [(gpu_key(gpu), gpu[measure]) for gpu in one.gpus]
+    for session in view.sessions:
+        at = min(max(int((session.received_at - begin) / part), 0), COLUMNS - 1)
+        own = [(gpu_key(gpu), gpu[measure]) for gpu in session.gpus]
         if not own:
-            own = [(WHOLE, one.computing if against_peers else one.slowdown)]
+            own = [(WHOLE, session.computing if against_peers else session.slowdown)]
         for name, value in own:
             if value is not None:
                 parts = found.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""What the page of a host shows: when and where it was slow, what that cost, what was repaired."""
+"""Page of a host: heading, facts, sessions, jobs, repairs, incidents, and its latest probe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from app.analysis.diagnosis.causes.registry import blames_machine, title_of
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import hours
 from app.hosts.costs import BLAMED_FROM
-from app.hosts.one import HostIncident, HostSession, HostView
+from app.hosts.detail import HostIncident, HostSession, HostView
 from app.hosts.pages.gpu_map import GpuMap, gpu_map
 from app.hosts.pages.list import (
     gpu_key,
@@ -50,7 +50,7 @@ GUESSED: Final = (
     "It is the name of a container or pod: its jobs do not say on which node they run, so no "
     "command is offered and a restart may be another host here"
 )
-# Sessions that the page lists; the file has all.
+# Sessions that the page lists; the CSV has all.
 LISTED: Final = 20
 
 
@@ -86,7 +86,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class RepairLine:
-    """An entry of the repair log; `mark` is the glyph of its outcome, empty for none."""
+    """An entry of the repair log; `mark` is the glyph of its outcome, or ""."""
 
     at: datetime
     what: str
@@ -144,30 +144,30 @@ class HostPage:
     gpus: Sequence[str]
     incidents: Sequence[IncidentLine]
     incidents_title: str
-    # schedulers, and the command with which each gives the host no more work
+    # schedulers, and the command with which each takes the host out of service
     drains: Sequence[tuple[str, str]]
-    # why there is no such command where the name is a guess; else empty
+    # why there is no such command if the name is a guess; else ""
     guessed: str
     moves: Sequence[MoveLine]
     moves_title: str
-    # the page of what was done to it
+    # page of the actions on this host
     actions_url: str
 
 
 def host_page(view: HostView, about: Range, address: Address) -> HostPage:
     """Return the page of a host."""
     sessions = view.sessions
-    slow = [one for one in sessions if one.cause]
+    slow = [item for item in sessions if item.cause]
     gpus = _gpus(sessions)
     jobs = _jobs(sessions)
-    firing = any(STATES[one.state].glyph == "firing" for one in view.incidents)
+    firing = any(STATES[item.state].glyph == "firing" for item in view.incidents)
     whole = address.but()
     text = "Slowdown of the job if only its slowest worker there were as recorded"
     listed = min(LISTED, len(view.sessions))
     return HostPage(
         now=view.now,
         host=view.host,
-        title=f"{_name(view)}: {_said(sessions, slow)}",
+        title=f"{_name(view)}: slow in {count(len(slow))} of {plural(len(sessions), 'session')}",
         heading=_heading(view, slow, about),
         state=state_of(firing=firing, slow=bool(sessions and sessions[0].cause)),
         counted=f"{plural(view.seen, 'session')} in {about.words}",
@@ -176,38 +176,36 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         csv=host_url(view.host),
         query=whole[len(address.path) :],
         map=gpu_map(view, about),
-        sessions=[_session(one) for one in sessions[:LISTED]],
+        sessions=[_session(item) for item in sessions[:LISTED]],
         sessions_title=_sessions_title(sessions, slow),
         sessions_note=text
         if listed == view.seen
         else f"{text}; the latest {listed} of {count(view.seen)}",
         jobs=jobs,
         jobs_title=_jobs_title(sessions, jobs),
-        repairs=[_repair(one) for one in view.repairs],
+        repairs=[_repair(item) for item in view.repairs],
         repairs_title=_repairs_title(view.repairs),
         gpus=gpus,
-        incidents=[_incident(one, view.now) for one in view.incidents],
-        incidents_title=_incidents_title(len(view.incidents)),
+        incidents=[_incident(item, view.now) for item in view.incidents],
+        incidents_title=f"{plural(len(view.incidents), 'incident')} named it"
+        if view.incidents
+        else "No incident named it",
         drains=[] if view.guessed else _drains(view.host, slow),
         guessed=GUESSED if view.guessed else "",
-        moves=[_move(one, view.host) for one in view.moves],
+        moves=[_move(item, view.host) for item in view.moves],
         moves_title=f"{plural(len(view.moves), 'GPU')} moved" if view.moves else "",
         actions_url=actions_url(view.host),
     )
 
 
 def _name(view: HostView) -> str:
-    return called(view.host, guessed=view.guessed)
+    return node_label(view.host, guessed=view.guessed)
 
 
-def _move(one: Move, host: str) -> MoveLine:
-    came = one.after == host
-    other = one.before if came else one.after
-    return MoveLine(one.at, one.gpu, "came from" if came else "went to", other, host_url(other))
-
-
-def _said(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
-    return f"slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
+def _move(move: Move, host: str) -> MoveLine:
+    came = move.after == host
+    other = move.before if came else move.after
+    return MoveLine(move.at, move.gpu, "came from" if came else "went to", other, host_url(other))
 
 
 def _gpus(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
@@ -217,7 +215,7 @@ def _gpus(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
 
 
 def _cost(sessions: Sequence[HostSession]) -> float:
-    return sum(one.cost for one in sessions)
+    return sum(session.cost for session in sessions)
 
 
 def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
@@ -241,6 +239,7 @@ def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[JobLine])
     found = []
     if sessions:
         latest, worst = sessions[0], max(one.slowdown for one in sessions)
+        causes = [title_of(cause) for cause in sorted({one.cause for one in slow if one.cause})]
         found = [
             Fact(
                 "Slowdown now",
@@ -259,7 +258,7 @@ def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[JobLine])
                 f"{count(len(slow))} of {count(len(sessions))}",
                 f"sessions of {plural(len(jobs), 'job')}",
             ),
-            Fact("Cause", _causes(slow) or "none", "named by diagnosis"),
+            Fact("Cause", listing(causes) or "none", "named by diagnosis"),
         ]
     if view.repairs:
         last = view.repairs[0]
@@ -269,25 +268,20 @@ def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[JobLine])
     return found
 
 
-def _causes(slow: Sequence[HostSession]) -> str:
-    found = sorted({one.cause for one in slow if one.cause})
-    return listing([title_of(cause) for cause in found])
-
-
-def _session(one: HostSession) -> SessionLine:
-    named = [gpu["gpu"] for gpu in one.gpus if gpu["slow"]]
+def _session(session: HostSession) -> SessionLine:
+    named = [gpu["gpu"] for gpu in session.gpus if gpu["slow"]]
     return SessionLine(
-        url=f"/sessions/{one.session}",
-        number=one.number,
-        job=one.job,
-        job_url=f"/jobs/{quote(one.job)}",
-        slowdown=times(one.slowdown),
-        color=heat_color(one.slowdown),
-        computing="" if one.computing is None else times(one.computing),
-        cause="" if one.cause is None else title_of(one.cause),
+        url=f"/sessions/{session.session}",
+        number=session.number,
+        job=session.job,
+        job_url=f"/jobs/{quote(session.job)}",
+        slowdown=times(session.slowdown),
+        color=heat_color(session.slowdown),
+        computing="" if session.computing is None else times(session.computing),
+        cause="" if session.cause is None else title_of(session.cause),
         gpus=gpu_words(named),
-        cost=hours(one.cost),
-        received_at=one.received_at,
+        cost=hours(session.cost),
+        received_at=session.received_at,
     )
 
 
@@ -299,13 +293,13 @@ def _sessions_title(sessions: Sequence[HostSession], slow: Sequence[HostSession]
 
 def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:
     by_job: dict[str, list[HostSession]] = {}
-    for one in sessions:
-        by_job.setdefault(one.job, []).append(one)
+    for session in sessions:
+        by_job.setdefault(session.job, []).append(session)
     ranked = sorted(by_job.items(), key=lambda item: (-_cost(item[1]), item[0]))
     lines = []
     for job, own in ranked:
-        slow = [one for one in own if one.cause]
-        worst = max(one.slowdown for one in own)
+        slow = [session for session in own if session.cause]
+        worst = max(session.slowdown for session in own)
         lines.append(
             JobLine(
                 job=job,
@@ -321,20 +315,20 @@ def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:
 
 
 def _jobs_title(sessions: Sequence[HostSession], jobs: Sequence[JobLine]) -> str:
-    slow = len({one.job for one in sessions if one.cause})
+    slow = len({session.job for session in sessions if session.cause})
     if len(jobs) == 1:
         return "It slowed its only job" if slow else "It did not slow its only job"
     return f"It slowed {count(slow) if slow else 'none'} of its {plural(len(jobs), 'job')}"
 
 
-def _repair(one: Repair) -> RepairLine:
-    judged = one.judged
+def _repair(repair: Repair) -> RepairLine:
+    judged = repair.judged
     known = judged.before is not None and judged.after is not None
     marks = {Outcome.HELPED: "resolved", Outcome.NO_HELP: "warn", Outcome.WORSE: "warn"}
     return RepairLine(
-        at=one.at,
-        what=one.what if one.gpu is None else f"{named_gpus([one.gpu])}: {one.what}",
-        by=one.by,
+        at=repair.at,
+        what=repair.what if repair.gpu is None else f"{named_gpus([repair.gpu])}: {repair.what}",
+        by=repair.by,
         outcome=outcome_words(judged),
         mark=marks.get(judged.outcome, ""),
         levels=f"{times(judged.before or 0)} → {times(judged.after or 0)}" if known else "",
@@ -345,7 +339,7 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
     if not repairs:
         return "No repair is noted"
     judged = repairs[0].judged
-    said = {
+    title = {
         Outcome.HELPED: "The last repair helped",
         Outcome.NO_HELP: "The last repair did not help",
         Outcome.NO_CHANGE: "The last repair changed nothing",
@@ -353,38 +347,33 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
         Outcome.OPEN: "The effect of the last repair is not known yet",
     }[judged.outcome]
     if judged.before is None or judged.after is None:
-        return said
-    return f"{said}: {times(judged.before)} → {times(judged.after)}"
+        return title
+    return f"{title}: {times(judged.before)} → {times(judged.after)}"
 
 
 def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
-    """Return commands that take a host out that is blamed, for people to copy."""
-    at_fault = [one for one in slow if one.cause is not None and blames_machine(one.cause)]
+    """Return the commands that take a blamed host out of service, for people to copy."""
+    at_fault = [
+        session for session in slow if session.cause is not None and blames_machine(session.cause)
+    ]
     if len(at_fault) < BLAMED_FROM:
         return []
     return cordon_commands(host, f"Paceline: slow in {plural(len(at_fault), 'session')}")
 
 
-def _incidents_title(incidents: int) -> str:
-    return f"{plural(incidents, 'incident')} named it" if incidents else "No incident named it"
-
-
-def _incident(one: HostIncident, now: datetime) -> IncidentLine:
-    ended = one.resolved_at or now
+def _incident(incident: HostIncident, now: datetime) -> IncidentLine:
+    ended = incident.resolved_at or now
     return IncidentLine(
-        url=f"/incidents/{one.id}",
-        job=one.job,
-        cause=title_of(one.cause),
-        state=STATES[one.state],
-        fired_at=one.fired_at,
-        lasted=age((ended - one.fired_at).total_seconds()),
+        url=f"/incidents/{incident.id}",
+        job=incident.job,
+        cause=title_of(incident.cause),
+        state=STATES[incident.state],
+        fired_at=incident.fired_at,
+        lasted=age((ended - incident.fired_at).total_seconds()),
     )
 
 
-# ---- What the page of a host says of its latest probe ------------------------------------------
-
-
-# Of a host, and, in a word, of a device.
+# Labels of a host, and the short ones of a device.
 _STATES: Final = {
     ProbeOutcome.CONFIRMED: StateLabel("slow", "Confirmed by probe", 1),
     ProbeOutcome.CLEARED: StateLabel("ok", "Cleared by probe", 5),
@@ -405,7 +394,7 @@ _HEADINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProbePart:
-    """The latest probe; `state` is what it says of the host as it is, None after a repair."""
+    """The latest probe of a host; `state` is None if the host was repaired since."""
 
     at: datetime
     state: StateLabel | None
@@ -415,23 +404,41 @@ class ProbePart:
 
 
 def probe_part(view: ProbeView | None, repairs: Sequence[Repair], csv: str) -> ProbePart | None:
-    """Return what a probe says; None where the host was never probed."""
+    """Return the part of the page on the latest probe; None if the host was never probed."""
     if view is None:
         return None
-    repaired = any(one.at > view.at for one in repairs)
+    repaired = any(repair.at > view.at for repair in repairs)
     title = _title(view)
+    models = ", ".join(sorted({device.model for device in view.devices}))
+    measures = [
+        measure for measure in Measure if any(measure in device.measures for device in view.devices)
+    ]
     return ProbePart(
         at=view.at,
         state=None if repaired else _STATES[view.outcome],
         title=f"{title}, before the last repair" if repaired else title,
-        note=f"Against the median of other {_models(view)}; below {percent(SLOW_BELOW, 0)} and "
+        note=f"Against the median of other {models}; below {percent(SLOW_BELOW, 0)} and "
         "outside of what the others reach is slow",
-        devices=drawn(_columns(view), view.devices, csv=f"{csv}/probes.csv"),
+        devices=drawn(
+            (
+                Shown(
+                    "GPU", lambda device: device.index, title=lambda item: item.gpu or item.model
+                ),
+                *map(_column, measures),
+                Shown(
+                    "Says",
+                    lambda device: html.state(_IN_A_WORD[device.outcome]),
+                    of_cells="nowrap",
+                ),
+            ),
+            view.devices,
+            csv=f"{csv}/probes.csv",
+        ),
     )
 
 
 def probes_csv(rows: Sequence[ProbeRow]) -> Table:
-    """Return what probes found of each device of a host, the latest first."""
+    """Return the table of a host's probed devices, the latest first."""
     return Table.of(ProbeRow, rows)
 
 
@@ -440,21 +447,8 @@ def _title(view: ProbeView) -> str:
         return f"Probed; {ENOUGH} or more other devices of its kind make a comparison"
     if view.outcome is ProbeOutcome.CLEARED:
         return f"Cleared by probe: {plural(len(view.devices), 'device')} as fast as their like"
-    said = "Confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "Unclear"
-    return f"{said} by probe: {reason_of(view)}"
-
-
-def _models(view: ProbeView) -> str:
-    return ", ".join(sorted({device.model for device in view.devices}))
-
-
-def _columns(view: ProbeView) -> tuple[Shown[JudgedDevice], ...]:
-    measured = [one for one in Measure if any(one in device.measures for device in view.devices)]
-    return (
-        Shown("GPU", lambda one: one.index, title=lambda one: one.gpu or one.model),
-        *(_column(measure) for measure in measured),
-        Shown("Says", lambda one: html.state(_IN_A_WORD[one.outcome]), of_cells="nowrap"),
-    )
+    verdict = "Confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "Unclear"
+    return f"{verdict} by probe: {reason_of(view)}"
 
 
 def _column(measure: Measure) -> Shown[JudgedDevice]:

@@ -1,4 +1,4 @@
-"""What the page of hosts shows: which machine costs again and again, and which only looks slow."""
+"""Page of hosts: blamed ones by cost, hosts that only look slow; words and CSVs of hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.hosts.costs import HOSTS, HostRow, Hosts, HostSums, Show, Totals
-from app.hosts.one import HostIncident, HostSession, HostView
+from app.hosts.detail import HostIncident, HostSession, HostView
 from app.hosts.places import Move
 from app.hosts.repairs import ENOUGH, Judged, Outcome, Repair
 from app.pulse.advance import HostNow, HostRank
@@ -33,26 +33,23 @@ from app.web.parts import StateLabel, sparkline
 from app.web.tables import Drawn, Shown, Table, drawn, pager, sorted_by
 from app.web.time_ranges import MONTH, Range, RangeChoices, range_choices
 
-# ---- States and words of hosts that their pages share ------------------------------------------
-
-
 FIRING: Final = StateLabel("firing", "Firing", 0)
 SLOW_NOW: Final = StateLabel("slow", "Slow", 1)
 IN_SERVICE: Final = StateLabel("ok", "In service", 2, quiet=True)
 
-# Consecutive GPUs are said as a range from so many on.
+# Consecutive GPUs from which on they are written as a range.
 _RANGE_FROM: Final = 3
 
 
 def state_of(*, firing: bool, slow: bool) -> StateLabel:
-    """Return how a host stands."""
+    """Return the state label of a host."""
     if firing:
         return FIRING
     return SLOW_NOW if slow else IN_SERVICE
 
 
 def gpu_words(gpus: Sequence[str]) -> str:
-    """Return GPUs in few words.
+    """Return a short list of GPUs, consecutive numbers as ranges.
 
     Examples
     --------
@@ -77,7 +74,7 @@ def gpu_words(gpus: Sequence[str]) -> str:
 
 
 def named_gpus(gpus: Sequence[str]) -> str:
-    """Return GPUs as a sentence names them: those that are numbers as such.
+    """Return GPUs as sentences name them, numbers with the word GPU.
 
     Examples
     --------
@@ -90,24 +87,24 @@ def named_gpus(gpus: Sequence[str]) -> str:
 
 
 def gpu_key(gpu: Mapping[str, Any]) -> str:
-    """Return what a GPU stays, also where it gets another number: its UUID, where it is known."""
+    """Return the identity of a GPU: its UUID if known, else its number, which may change."""
     return str(gpu.get("uuid") or gpu["gpu"])
 
 
 def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
-    """Return the name of each GPU in the latest session that has it, by its key."""
-    return {gpu_key(gpu): gpu["gpu"] for one in reversed(sessions) for gpu in one.gpus}
+    """Return the name of each GPU in the latest session that has it, by `gpu_key`."""
+    return {gpu_key(gpu): gpu["gpu"] for session in reversed(sessions) for gpu in session.gpus}
 
 
 def outcome_words(judged: Judged) -> str:
-    """Return what came of a repair in a word or two."""
+    """Return the effect of a repair in a word or two."""
     if judged.outcome is Outcome.OPEN:
         left = ENOUGH - judged.sessions_after
         return f"open: {plural(left, 'more session')} needed"
     return judged.outcome.value
 
 
-# A host is worth naming in the heading when it costs this share of what all blamed ones do.
+# Share of the costs of all blamed hosts from which on the heading names a host.
 NAMED_SHARE: Final = 0.3
 
 
@@ -199,12 +196,12 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
     }
     return [
         Choice(
-            one.value,
+            choice.value,
             label,
-            one is show,
-            address.but(show=None if one is Show.BLAMED else one, page=None),
+            choice is show,
+            address.but(show=None if choice is Show.BLAMED else choice, page=None),
         )
-        for one, label in labels.items()
+        for choice, label in labels.items()
     ]
 
 
@@ -341,25 +338,22 @@ _ALIKE: Final[tuple[Shown[HostSums], ...]] = (
 )
 
 
-# ---- The tables of hosts as CSV ----------------------------------------------------------------
-
-
 def alike_csv(found: Hosts) -> Table:
-    """Return the hosts that look slow and are not blamed."""
+    """Return the table of hosts that look slow and are not blamed."""
     return Table.of(HostSums, found.look_alikes)
 
 
 def jobs_csv(view: HostView) -> Table:
-    """Return the jobs that a host was in."""
+    """Return the table of jobs that ran on a host."""
     by_job: dict[str, list[HostSession]] = {}
-    for one in view.sessions:
-        by_job.setdefault(one.job, []).append(one)
+    for session in view.sessions:
+        by_job.setdefault(session.job, []).append(session)
     return Table(
         ("job", "sessions", "slow_sessions", "slowdown_worst", "cost_gpu_hours"),
         (
             (
-                *(job, len(own), sum(one.cause is not None for one in own)),
-                *(max(one.slowdown for one in own), sum(one.cost for one in own)),
+                *(job, len(own), sum(session.cause is not None for session in own)),
+                *(max(session.slowdown for session in own), sum(session.cost for session in own)),
             )
             for job, own in sorted(by_job.items())
         ),
@@ -367,7 +361,7 @@ def jobs_csv(view: HostView) -> Table:
 
 
 def sessions_csv(view: HostView) -> Table:
-    """Return the sessions of a host, the newest first."""
+    """Return the table of a host's sessions, the newest first."""
     return Table(
         (
             "received_at",
@@ -382,23 +376,23 @@ def sessions_csv(view: HostView) -> Table:
         ),
         (
             (
-                one.received_at.isoformat(),
-                one.job,
-                one.number,
-                one.ranks,
-                one.workers,
-                one.slowdown,
-                one.computing,
-                one.cause,
-                one.cost,
+                session.received_at.isoformat(),
+                session.job,
+                session.number,
+                session.ranks,
+                session.workers,
+                session.slowdown,
+                session.computing,
+                session.cause,
+                session.cost,
             )
-            for one in view.sessions
+            for session in view.sessions
         ),
     )
 
 
 def gpus_csv(view: HostView) -> Table:
-    """Return each GPU of a host in each session."""
+    """Return the table of a host's GPUs in each session."""
     return Table(
         (
             "received_at",
@@ -412,46 +406,46 @@ def gpus_csv(view: HostView) -> Table:
         ),
         (
             (
-                one.received_at.isoformat(),
-                one.job,
-                one.number,
+                session.received_at.isoformat(),
+                session.job,
+                session.number,
                 gpu["gpu"],
                 gpu.get("uuid"),
                 gpu["slowdown"],
                 gpu["computing"],
                 str(gpu["slow"]).lower(),
             )
-            for one in view.sessions
-            for gpu in one.gpus
+            for session in view.sessions
+            for gpu in session.gpus
         ),
     )
 
 
 def moves_csv(view: HostView) -> Table:
-    """Return the GPUs that came from other hosts or went to them."""
+    """Return the table of moves of GPUs to and from a host."""
     return Table.of(Move, view.moves)
 
 
 def repairs_csv(view: HostView) -> Table:
-    """Return the repair log of a host."""
+    """Return the table of a host's repairs."""
     return Table(
         ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
         (
             (
-                one.at.isoformat(),
-                one.gpu,
-                one.what,
-                one.by,
-                one.judged.outcome,
-                one.judged.before,
-                one.judged.after,
+                repair.at.isoformat(),
+                repair.gpu,
+                repair.what,
+                repair.by,
+                repair.judged.outcome,
+                repair.judged.before,
+                repair.judged.after,
             )
-            for one in view.repairs
+            for repair in view.repairs
         ),
     )
 
 
-# File name → what makes it of a host.
+# File name → function that makes it from a host.
 EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
     "sessions": sessions_csv,
     "gpus": gpus_csv,
@@ -462,16 +456,13 @@ EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
 }
 
 
-# ---- What the page of a host says of jobs that run on it now -----------------------------------
-
-
 _GOES_ON: Final = StateLabel("pending", "Goes on", 0)
 _OVER: Final = StateLabel("resolved", "Over", 5)
 
 
 @dataclass(frozen=True, slots=True)
 class HostLive:
-    """Ranks of a host now, and what was noticed of them; None where there is nothing."""
+    """Tables of a host's ranks by live pulses, and of notices about them; None if empty."""
 
     ranks: Drawn | None
     ranks_title: str
@@ -480,20 +471,29 @@ class HostLive:
 
 
 def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
-    """Return what pulses say of a host."""
-    number, open_now = len(found.ranks), sum(one.cleared_at is None for one in found.notices)
+    """Return the live part of a host's page."""
+    number, open_now = len(found.ranks), sum(notice.cleared_at is None for notice in found.notices)
     return HostLive(
         drawn(_RANKS, found.ranks, csv=f"{csv}/pulse.csv") if found.ranks else None,
         f"{plural(number, 'rank')} among the slowest now" if number else "",
         drawn(
             (
-                Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
                 Shown(
-                    "State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)
+                    "Noticed",
+                    lambda notice: moments.when(notice.noticed_at, now),
+                    of_cells="nowrap",
                 ),
-                Shown("Job", lambda one: html.link(job_url(one.job), one.job), classes="opt"),
                 Shown(
-                    "What", lambda one: one.sentence[:1].upper() + one.sentence[1:], of_cells="grow"
+                    "State",
+                    lambda notice: html.state(_GOES_ON if notice.cleared_at is None else _OVER),
+                ),
+                Shown(
+                    "Job", lambda notice: html.link(job_url(notice.job), notice.job), classes="opt"
+                ),
+                Shown(
+                    "What",
+                    lambda notice: notice.sentence[:1].upper() + notice.sentence[1:],
+                    of_cells="grow",
                 ),
             ),
             found.notices,
@@ -506,28 +506,28 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
 
 
 def ranks_csv(found: HostNow) -> Table:
-    """Return the ranks of a host that are among the slowest of a job now."""
+    """Return the table of a host's ranks that are among the slowest of a job now."""
     header = ("job", "rank", "gpu", "ratio", "step_s")
-    return Table(header, ([getattr(one, name) for name in header] for one in found.ranks))
+    return Table(header, ([getattr(rank, name) for name in header] for rank in found.ranks))
 
 
 def notices_csv(found: HostNow) -> Table:
-    """Return what was noticed of a host, the latest first."""
+    """Return the table of notices about a host, the latest first."""
     header = ("job", "noticed_at", "cleared_at", "sentence")
-    return Table(header, ([getattr(one, name) for name in header] for one in found.notices))
+    return Table(header, ([getattr(notice, name) for name in header] for notice in found.notices))
 
 
 FILES: Final = {"pulse": ranks_csv, "notices": notices_csv}
 
 _RANKS: Final[tuple[Shown[HostRank], ...]] = (
-    Shown("Job", lambda one: html.link(job_url(one.job), one.job), of_cells="grow"),
-    Shown("Rank", lambda one: count(one.rank), classes="num"),
-    Shown("GPU", lambda one: one.gpu, classes="num"),
+    Shown("Job", lambda rank: html.link(job_url(rank.job), rank.job), of_cells="grow"),
+    Shown("Rank", lambda rank: count(rank.rank), classes="num"),
+    Shown("GPU", lambda rank: rank.gpu, classes="num"),
     Shown(
         "Computing",
-        lambda one: html.swatch(heat_color(one.ratio)) + times(one.ratio),
+        lambda rank: html.swatch(heat_color(rank.ratio)) + times(rank.ratio),
         classes="num",
         hint="Against the median of the ranks of its stage, in the last minute",
     ),
-    Shown("Step", lambda one: seconds(one.step_s), classes="num opt"),
+    Shown("Step", lambda rank: seconds(rank.step_s), classes="num opt"),
 )

@@ -1,4 +1,4 @@
-"""The pages of hosts."""
+"""Routes of the pages and files of hosts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from app.access.guard import Here
 from app.analysis.replay.metrics import STRAGGLING
 from app.errors import NotFoundError
 from app.hosts.costs import PAGE, Hosts, Show, Span
+from app.hosts.detail import host_view, unrecorded
 from app.hosts.listed import HEADER, hosts_file, list_hosts
-from app.hosts.one import host_view, unrecorded
 from app.hosts.pages.host import host_page, probe_part, probes_csv
 from app.hosts.pages.list import EXPORTS, FILES, alike_csv, host_live, hosts_page
 from app.hosts.probes import latest_probe, probes_of
@@ -25,7 +25,7 @@ from app.web.pages import Pages
 from app.web.tables import Written, csv_file, one_of
 from app.web.time_ranges import MONTH, Range, TimeQueryParam
 
-# Longer words find no host.
+# Longer texts match no host.
 MAX_WORDS: Final = 200
 
 Text = Annotated[str, Query()]

@@ -1,4 +1,4 @@
-"""Alerts as Alertmanager writes them: for its own API, and for webhooks that understand it."""
+"""Alertmanager: its webhook body, and the channel that pushes alerts to an Alertmanager."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.incidents.channels.kind import (
     Url,
     encode,
 )
-from app.incidents.grouping import Manner, Status
+from app.incidents.grouping import DeliveryStyle, Status
 from app.incidents.message import Alert, Message, cause_name
 from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
-# Go's zero time: has not ended.
+# Go's zero time: not ended.
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -45,7 +45,7 @@ def webhook_body(message: Message) -> dict[str, Any]:
 
 
 def labels_of(message: Message, alert: Alert) -> dict[str, str]:
-    """Return what identifies an alert; Alertmanager has no empty labels."""
+    """Return the labels of an alert, its identity; Alertmanager has no empty labels."""
     found = {
         "alertname": cause_name(alert.cause),
         "job": alert.job or message.job,
@@ -60,7 +60,7 @@ def labels_of(message: Message, alert: Alert) -> dict[str, str]:
 
 
 def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
-    """Return what is said of an alert."""
+    """Return the annotations of an alert, without empty ones."""
     lines = lines_of(alert, message.at)
     details = [f"{name}: {value}" for name, value in lines.fields]
     named = alert.job or alert.of_many
@@ -100,10 +100,7 @@ def _common(documents: Sequence[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-# ---- Push to an Alertmanager, which then groups, silences and routes by its own rules ----------
-
-
-# An alert that is not pushed again ends by itself: only after one repeat was missed.
+# Intervals after which a pushed alert ends by itself: after one missed repetition.
 REPEATS_UNTIL_END: Final = 2
 
 _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
@@ -111,7 +108,7 @@ _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """The address of an Alertmanager, and what it asks for."""
+    """The address of an Alertmanager, and its authorization."""
 
     # Without ``/api/v2/alerts``.
     url: Annotated[
@@ -126,8 +123,8 @@ class AlertmanagerConfig:
 def push_body(message: Message) -> list[dict[str, Any]]:
     """Return the alerts of a message as ``POST /api/v2/alerts`` takes them.
 
-    Labels are an alert's identity there, and the severity is one of them because routes need it.
-    So whatever severity an incident had before, that alert is told to be over.
+    Labels identify an alert there, and the severity is one of them because routes need it. So each
+    alert also ends those with the other severities that the incident may have had.
     """
     body = []
     for alert in message.alerts:
@@ -156,7 +153,7 @@ def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
 
 
 def send(config: AlertmanagerConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Push the alerts; 200 is good, 400 means that it refuses them for good."""
+    """Push the alerts; 200 is success, 400 a permanent refusal."""
     headers = dict(JSON_HEADERS)
     if config.authorization:
         headers["Authorization"] = config.authorization
@@ -171,5 +168,5 @@ ALERTMANAGER: Final = ChannelKind(
     config=TypeAdapter(AlertmanagerConfig),
     secrets=frozenset({"authorization"}),
     send=send,
-    manner=Manner(refreshes=True, digests=False),
+    style=DeliveryStyle(refreshes=True, digests=False),
 )

@@ -1,8 +1,8 @@
-"""Everything else, through the library Apprise: an extra that the operator installs and allows.
+"""Apprise: a library for many services, an extra that the operator installs and allows.
 
-It says only whether a message was taken, not why it was not: every failure counts as one that
-passes. It looks names up by itself, so the guard of addresses cannot hold it; that is why it needs
-`PACELINE_ALERT_APPRISE`, at every attempt.
+It reports only success or failure without a reason, so each failure counts as temporary. It
+resolves host names itself, so that the guard of addresses has no effect; that is why each attempt
+needs `PACELINE_ALERT_APPRISE`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class AppriseConfig:
 
 
 def is_installed() -> bool:
-    """Return whether the extra is there."""
+    """Return whether the extra is installed."""
     return importlib.util.find_spec("apprise") is not None
 
 
 def send(config: AppriseConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Hand the message to the library, and wait as long as an attempt may take."""
+    """Send the message through the library, within the time of an attempt."""
     return _notify(config, outgoing.message.title, plain_text(outgoing.message), outgoing.outbound)
 
 
 def tell(config: AppriseConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
-    """Hand a note to the library."""
+    """Send a note through the library."""
     return _notify(config, note.title, note_text(note), outbound)
 
 
@@ -54,7 +54,7 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
             raise DeliveryError(
                 "url.invalid", "Apprise does not know one of the addresses.", permanent=True
             )
-        # What is too long for a service comes in several parts; otherwise it would be refused.
+        # Too long texts are split; else a service would refuse them.
         service.overflow_mode = "split"
         sender.add(service)
     taken: list[bool] = []
@@ -62,13 +62,12 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
     def notify() -> None:
         try:
             taken.append(bool(sender.notify(body=body, title=title)))
-        # A service's part is written by others and may come from an extension: its errors
-        # have no class in common, and not every release of the library catches them. One that
-        # left this thread would be told as "not done in time".
+        # Plugins of services have no common class of errors, and not every release of the library
+        # catches them. An error that left this thread would be reported as a timeout.
         except Exception:  # noqa: BLE001 - as above
             taken.append(False)
 
-    # It has time limits of its own, which are not ours.
+    # The library has its own time limits, so the thread is abandoned after ours.
     thread = threading.Thread(target=notify, name="paceline-apprise", daemon=True)
     thread.start()
     thread.join(outbound.left_s())

@@ -1,4 +1,4 @@
-"""A digest as people read it: one screen, whatever it is of."""
+"""A digest as a note of one screen, for channels that people read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.incidents.message import Alert, Message, cause_name
 from app.incidents.models.tables import IncidentState
 from app.incidents.text import duration
 
-# Lines under a heading; with both headings that is one screen of a phone.
+# Lines under each of two headings: one screen of a phone.
 LINES: Final = 5
 
 
@@ -32,7 +32,9 @@ def digest_note(message: Message) -> Note:
         title=message.title,
         sections=(
             Section("By cause", _by_cause(shown)),
-            Section("Most expensive" if message.firing else "Over", _first(message, shown)),
+            Section(
+                "Most expensive" if message.firing else "Over", _most_expensive(message, shown)
+            ),
         ),
         link=f"{message.base_url}incidents?{urlencode(query)}",
         receiver=message.receiver,
@@ -45,10 +47,10 @@ def _lost(alert: Alert) -> float:
 
 
 def _by_cause(alerts: Sequence[Alert]) -> tuple[str, ...]:
-    found: dict[str, list[Alert]] = defaultdict(list)
+    by_cause: dict[str, list[Alert]] = defaultdict(list)
     for alert in alerts:
-        found[alert.cause].append(alert)
-    ordered = sorted(found.items(), key=lambda item: (-_cost(item[1]), -len(item[1])))
+        by_cause[alert.cause].append(alert)
+    ordered = sorted(by_cause.items(), key=lambda item: (-_cost(item[1]), -len(item[1])))
     lines = [f"{len(of)} × {cause_name(cause)}{_costs(of)}" for cause, of in ordered[:LINES]]
     rest = [alert for _, of in ordered[LINES:] for alert in of]
     return (*lines, f"{len(rest)} others{_costs(rest)}") if rest else tuple(lines)
@@ -67,8 +69,8 @@ def _costs(alerts: Iterable[Alert]) -> str:
     return f", {hours(lost)} GPU-hours each hour" if lost > 0 else ""
 
 
-def _first(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
-    # Among equals as the message has them: the worst first.
+def _most_expensive(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
+    # Stable: among equals the order of the message, the worst first.
     ordered = sorted(alerts, key=lambda alert: -_lost(alert))
     lines = []
     for alert in ordered[:LINES]:

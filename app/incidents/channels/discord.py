@@ -39,7 +39,7 @@ MAX_EMBEDS: Final = 10
 MAX_TITLE: Final = 256
 MAX_FIELDS: Final = 12
 MAX_TOTAL: Final = 6000
-# Below what the service takes, so that the first embed always fits into the total.
+# Below the limits of the service, so that the first embed always fits into the total.
 MAX_EVIDENCE: Final = 500
 MAX_DESCRIPTION: Final = 1800
 MAX_FIELD_NAME: Final = 30
@@ -62,7 +62,7 @@ class DiscordConfig:
 
 
 def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
-    """Return a message as embeds; those that no longer fit are counted in the text."""
+    """Return a message as embeds; the text counts those that do not fit."""
     embeds: list[dict[str, Any]] = []
     total = 0
     for alert in message.alerts[:MAX_EMBEDS]:
@@ -82,7 +82,7 @@ def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
     body: dict[str, Any] = {
         "content": clip(content, MAX_CONTENT),
         "embeds": embeds,
-        # Names of jobs and hosts must not call anybody.
+        # Names of jobs and hosts must not notify anybody.
         "allowed_mentions": {"parse": []},
     }
     if picture:
@@ -125,7 +125,7 @@ def _multipart(body: bytes, picture: bytes) -> tuple[bytes, str]:
 
 
 def send(config: DiscordConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the message, and the picture with it."""
+    """Post the message with the picture."""
     picture = outgoing.picture
     body = encode(discord_body(outgoing.message, picture=picture is not None))
     headers = dict(JSON_HEADERS)
@@ -153,10 +153,10 @@ def _post(
     try:
         return check(response)
     except DeliveryError as error:
-        raise _explained(error, response) from error
+        raise _with_discord_code(error, response) from error
 
 
-def _explained(error: DeliveryError, response: Response) -> DeliveryError:
+def _with_discord_code(error: DeliveryError, response: Response) -> DeliveryError:
     said = _said(response)
     if said.get("code") in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
         return DeliveryError(

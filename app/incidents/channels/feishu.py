@@ -32,9 +32,9 @@ MAX_BODY_BYTES: Final = 20_000
 MAX_TITLE: Final = 200
 MAX_TEXT: Final = 2000
 
-# Too many messages, or a fault of the service: the same message may come through later.
+# Codes of temporary failures: too many messages, or a fault of the service.
 PASSING: Final = frozenset({11232, 99991400, 99991663, 1000004, 1000005, 1500})
-# The bot was removed, or never was.
+# Codes after the bot was removed.
 GONE: Final = frozenset({19001})
 
 TEMPLATES: Final = {"critical": "red", "warning": "orange", "info": "grey"}
@@ -51,13 +51,13 @@ class FeishuConfig:
 
 
 def sign(secret: str, timestamp: str) -> str:
-    """Return the signature: the service takes timestamp and secret as the key, and no text."""
+    """Return the signature: HMAC of an empty text, with timestamp and secret as the key."""
     key = f"{timestamp}\n{secret}".encode()
     return base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
 
 
 def feishu_body(message: Message, secret: str | None = None) -> bytes:
-    """Return a card that fits, signed now; alerts are left out before it does not."""
+    """Return a card, signed now; the last alerts are left out where it is too long."""
     signed = _signed(secret)
     for shown in range(min(len(message.alerts), MAX_ALERTS), 0, -1):
         body = encode(signed | _body(message, shown))
@@ -136,7 +136,7 @@ def _text(content: str) -> dict[str, Any]:
 
 
 def send(config: FeishuConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the card, and look into the answer."""
+    """Post the card; errors are in the body of the answer."""
     body = feishu_body(outgoing.message, config.signing_secret)
     return _post(config, body, outgoing.outbound)
 

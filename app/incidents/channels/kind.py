@@ -1,4 +1,4 @@
-"""What a kind of channel is."""
+"""The interface of a kind of channel, and notes: messages that are about no incident."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.grouping import Manner
+from app.incidents.grouping import DeliveryStyle
 from app.incidents.message import Message
 from app.platform.outbound import Outbound, ReceiverAnswer
-
-# ---- A note: what a channel is told that is no incident, like the summary of a week ------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note to one channel."""
+    """A message without incidents to one channel, such as the weekly summary."""
 
     id: UUID
     """The same on every try."""
@@ -38,7 +36,7 @@ class Note:
     title: str
     sections: tuple[Section, ...]
     link: str
-    """Where the dashboard shows it."""
+    """Address of its page on the dashboard."""
     receiver: str
     """Name of the channel."""
     link_text: str = "Open the report"
@@ -70,7 +68,7 @@ Url = Annotated[str, Field(min_length=8, max_length=2000, pattern=r"^https?://\S
 Secret = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
-PLAIN: Final = Manner()
+PLAIN: Final = DeliveryStyle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +86,17 @@ class ChannelKind:
     """A kind of channel."""
 
     name: str
-    title: str  # as people call it
-    # Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
+    title: str  # name for people
+    # Of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
-    secrets: frozenset[str]  # its fields that are never shown again
+    secrets: frozenset[str]  # fields that are never shown again
     # Takes a configuration and a message, returns the receiver's answer or raises `DeliveryError`.
     send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
-    manner: Manner = PLAIN
-    pictures: bool = False  # whether it can show one
-    # Sends a note in the same way; None where a note has no place, as with pagers.
+    style: DeliveryStyle = PLAIN
+    pictures: bool = False  # whether its messages have the heatmap
+    # Sends a note in the same way; None for kinds without notes, such as pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
-    # Whether it takes every incident of a digest, as programs do; people get a note of one screen.
+    # Whether a digest is sent with every incident, for programs; people get a note of one screen.
     whole_digests: bool = False
 
 

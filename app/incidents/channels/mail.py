@@ -1,7 +1,7 @@
-"""E-mail over SMTP: text and HTML, the heatmap within, one thread a job.
+"""E-mail over SMTP: text and HTML, with the heatmap inline, one thread a job.
 
-4xx answers pass, 5xx do not; the Message-ID is the delivery's, so that what is sent twice can be
-told.
+Answers 4xx are temporary, 5xx permanent. The Message-ID is the delivery's, so that receivers
+recognize a repetition.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Mailbox = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^@\s<>,
 
 MAX_SUBJECT: Final = 200
 PICTURE_ID: Final = "heatmap@paceline"
-# Codes of SMTP from here on are for good.
+# SMTP codes from which a failure is permanent.
 PERMANENT: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class MailConfig:
-    """A relay, and who gets the messages."""
+    """A relay and the recipients."""
 
     host: Annotated[str, Field(min_length=1, max_length=253, examples=["smtp.example.com"])]
     sender: Annotated[Mailbox, Field(examples=["paceline@example.com"])]
@@ -67,7 +67,7 @@ class MailConfig:
 
 
 def compose(config: MailConfig, message: Message, picture: bytes | None) -> EmailMessage:
-    """Return the message with all its headers."""
+    """Return the mail of a message."""
     mail = EmailMessage()
     domain = config.sender.rpartition("@")[2]
     mail["Subject"] = clip(message.title, MAX_SUBJECT)
@@ -124,14 +124,14 @@ def _link(url: str, text: str) -> str:
 
 
 def send(config: MailConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Hand the message to the relay."""
+    """Send the message through the relay."""
     return _hand_over(
         config, compose(config, outgoing.message, outgoing.picture), outgoing.outbound
     )
 
 
 def tell(config: MailConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
-    """Hand a note to the relay."""
+    """Send a note through the relay."""
     mail = EmailMessage()
     mail["Subject"] = clip(note.title, MAX_SUBJECT)
     mail["From"] = Address("Paceline", addr_spec=config.sender)
@@ -170,7 +170,7 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
     except (smtplib.SMTPException, OSError) as error:
-        outbound.left_s()  # says so if it was the time that ended it
+        outbound.left_s()  # raises the timeout where the time is over
         raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
     if refused:
         names = ", ".join(sorted(refused))
@@ -180,10 +180,9 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
 
 @contextmanager
 def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
-    """Yield a session that ends with the attempt's time.
+    """Yield an SMTP session that is closed when the attempt's time is over.
 
-    The library's timeout counts for each read; a relay that drips could hold it for hours. So the
-    connection is cut when the time is over.
+    The library's timeout applies to each read; a slow relay could hold the session for hours.
     """
     context = outbound.tls
     session = _Smtp(config, outbound, context)
@@ -203,12 +202,12 @@ def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
 
 
 class _Smtp(smtplib.SMTP):
-    """Connects to a checked address, with TLS for the name."""
+    """A connection to a checked address, with TLS for the host name."""
 
     def __init__(self, config: MailConfig, outbound: Outbound, context: ssl.SSLContext) -> None:
         super().__init__(timeout=outbound.left_s(), local_hostname="paceline.invalid")
         self._config, self._outbound, self._context = config, outbound, context
-        # Both names are the library's own, which `starttls` takes as the name to verify.
+        # Attribute of the library, the name that `starttls` verifies.
         self._host = config.host
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002 - the library's signature
@@ -223,7 +222,7 @@ class _Smtp(smtplib.SMTP):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                # Closed already: the attempt ended in this moment.
+                # The attempt ended at the same moment.
                 return
 
 

@@ -1,6 +1,6 @@
-"""PagerDuty, Events API v2: one event for each incident that is news.
+"""PagerDuty, Events API v2: one event for each incident with news.
 
-The fingerprint is the ``dedup_key``: whatever is sent twice, or fires again, is one incident there.
+The fingerprint is the ``dedup_key``: repetitions and returning incidents are one incident there.
 Limits: 1,024 characters of summary, 512 kB an event.
 """
 
@@ -19,7 +19,7 @@ from app.incidents.channels.kind import (
     Url,
     encode,
 )
-from app.incidents.grouping import Manner, Status
+from app.incidents.grouping import DeliveryStyle, Status
 from app.incidents.message import Alert, Message
 from app.incidents.text import clip, lines_of
 from app.platform.outbound import ReceiverAnswer, check
@@ -41,14 +41,13 @@ class PagerDutyConfig:
     routing_key: Annotated[
         Secret, Field(description="Of a service's integration with the Events API v2.")
     ]
-    # Another one in the EU service region: ``https://events.eu.pagerduty.com/v2/enqueue``.
     url: Annotated[
         Url, Field(description="In the EU: https://events.eu.pagerduty.com/v2/enqueue")
     ] = EVENTS_URL
 
 
 def events(message: Message, routing_key: str) -> list[dict[str, Any]]:
-    """Return the events of a message; where nothing is news it is a repetition of all."""
+    """Return the events of a message: of its news, or of all open incidents in a repetition."""
     news = [alert for alert in message.alerts if alert.news]
     return [_event(message, alert, routing_key) for alert in news or message.present]
 
@@ -83,7 +82,7 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
 
 
 def send(config: PagerDutyConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the events one after the other; those sent again are the same to the service."""
+    """Post the events one by one; the service deduplicates those sent again."""
     answer = ReceiverAnswer(None, "There was nothing to send.")
     for event in events(outgoing.message, config.routing_key):
         answer = check(outgoing.outbound.post(config.url, encode(event), JSON_HEADERS))
@@ -96,5 +95,5 @@ PAGERDUTY: Final = ChannelKind(
     config=TypeAdapter(PagerDutyConfig),
     secrets=frozenset({"routing_key"}),
     send=send,
-    manner=Manner(acknowledgements=True, digests=False),
+    style=DeliveryStyle(acknowledgements=True, digests=False),
 )

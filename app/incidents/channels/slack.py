@@ -1,10 +1,10 @@
-"""Slack: an incoming webhook, with blocks.
+"""Messages of Slack: the text and blocks of an incoming webhook, and its buttons.
 
 Limits: 50 blocks; 150 characters a header, 3,000 a text of a section, 2,000 a field, 10 fields.
 A removed hook answers 404 ``no_service``, an archived channel 410; 429 says how long to wait.
 
-Where a signing secret is set, buttons acknowledge, silence and approve: Slack sends them to
-``/api/v1/slack/interactions`` (`app.services.slack`). Elsewhere they are links.
+With a signing secret, buttons acknowledge, silence and approve: Slack posts them to
+``/api/v1/slack/interactions`` (`app.actions.slack`). Without one they are links.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MAX_TEXT: Final = 3000
 MAX_FIELD: Final = 2000
 MAX_FIELDS: Final = 10
 MAX_FALLBACK: Final = 4000
-# Actions in a message that have buttons of their own: each takes a block of the 50.
-MAX_ASKS: Final = 8
-# A button's address may be so long; ours are of our own making.
+# Actions in a message with an Approve button: each takes one of the 50 blocks.
+MAX_APPROVALS: Final = 8
+# Slack's limit of a button's address.
 MAX_URL: Final = 3000
 
-# What the button silences for.
+# Duration of the Silence button.
 SILENCE_HOURS: Final = 4
 
-# The hook, its channel or its workspace was deleted.
+# Answers after the hook, its channel or its workspace was deleted.
 GONE: Final = (
     "no_service",
     "no_service_id",
@@ -55,8 +55,8 @@ GONE: Final = (
 )
 
 
-class Pressed(StrEnum):
-    """What a button does, as its ``action_id`` says."""
+class Button(StrEnum):
+    """The ``action_id`` of a button, which names its effect."""
 
     ACKNOWLEDGE = "paceline.acknowledge"
     SILENCE = "paceline.silence"
@@ -68,7 +68,7 @@ Member = Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,30}$", examples=["U012AB
 
 @dataclass(frozen=True, slots=True)
 class SlackConfig:
-    """The address of an incoming webhook, which is a secret, and who may press buttons."""
+    """The address of an incoming webhook, a secret, and the members who may press buttons."""
 
     url: Annotated[Url, Field(examples=["https://hooks.slack.com/services/…"])]
     signing_secret: Annotated[
@@ -86,7 +86,7 @@ class SlackConfig:
 
     @property
     def has_buttons(self) -> bool:
-        """Return whether buttons do something, for someone."""
+        """Return whether buttons work: a secret is set, and at least one operator."""
         return self.signing_secret is not None and bool(self.operators)
 
 
@@ -96,19 +96,19 @@ def slack_body(message: Message, *, buttons: bool = False) -> dict[str, Any]:
     Parameters
     ----------
     buttons : bool
-        Whether buttons do something, rather than lead to the incident.
+        Whether buttons act on the incident, rather than link to its page.
     """
     channel = message.channel if buttons and not message.test else None
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(message.title, MAX_HEADER)}}
     ]
-    asks = MAX_ASKS
+    approvals_left = MAX_APPROVALS
     for alert in message.alerts[:MAX_ALERTS]:
-        blocks += _blocks(message, alert, channel)
+        blocks += _alert_blocks(message, alert, channel)
         if channel is not None:
-            asked = alert.asks[: max(asks, 0)]
-            blocks += [_ask(one, channel) for one in asked]
-            asks -= len(asked)
+            actions = alert.asks[: max(approvals_left, 0)]
+            blocks += [_approval_block(action, channel) for action in actions]
+            approvals_left -= len(actions)
     more = len(message.alerts) - MAX_ALERTS
     if more > 0:
         text = f"And {more} more: <{message.job_url}|{_escaped(message.job)}>"
@@ -121,7 +121,7 @@ def slack_body(message: Message, *, buttons: bool = False) -> dict[str, Any]:
     }
 
 
-def _blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[str, Any]]:
+def _alert_blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[str, Any]]:
     lines = lines_of(alert, message.at)
     section: dict[str, Any] = {
         "type": "section",
@@ -137,24 +137,24 @@ def _blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[s
     if lines.evidence:
         text = "\n".join(f"• {_escaped(sentence)}" for sentence in lines.evidence)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": clip(text, MAX_TEXT)}})
-    buttons = [_button("Open", alert.view_url)]
+    buttons = [_link_button("Open", alert.view_url)]
     if channel is not None and alert.status is Status.FIRING:
         buttons += [
-            _pressed(Pressed.ACKNOWLEDGE, "Acknowledge", channel, alert.incident),
-            _pressed(Pressed.SILENCE, f"Silence {SILENCE_HOURS} h", channel, alert.incident),
-            _button("Incident", alert.incident_url),
+            _action_button(Button.ACKNOWLEDGE, "Acknowledge", channel, alert.incident),
+            _action_button(Button.SILENCE, f"Silence {SILENCE_HOURS} h", channel, alert.incident),
+            _link_button("Incident", alert.incident_url),
         ]
     else:
-        buttons.append(_button(alert.incident_link, alert.incident_url))
+        buttons.append(_link_button(alert.incident_link, alert.incident_url))
     blocks.append({"type": "actions", "elements": buttons})
     return blocks
 
 
-def _ask(asked: PendingAction, channel: UUID) -> dict[str, Any]:
-    """Return a block that says exactly what is run, with the button that has it run."""
-    command = asked.command.replace("`", "'")
-    text = f"*{asked.kind} on {_escaped(asked.host)}* waits for a person:\n`{_escaped(command)}`"
-    button = _pressed(Pressed.APPROVE, "Approve", channel, asked.action)
+def _approval_block(action: PendingAction, channel: UUID) -> dict[str, Any]:
+    """Return a block with the exact command of an action and the button that approves it."""
+    command = action.command.replace("`", "'")
+    text = f"*{action.kind} on {_escaped(action.host)}* waits for a person:\n`{_escaped(command)}`"
+    button = _action_button(Button.APPROVE, "Approve", channel, action.action)
     return {
         "type": "section",
         "text": {"type": "mrkdwn", "text": clip(text, MAX_TEXT)},
@@ -162,7 +162,7 @@ def _ask(asked: PendingAction, channel: UUID) -> dict[str, Any]:
     }
 
 
-def _pressed(what: Pressed, text: str, channel: UUID, about: UUID) -> dict[str, Any]:
+def _action_button(what: Button, text: str, channel: UUID, about: UUID) -> dict[str, Any]:
     return {
         "type": "button",
         "text": {"type": "plain_text", "text": text},
@@ -171,12 +171,12 @@ def _pressed(what: Pressed, text: str, channel: UUID, about: UUID) -> dict[str, 
     }
 
 
-def _button(text: str, url: str) -> dict[str, Any]:
+def _link_button(text: str, url: str) -> dict[str, Any]:
     return {"type": "button", "text": {"type": "plain_text", "text": text}, "url": url[:MAX_URL]}
 
 
 def _escaped(text: str) -> str:
-    """Keep names from becoming markup: ``<!channel>`` would call everybody."""
+    """Escape markup in names: ``<!channel>`` would notify everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -189,7 +189,7 @@ def note_body(note: Note) -> dict[str, Any]:
         lines = "\n".join(f"• {_escaped(line)}" for line in section.lines)
         text = clip(f"*{_escaped(section.heading)}*\n{lines}", MAX_TEXT)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
-    blocks.append({"type": "actions", "elements": [_button(note.link_text, note.link)]})
+    blocks.append({"type": "actions", "elements": [_link_button(note.link_text, note.link)]})
     return {
         "text": clip(_escaped(note.title), MAX_FALLBACK),
         "blocks": blocks,
@@ -214,11 +214,11 @@ def _post(config: SlackConfig, body: dict[str, Any], outbound: Outbound) -> Rece
     try:
         return check(response)
     except DeliveryError as error:
-        said = response.answer.text
-        if error.permanent and said in GONE:
+        answer = response.answer.text
+        if error.permanent and answer in GONE:
             raise DeliveryError(
                 "slack.gone",
-                f"Slack answered {response.status} {said}: the webhook no longer exists.",
+                f"Slack answered {response.status} {answer}: the webhook no longer exists.",
                 disable=True,
                 answer=response.answer,
             ) from error

@@ -1,7 +1,7 @@
 """Microsoft Teams: a Workflows webhook, with an adaptive card of at most 28 kB.
 
-The service answers 202 when it has taken the card. A picture travels inside of the card, if what
-the words leave of its size is enough.
+The service answers 202 once it accepted the card. The picture is embedded in the card where the
+text leaves enough of its size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.incidents.message import Alert, Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of
 from app.platform.outbound import Outbound, ReceiverAnswer, check
 
-# 28 kB is the limit of a message; a little is left for what the workflow wraps around it.
+# The limit of a message is 28 kB, of which the workflow needs a little.
 MAX_BODY_BYTES: Final = 27_000
 MAX_LINE: Final = 1000
 
@@ -34,13 +34,13 @@ STYLES: Final = {"critical": "Attention", "warning": "Warning", "info": "Default
 
 @dataclass(frozen=True, slots=True)
 class TeamsConfig:
-    """The address that a workflow gave, which is a secret."""
+    """The address of a workflow, which is a secret."""
 
     url: Annotated[Url, Field(description="The address from the workflow.", examples=["https://…"])]
 
 
 def teams_body(message: Message, picture: bytes | None = None) -> bytes:
-    """Return a message with an adaptive card that fits; alerts are left out before it does not."""
+    """Return a message with an adaptive card; the last alerts are left out where it is too long."""
     for shown in range(min(len(message.alerts), MAX_ALERTS), 0, -1):
         pictured = encode(_body(message, shown, picture))
         if len(pictured) <= MAX_BODY_BYTES:
@@ -124,7 +124,7 @@ def _elements(message: Message, alert: Alert) -> list[dict[str, Any]]:
 
 
 def _escaped(text: str) -> str:
-    """Keep names from becoming Markdown."""
+    """Escape Markdown in names."""
     for sign in ("\\", "*", "_", "[", "]", "`"):
         text = text.replace(sign, f"\\{sign}")
     return text
@@ -137,7 +137,7 @@ def send(config: TeamsConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
 
 
 def note_body(note: Note) -> bytes:
-    """Return a note as an adaptive card; its last sections are left out before it does not fit."""
+    """Return a note as an adaptive card; the last sections are left out where it is too long."""
     for shown in range(len(note.sections), -1, -1):
         elements: list[dict[str, Any]] = [_line(note.title, weight="Bolder", size="Large")]
         for section in note.sections[:shown]:

@@ -26,13 +26,12 @@ from app.incidents.channels.kind import (
 )
 from app.platform.outbound import Outbound, ReceiverAnswer, check
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
-# What the specification asks of a secret.
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix
+# Limits of Standard Webhooks.
 MIN_SECRET_BYTES: Final = 24
 MAX_SECRET_BYTES: Final = 64
 
 
-# ``whsec_…``; each signs, so that a new one can be added before the old one is taken away
 SigningSecrets = Annotated[
     tuple[Secret, ...],
     Field(
@@ -45,7 +44,7 @@ SigningSecrets = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """A URL, and the secrets that sign what is sent there."""
+    """A URL, and the secrets that sign requests to it."""
 
     url: Annotated[Url, Field(examples=["https://ops.example.com/alerts"])]
     signing_secrets: SigningSecrets = ()
@@ -56,12 +55,12 @@ class WebhookConfig:
 
 
 def signing_key(secret: str) -> bytes:
-    """Return the key in a secret.
+    """Return the key bytes of a signing secret.
 
     Raises
     ------
     ValueError
-        If it is not of the form ``whsec_`` and base64, or not as long as it must be.
+        If it is not ``whsec_`` and 24 to 64 bytes as base64.
     """
     if not secret.startswith(SECRET_PREFIX):
         raise ValueError(f"a signing secret starts with {SECRET_PREFIX}")
@@ -84,9 +83,8 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: byt
 
 
 def send(config: WebhookConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the message; any 2xx is good."""
+    """Post the message; any 2xx is success."""
     message = outgoing.message
-    # Rises with every message of a group.
     headers = {"paceline-sequence": str(message.number)}
     if message.test:
         headers["paceline-test"] = "true"

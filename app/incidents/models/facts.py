@@ -1,4 +1,4 @@
-"""Readings: whether a condition holds for one session, does not, or cannot be told."""
+"""Facts of sessions, hangs and notices for alert rules, and readings of conditions on them."""
 
 from __future__ import annotations
 
@@ -26,31 +26,28 @@ from app.analysis.report.session_verdict import (
 from app.analysis.wording import gpu_time, percent
 from app.incidents.models.rules import CauseFound, Hanging, NoData, Noticed, Rule, Threshold, Weekly
 
-# ---- What rules and messages need of a session, small enough to keep with every incident -------
-
-
-# A message has room for this number of sentences about a cause.
-EVIDENCE: Final = 2
-# A hang of which nothing was heard for so long is over, though none said so.
-LONGEST: Final = timedelta(days=1)
+# Sentences of evidence kept of a cause, as many as fit into a message.
+MAX_EVIDENCE: Final = 2
+# A hang without a file for this time is over.
+HANG_LOST_AFTER: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A session as rules see it.
+    """The part of a session that rules and messages need, stored with every incident.
 
-    Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so, and
-    causes, what they cost and the best fix where a replay gives them.
+    Numbers of the verdict are None without a verdict; `discrepancy` exists even so, and causes,
+    their cost and the best fix where a replay gives them.
     """
 
     session: UUID
     job: str
-    # attempt, number: what people call the session
+    # attempt, number: the name of the session for people
     attempt: int
     number: int
     received_at: datetime  # the database's time
     labels: Mapping[str, str] = field(default_factory=dict)  # of the job's metadata
-    layout: str = ""  # sizes of the job; sessions of different sizes are not compared
+    layout: str = ""  # sizes of the job; only sessions of the same sizes are compared
     slowdown: float | None = None
     slowdown_ci95: tuple[float, float] | None = None
     waste: float | None = None
@@ -61,43 +58,37 @@ class Facts:
     worst: tuple[VerdictWorker, ...] = ()  # the slowest first
     worst_step: int | None = None  # the training step of the largest slowdown
     fix: VerdictFix | None = None
-    headline: Slowdown | None = None  # what people are told
-    gpus: int = 0  # of the job; 0 in incidents from before this was kept
-    withheld: KnownLoss | None = None  # what the causes cost where there is no verdict
-    shares: Shares | None = None  # where the time goes; None in incidents from before
-    # The largest share that is known to be lost, to whatever; None in incidents from before.
+    headline: Slowdown | None = None  # the slowdown shown first
+    gpus: int = 0  # of the job; 0 in incidents of older versions
+    withheld: KnownLoss | None = None  # cost of the causes where there is no verdict
+    shares: Shares | None = None  # of the time; None in incidents of older versions
+    # The largest known lost share of the time; None in incidents of older versions.
     lost: float | None = None
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return what is known to be lost, and how slow the job is by that."""
+        """Return the slowdown, or without a verdict the known loss."""
         return self.headline or self.withheld
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the job loses in each hour of running; None where unknown.
-
-        By its largest loss, whether to stragglers, between steps or as all workers are slow.
-        """
+        """Return the GPU-hours that the job loses in each hour, by its largest loss, or None."""
         if self.known is None or not self.gpus:
             return None
         return (self.known.waste if self.lost is None else self.lost) * self.gpus
 
-    def guesses(self, host: str) -> bool:
-        """Return whether a host that causes name has a guessed name."""
+    def has_guessed_name(self, host: str) -> bool:
+        """Return whether the name of a host in the causes is a guess."""
         return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
 
-    def tells(self, host: str) -> bool:
-        """Return whether a host's name is that of one machine: none is a guess without a GPU."""
+    def identifies(self, host: str) -> bool:
+        """Return whether a host's name identifies one machine: recorded, or with a GPU's UUID."""
         named = [gpu for cause in self.causes for gpu in cause.gpus if gpu.host == host]
-        return not self.guesses(host) or any(gpu.uuid is not None for gpu in named)
+        return not self.has_guessed_name(host) or any(gpu.uuid is not None for gpu in named)
 
     @property
     def without_verdict(self) -> Facts:
-        """Return which session it is and nothing of what was found in it.
-
-        For what is not about the session: that nothing came after it.
-        """
+        """Return the identity of the session alone, for incidents about silence after it."""
         return Facts(
             session=self.session,
             job=self.job,
@@ -115,7 +106,7 @@ class Facts:
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """Return what sorts sessions of a job by age, whenever they were analyzed."""
+        """Return the key that sorts sessions of a job by age."""
         return (self.received_at, self.attempt, self.number)
 
 
@@ -129,12 +120,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
     received_at: datetime,
     labels: Mapping[str, str],
 ) -> Facts:
-    """Return the facts of a verdict.
-
-    Parameters
-    ----------
-    received_at : datetime
-    """
+    """Return the facts of a verdict."""
     facts = Facts(
         session=session,
         job=job,
@@ -153,15 +139,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
     facts = replace(
         facts,
         causes=tuple(
-            SuspectedCause(
-                one.cause,
-                one.where,
-                one.confidence,
-                one.contribution,
-                one.evidence[:EVIDENCE],
-                one.gpus,
-            )
-            for one in verdict.causes
+            replace(cause, evidence=cause.evidence[:MAX_EVIDENCE]) for cause in verdict.causes
         ),
         fix=verdict.fix,
         withheld=verdict.withheld,
@@ -184,14 +162,14 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
 
 @dataclass(frozen=True, slots=True)
 class HangFacts:
-    """A hang as rules see it.
+    """The part of a hang that rules and messages need.
 
     Parameters
     ----------
     since : datetime or None
         When ranks began to wait, by the clocks of their hosts; see `began`.
     created_at, changed_at : datetime
-        When its first file came, and its last one.
+        When its first and its last file were received.
     culprits : str
         Ranks with host and GPU: ``9 (node-104 GPU 1), 14 (node-105 GPU 6)``.
     """
@@ -210,34 +188,33 @@ class HangFacts:
 
     @property
     def began(self) -> datetime:
-        """Return when it began; no later than its files came."""
+        """Return when it began, at the latest when its first file was received."""
         return self.created_at if self.since is None else min(self.since, self.created_at)
 
     @property
     def is_past(self) -> bool:
-        """Return whether its files are of another day: when it ended is not known."""
-        return self.created_at - self.began > LONGEST
+        """Return whether its files came more than a day late, so that its end is unknown."""
+        return self.created_at - self.began > HANG_LOST_AFTER
 
     def is_going_on(self, now: datetime) -> bool:
-        """Return whether nothing says that it is over."""
-        unheard = now - self.changed_at > LONGEST
+        """Return whether it goes on, as far as is known."""
+        unheard = now - self.changed_at > HANG_LOST_AFTER
         return self.over_at is None and not self.is_past and not unheard
 
     def lasted(self, now: datetime) -> timedelta:
         """Return how long it lasted, or lasts; as far as is known where nothing said its end."""
         if self.is_past:
             return timedelta()
-        return max((self.over_at or min(now, self.changed_at + LONGEST)) - self.began, timedelta())
+        return max(
+            (self.over_at or min(now, self.changed_at + HANG_LOST_AFTER)) - self.began, timedelta()
+        )
 
     def gpu_hours(self, now: datetime) -> float:
-        """Return what it has cost: every rank's GPU computes nothing as long as it lasts."""
+        """Return its cost in GPU-hours: no rank's GPU computes as long as it lasts."""
         return self.ranks * self.lasted(now) / timedelta(hours=1)
 
 
-# ---- A notice of the pulse as rules and messages see it ----------------------------------------
-
-
-# What an incident of each kind is called.
+# Titles of incidents by kind of notice.
 TITLES: Final[Mapping[NoticeKind, str]] = {
     NoticeKind.SLOW_RANK: "Slow rank",
     NoticeKind.SLOW_JOB: "Slow steps",
@@ -246,33 +223,32 @@ TITLES: Final[Mapping[NoticeKind, str]] = {
     NoticeKind.HANG: "Hang",
     NoticeKind.SILENT: "Silent ranks",
 }
-# What stands still fires at once: no session could be recorded of it.
+# Kinds without progress fire at once: no session can be recorded of them.
 STANDING_STILL: Final = (NoticeKind.HANG, NoticeKind.SILENT)
-# A notice of a pulse that sends nothing any more is over after so long; one that stands still
-# has nothing to send but beats.
+# Time without data after which a notice is over; a job that stands still sends only heartbeats.
 UNHEARD: Final = timedelta(hours=1)
 UNHEARD_STILL: Final = timedelta(days=1)
-# What an end brought is known after a few steps. A resolved message waits for it for this time, or
-# for this number of steps where they take longer.
+# The gain of a fix is measured over a few steps. The resolved message waits for it for this time,
+# or for this number of steps where they take longer, but no longer than the last constant.
 MEASURED_WITHIN: Final = timedelta(seconds=30)
 _MEASURED_STEPS: Final = 10
 _MEASURED_AT_LAST: Final = timedelta(minutes=5)
-# A place names this number of ranks.
-_NAMED: Final = 4
+# Ranks that a place names.
+_NAMED_RANKS: Final = 4
 
 
 class Outcome(StrEnum):
-    """What a session says of a notice, or that none does."""
+    """The outcome of a notice by the session recorded for it."""
 
-    CONFIRMED = "confirmed"  # it is slow, by a cause at the place of the notice or by none
-    EXPLAINED = "explained"  # it is slow, by a cause elsewhere
-    CLEARED = "cleared"  # it is as fast as the job was before
-    UNCONFIRMED = "unconfirmed"  # none came in time that could tell
+    CONFIRMED = "confirmed"  # slow, by a cause at the place of the notice or by none
+    EXPLAINED = "explained"  # slow, by a cause elsewhere
+    CLEARED = "cleared"  # as fast as before
+    UNCONFIRMED = "unconfirmed"  # no conclusive session in time
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeFacts:
-    """A notice.
+    """A notice of the pulse, as rules and messages need it.
 
     Parameters
     ----------
@@ -281,21 +257,21 @@ class NoticeFacts:
     fires_at : datetime
         When it fires without a session.
     heard_at : datetime
-        When rows of the pulse were read last.
+        When the pulse was last received.
     asked : bool
-        Whether a session was asked for.
+        Whether a session was requested.
     outcome : Outcome or None
         None as long as a session may still come.
     session, session_id : int, UUID or None
-        Number and id of the session that says it.
+        Number and id of the session with that outcome.
     cause : str
-        What that session names; empty where it names none.
+        The cause that the session diagnosed; empty without one.
     baseline_s, step_s, after_s : float or None
-        How long a step took before, while it goes on, and since it is over, seconds.
+        Duration of a step before, during and after it, seconds.
     gpu_hours : float
-        What it has cost.
+        Its cost so far.
     job_ranks : int
-        Ranks of the job that send.
+        Ranks of the job that send a pulse.
     """
 
     attempt: int
@@ -328,13 +304,13 @@ class NoticeFacts:
 
     @property
     def place(self) -> str:
-        """Return the host, or the ranks, that it blames; empty where it blames none."""
+        """Return the blamed host or ranks; empty where it blames none."""
         if not self.ranks or self.stands_still:
             return ""
         if len(self.hosts) == 1:
             return self.hosts[0]
-        more = "…" if len(self.ranks) > _NAMED else ""
-        shown = ", ".join(map(str, self.ranks[:_NAMED])) + more
+        more = "…" if len(self.ranks) > _NAMED_RANKS else ""
+        shown = ", ".join(map(str, self.ranks[:_NAMED_RANKS])) + more
         return f"{'rank' if len(self.ranks) == 1 else 'ranks'} {shown}"
 
     @property
@@ -344,7 +320,7 @@ class NoticeFacts:
 
     @property
     def unheard_at(self) -> datetime:
-        """Return when it is over if nothing more is heard."""
+        """Return when it is over without further data."""
         return self.heard_at + (UNHEARD_STILL if self.stands_still else UNHEARD)
 
     def is_going_on(self, now: datetime) -> bool:
@@ -353,9 +329,9 @@ class NoticeFacts:
 
     @property
     def measured_at(self) -> datetime | None:
-        """Return until when steps are waited for that say what its end brought; None: for none.
+        """Return until when to wait for steps that measure the gain of its end, or None.
 
-        Of an attempt that another one followed no more steps come.
+        None also where a later attempt of the job replaced it, which ends its steps.
         """
         if self.step_s is None or self.after_s is not None or self.stands_still:
             return None
@@ -366,7 +342,7 @@ class NoticeFacts:
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that it costs in each hour; None where that is not known."""
+        """Return its cost in GPU-hours each hour, or None where it is not known."""
         if self.stands_still:
             return float(self.job_ranks) or None
         if self.step_s is None or self.baseline_s is None or not self.job_ranks:
@@ -375,14 +351,14 @@ class NoticeFacts:
 
     @property
     def realized(self) -> float | None:
-        """Return the share of a step that is saved since it is over; None where not known."""
+        """Return the share of a step that its end saved, or None where it is not known."""
         if self.after_s is None or not self.step_s:
             return None
         return 1 - self.after_s / self.step_s
 
     @property
     def checked(self) -> str:
-        """Return what a session says of it, in words."""
+        """Return the outcome in words."""
         if self.stands_still:
             return "no session can be recorded"
         if self.outcome is None:
@@ -397,31 +373,30 @@ class NoticeFacts:
         return words[self.outcome]
 
     def ended(self, predicted: float | None) -> str:
-        """Return that it is over, what it cost, and what its end brought.
+        """Return a sentence on its end, with its cost and the measured gain.
 
         Parameters
         ----------
         predicted : float or None
-            The share of a step that the best fix was to save.
+            Predicted gain of the best fix, as a share of a step.
         """
         words = f"the pulse is as before, after {gpu_time(self.gpu_hours)}"
         if self.realized is None or self.cleared_at is None:
             return words
-        since = f"since {self.cleared_at:%H:%M} UTC a step takes {signed(-self.realized)}"
+        since = f"since {self.cleared_at:%H:%M} UTC a step takes {signed_percent(-self.realized)}"
         if predicted is not None:
-            return f"{words}; predicted {signed(-predicted)}, {since}"
+            return f"{words}; predicted {signed_percent(-predicted)}, {since}"
         return f"{words}; {since}"
 
 
-def signed(share: float) -> str:
-    """Return a share with its sign: what is saved is negative."""
+def signed_percent(share: float) -> str:
+    """Return a share in percent with its sign; a saving is negative."""
     text = percent(abs(share))
     sign = "\N{MINUS SIGN}" if share < 0 else "+"
     return text if text == percent(0.0) else f"{sign}{text}"
 
 
-# What a job usually does is the median of the first number of sessions; fewer than the second
-# number say nothing yet.
+# A baseline is the median of the latest sessions, at least the second number of them.
 BASELINE_SESSIONS: Final = 10
 MIN_BASELINE: Final = 3
 
@@ -429,13 +404,13 @@ REGRESSION_CAUSE: Final = "regression"
 LOW_QUALITY_CAUSE: Final = "low_trace_quality"
 NO_DATA_CAUSE: Final = "no_data"
 HANG_CAUSE: Final = "hang"
-# What all workers lose, where the diagnosis names no cause of it.
+# Losses of all workers at once, which no cause of the diagnosis covers.
 BETWEEN_STEPS_CAUSE: Final = "time_between_steps"
 ALL_SLOW_CAUSE: Final = "all_workers_slow"
 
 
 class Level(StrEnum):
-    """Where a number stands between a rule's two thresholds."""
+    """The position of a value relative to the two thresholds of a rule."""
 
     BREACH = "breach"
     BETWEEN = "between"
@@ -445,13 +420,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A condition on one session."""
+    """The result of a condition for one session."""
 
     level: Level
     value: float | None = None  # the number that was compared
-    # What an incident would be about; causes of a clear session are left out.
+    # Causes of the incident; empty for a clear session.
     blamed: tuple[SuspectedCause, ...] = ()
-    baseline_s: float | None = None  # what a step was compared with
+    baseline_s: float | None = None  # step time of the baseline
 
 
 _UNKNOWN: Final = Reading(Level.UNKNOWN)
@@ -460,26 +435,26 @@ _UNKNOWN: Final = Reading(Level.UNKNOWN)
 def read_history(
     rule: Rule, history: Sequence[Facts], baselines_s: Mapping[str, float]
 ) -> list[Reading]:
-    """Return what a rule says of each session.
+    """Return the reading of a rule for each session.
 
     Parameters
     ----------
     rule : Rule
-        Of any condition but `NoData`, `Hanging` and `Noticed`, which are about no session.
+        With a condition on sessions: any but `NoData`, `Hanging` and `Noticed`.
     history : sequence of Facts
         Sessions of one job, the oldest first.
     baselines_s : mapping of str to float
-        By layout: what regressions that last are measured against. They may be older than the
-        history, whose first sessions would otherwise be taken for the baseline.
+        Step times of the baselines of open regressions, by layout. They may be older than the
+        history, whose first sessions would else become the baseline.
     """
     condition = rule.condition
     match condition:
         case Threshold(kind="regression"):
             return _regressions(condition, history, baselines_s)
         case Threshold():
-            return [_number(condition, facts) for facts in history]
+            return [_read_threshold(condition, facts) for facts in history]
         case CauseFound():
-            return [_cause(condition, facts) for facts in history]
+            return [_read_cause(condition, facts) for facts in history]
         case NoData() | Hanging() | Noticed() | Weekly():
             return [_UNKNOWN for _ in history]
         case _:
@@ -487,12 +462,12 @@ def read_history(
 
 
 def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | None:
-    """Return how long a job may be silent, or None where that cannot be said yet.
+    """Return the allowed time without a session, or None with too few sessions.
 
     Parameters
     ----------
     received : sequence of datetime
-        When its latest sessions came, the oldest first.
+        When its latest sessions were received, the oldest first.
     """
     limits = []
     if condition.minutes is not None:
@@ -508,12 +483,12 @@ def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | N
     return max(limits)
 
 
-def _number(condition: Threshold, facts: Facts) -> Reading:
+def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
     value: float | None
     match condition.kind:
         case "headline":
             if facts.withheld is not None:
-                return _at_least(condition, facts.withheld.slowdown, facts.leading_cause)
+                return _read_lower_bound(condition, facts.withheld.slowdown, facts.leading_cause)
             value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
@@ -522,30 +497,30 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
         case "discrepancy" if facts.known is not None and facts.slowdown is None:
-            # What the recording has and the replay of durations has not is what the causes cost.
+            # Here the discrepancy is the cost of the causes, not a fault of the trace.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
-            return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
+            return _reading(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
         case "budget.between_steps" | "budget.slow_together":
-            return _of_all(condition, facts.shares)
+            return _read_share(condition, facts.shares)
         case "regression":
             raise ValueError("a regression is read from the whole history")
         case _:
             assert_never(condition.kind)
-    return _graded(condition, value, facts.leading_cause)
+    return _reading(condition, value, facts.leading_cause)
 
 
-def _of_all(condition: Threshold, shares: Shares | None) -> Reading:
-    """Read what all workers lose."""
+def _read_share(condition: Threshold, shares: Shares | None) -> Reading:
+    """Read the share of the time that all workers lose."""
     if shares is None:
         return _UNKNOWN
     if condition.kind == "budget.between_steps":
         between = SuspectedCause(BETWEEN_STEPS_CAUSE)
-        return _graded(condition, shares.between_steps_above, between)
-    return _graded(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
+        return _reading(condition, shares.between_steps_above, between)
+    return _reading(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
 
 
-def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
+def _reading(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
     if value is None:
         return _UNKNOWN
     if value >= condition.at_least:
@@ -555,12 +530,12 @@ def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -
     return Reading(Level.CLEAR, value)
 
 
-def _at_least(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
-    """Read a number that may be larger: a small one does not say that the condition is over."""
-    return _graded(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
+def _read_lower_bound(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
+    """Read a lower bound of a value: a small bound does not prove that the condition is over."""
+    return _reading(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
 
 
-def _cause(condition: CauseFound, facts: Facts) -> Reading:
+def _read_cause(condition: CauseFound, facts: Facts) -> Reading:
     if facts.known is None:
         return _UNKNOWN
     meant = [
@@ -583,10 +558,10 @@ def _cause(condition: CauseFound, facts: Facts) -> Reading:
 def _regressions(
     condition: Threshold, history: Sequence[Facts], baselines_s: Mapping[str, float]
 ) -> list[Reading]:
-    """Compare each session with those before it that were not regressions themselves.
+    """Compare each session with the earlier ones that were no regressions themselves.
 
-    Otherwise a step that became slower for good would be the new baseline after five sessions, and
-    the incident over although nothing was repaired.
+    Else a lasting regression would become the new baseline after a few sessions, and end its
+    incident although nothing was repaired.
     """
     usual = {layout: [step_s] * MIN_BASELINE for layout, step_s in baselines_s.items()}
     readings = []
@@ -601,7 +576,7 @@ def _regressions(
             continue
         baseline_s = statistics.median(before[-BASELINE_SESSIONS:])
         blamed = facts.causes[0] if facts.causes else SuspectedCause(REGRESSION_CAUSE)
-        reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
+        reading = _reading(condition, facts.step_time_s / baseline_s - 1, blamed)
         if reading.level is not Level.BREACH:
             before.append(facts.step_time_s)
         readings.append(replace(reading, baseline_s=baseline_s))

@@ -1,4 +1,4 @@
-"""Rules: which jobs, which condition, how long, and who is told. Values only."""
+"""Alert rules as values: selected jobs, condition, severity and recipients; default rules."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pydantic import Field, TypeAdapter
 
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.pulse.notices import NoticeKind
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING
 
-# Where a job's metadata says nothing it is as important as any.
+# Importance of a job without that label.
 DEFAULT_IMPORTANCE: Final = "normal"
 
 Importance = Literal["low", "normal", "high"]
 Severity = Literal["info", "warning", "critical"]
 Audience = Literal["on_call", "owner"]
-# Notices that a session is asked for; the others are hangs.
+# Kinds of notices for which a session is requested; the others are hangs.
 SlowKind = Literal[NoticeKind.SLOW_RANK, NoticeKind.SLOW_JOB, NoticeKind.SPELLS, NoticeKind.DRIFT]
 
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
@@ -213,7 +214,7 @@ class Rule:
 
     @property
     def evaluated(self) -> bool:
-        """Return whether sessions are held against it."""
+        """Return whether it has a condition on jobs."""
         return not isinstance(self.condition, Weekly)
 
 
@@ -223,11 +224,11 @@ _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 
 def highest(severities: list[Severity]) -> Severity:
-    """Return the most severe of these; ``info`` of none."""
+    """Return the highest of the severities; ``info`` of none."""
     return max(severities, key=_SEVERITIES.index, default="info")
 
 
-# What sessions of the demo are labeled with.
+# Labels of the demo's sessions.
 DEMO_LABELS: Final[Mapping[str, str]] = {"demo": "true"}
 
 DEFAULT_RULES: Final = (
@@ -236,7 +237,7 @@ DEFAULT_RULES: Final = (
         name="Slow job",
         condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05),
         selector=Selector(importance=("normal", "high")),
-        # A small share of a large job costs more than half of a small one.
+        # A small share of a large job may cost more than half of a small one.
         escalation=Escalation(at_least=1.5, gpu_hours_per_hour=100.0),
     ),
     Rule(
@@ -260,7 +261,7 @@ DEFAULT_RULES: Final = (
         id=UUID("5a0c1ea1-0000-4000-8000-000000000004"),
         name="No data",
         condition=NoData(minutes=10, intervals=3),
-        # What the demo sends ends by itself.
+        # The demo ends by itself.
         selector=Selector(importance=("normal", "high"), except_labels=DEMO_LABELS),
         consecutive=1,
         clear_sessions=1,
@@ -268,13 +269,15 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000005"),
         name="Low trace quality",
-        condition=Threshold("discrepancy", at_least=0.05, clears_below=0.05),
+        condition=Threshold(
+            "discrepancy", at_least=DISCREPANCY_LIMIT, clears_below=DISCREPANCY_LIMIT
+        ),
         severity="info",
         audience="owner",
     ),
 )
 
-# A project gets it with its first hang: servers of a version that knows none cannot read it.
+# Added to a project with its first hang: servers of older versions cannot read it.
 HANG_RULE: Final = Rule(
     id=UUID("5a0c1ea1-0000-4000-8000-000000000006"),
     name="Hang",
@@ -285,7 +288,7 @@ HANG_RULE: Final = Rule(
     severity="critical",
 )
 
-# A project gets it with the first notice of its pulse, for the same reason.
+# Added to a project with the first notice of its pulse, for the same reason.
 NOTICE_RULE: Final = Rule(
     id=UUID("5a0c1ea1-0000-4000-8000-000000000007"),
     name="Noticed in the pulse",

@@ -1,4 +1,4 @@
-"""Tables of alerts. The values in the documents are those of `app.alerts`."""
+"""Tables of alert rules, channels, incidents and deliveries, and the names of their states."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ from app.platform.database.columns import (
     one_of,
 )
 
-# ---- Where incidents and deliveries stand: the names of states, and the sets that code asks for --
-# Sets are tuples, as SQL's IN takes.
-
 
 class IncidentState(StrEnum):
-    """Where an incident stands."""
+    """The state of an incident, and sets of states as tuples for SQL's IN."""
 
     PENDING = "pending"
     FIRING = "firing"
@@ -32,18 +29,18 @@ class IncidentState(StrEnum):
     SILENCED = "silenced"
     RESOLVED = "resolved"
 
-    # Channels were notified of it, and it is not over.
+    # Open, and channels were notified of it.
     TOLD = nonmember((FIRING, ACKNOWLEDGED, SILENCED))
 
 
 class DeliveryState(StrEnum):
-    """Where a delivery stands."""
+    """The state of a delivery, and sets of states as tuples for SQL's IN."""
 
     WAITING = "waiting"
     SENDING = "sending"
     DELIVERED = "delivered"
     FAILED = "failed"  # given up
-    SUPERSEDED = "superseded"  # there is something newer to say, or nothing any more
+    SUPERSEDED = "superseded"  # by newer content, or because nothing was left to send
 
     UNDERWAY = nonmember((WAITING, SENDING))
     OVER = nonmember((DELIVERED, FAILED, SUPERSEDED))
@@ -63,14 +60,14 @@ class AlertRule(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     name: Mapped[str]
     document: Mapped[dict[str, Any]]
-    # When each channel was added to it, by id, where that was after the rule.
+    # When channels were added after the rule, by channel id.
     attached: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class AlertChannel(OfProject, Base):
-    """Where messages go."""
+    """A receiver of messages."""
 
     __tablename__ = "alert_channel"
     __table_args__ = (
@@ -85,19 +82,19 @@ class AlertChannel(OfProject, Base):
     audience: Mapped[str]
     # an `app.incidents.models.rules.Selector`
     selector: Mapped[dict[str, Any]]
-    # what may be shown of its configuration, and all that may not, encrypted
+    # the configuration without secrets, and the secrets, encrypted
     config: Mapped[dict[str, Any]]
     secrets: Mapped[bytes]
-    # which secrets are set, with the host of an address; and whether the workers' keys open them
+    # the secrets that are set, with the host of an address; whether the workers' keys decrypt them
     secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     readable: Mapped[bool] = mapped_column(server_default=text("true"))
     enabled: Mapped[bool]
-    # Messages in ten minutes; what is over it goes in the next digest.
+    # Messages in ten minutes; further ones go into the next digest.
     per_10_min: Mapped[int] = mapped_column(server_default=text("10"))
-    # Rises when the channel is to hear of everything anew.
+    # Rises when the channel is to get all open incidents again.
     generation: Mapped[int]
     disabled_reason: Mapped[str | None]
-    # Nothing is sent before this: the receiver asked for it, or did not answer.
+    # No message before this time: the receiver requested it, or did not answer.
     hold_until: Mapped[datetime | None]
     failures: Mapped[int]
     last_error: Mapped[str | None]
@@ -121,10 +118,10 @@ class AlertGroup(OfProject, Base):
     job_id: Mapped[int] = mapped_column(BigInteger, unique=True)
     # The last number given to a transition or a notification of this group.
     number: Mapped[int] = mapped_column(BigInteger)
-    # When channels are to be told, and were last looked after.
+    # When deliveries are to be created, and were last created.
     flush_at: Mapped[datetime | None]
     flushed_at: Mapped[datetime | None]
-    # When time alone may change an incident: a silence ends, a job has been silent for too long.
+    # Next evaluation without new data: a silence ends, or a job becomes silent.
     look_at: Mapped[datetime | None]
     # The span that brought the latest news, as the header `traceparent` writes it; null without.
     traceparent: Mapped[str | None]
@@ -133,7 +130,7 @@ class AlertGroup(OfProject, Base):
 class AlertIncident(OfProject, Base):
     """An incident; `document` is an `app.incidents.lifecycle.Incident`, the truth about it.
 
-    The other columns repeat what is searched for.
+    The other columns copy the parts that queries filter by.
     """
 
     __tablename__ = "alert_incident"
@@ -165,9 +162,9 @@ class AlertIncident(OfProject, Base):
 
 
 class AlertOnHost(OfProject, Base):
-    """An incident that blames a host, and the one that speaks for all of that host.
+    """An incident that blames a host, and the lead of all incidents on that host.
 
-    The index lets a host have one such lead at a time, whoever evaluates at once.
+    The index admits one lead of a host at a time, also of concurrent evaluations.
     """
 
     __tablename__ = "alert_on_host"
@@ -192,9 +189,9 @@ class AlertOnHost(OfProject, Base):
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     lead_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     host: Mapped[str]
-    # Of a lead: since when it leads no incident any more.
+    # Of a lead: when it ceased to lead.
     over_at: Mapped[datetime | None]
-    # Of a lead: another job came or got well, and the lead's group has not been looked at since.
+    # Of a lead: when a member was added or resolved since the last evaluation of its group.
     stirred_at: Mapped[datetime | None]
 
 
@@ -221,7 +218,7 @@ class AlertEvent(OfProject, Base):
 
 
 class AlertComment(OfProject, Base):
-    """Something that a person says about an incident; it stays as it was said."""
+    """A comment of a person on an incident; never edited."""
 
     __tablename__ = "alert_comment"
     __table_args__ = (
@@ -271,7 +268,7 @@ class AlertDelivery(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # Of the notification: those of one look at the group have the same, later ones higher.
+    # Of the notification: the same for all deliveries of one flush, rising from flush to flush.
     number: Mapped[int] = mapped_column(BigInteger)
     # Of the channel when this was made.
     generation: Mapped[int]
@@ -279,11 +276,10 @@ class AlertDelivery(OfProject, Base):
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # What it says, fixed by the first attempt: an `app.incidents.grouping.Content`, and the whole
-    # message.
+    # Fixed by the first attempt: an `app.incidents.grouping.Content`, and the whole message.
     content: Mapped[dict[str, Any] | None]
     message: Mapped[dict[str, Any] | None]
-    # The delivery that it is sent with, or its own id where others are sent with it.
+    # Its carrier in a digest; a carrier has its own id.
     digest_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     # When it was first sent.
     started_at: Mapped[datetime | None]
@@ -295,7 +291,7 @@ class AlertDelivery(OfProject, Base):
 
 
 class SlackRequest(OfProject, Base):
-    """A request of Slack's that was taken, so that none is done twice; for minutes."""
+    """An executed request of Slack, kept for minutes so that none is replayed."""
 
     __tablename__ = "slack_request"
     __table_args__ = (in_project(), Index("ix_slack_request_project_id_at", "project_id", "at"))

@@ -19,7 +19,7 @@ from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import view_url
 from app.incidents.models.rules import Audience
 from app.incidents.models.tables import DeliveryState
-from app.incidents.pages.parts import AUDIENCES, dead, said
+from app.incidents.pages.parts import AUDIENCES, dead_channels, failure_text
 from app.incidents.routing import SELECTOR
 from app.incidents.text import lines_of
 from app.incidents.views import IncidentLife
@@ -55,7 +55,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelH
     return ChannelHealth(
         name=channel.name,
         url=f"/channels/{channel.id}",
-        dead=bool(dead([channel])),
+        dead=bool(dead_channels([channel])),
         sent=tally.delivered if tally else 0,
         waiting=channel.waiting,
         failed=tally.failed if tally else 0,
@@ -69,7 +69,7 @@ def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str
         return "no available key decrypts its secrets"
     why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
     if why:
-        return said(why, tally.answer if tally and tally.error == why else None)
+        return failure_text(why, tally.answer if tally and tally.error == why else None)
     if channel.last_success_at is None:
         return "nothing sent yet"
     ago = f"{age((now - channel.last_success_at).total_seconds())} ago"
@@ -81,7 +81,7 @@ def channels_title(channels: Sequence[ChannelView]) -> str:
     """Return a sentence on all channels."""
     if not channels:
         return "There is no channel: no messages are sent"
-    gone = dead(channels)
+    gone = dead_channels(channels)
     if len(gone) == 1:
         return f"The channel {gone[0].name} is dead"
     if gone:
@@ -103,7 +103,7 @@ DELIVERY_STATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class MessageText:
     """The latest message; `heading` and `note` say whether anybody has it."""
 
     heading: str
@@ -116,7 +116,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class DeliveryLine:
     """A delivery of an incident's message."""
 
     id: uuid.UUID
@@ -128,7 +128,7 @@ class Attempted:
     failed: bool
 
 
-def words_of(life: IncidentLife) -> Words | None:
+def latest_message(life: IncidentLife) -> MessageText | None:
     """Return the latest message about the incident."""
     for sent in life.deliveries:
         if sent.message is None:
@@ -136,8 +136,8 @@ def words_of(life: IncidentLife) -> Words | None:
         for alert in sent.message.alerts:
             if alert.incident == life.view.row.incident.id:
                 lines = lines_of(alert, sent.message.at)
-                heading, note = _told(sent.number, life.deliveries)
-                return Words(
+                heading, note = _delivery_status(sent.number, life.deliveries)
+                return MessageText(
                     heading=heading,
                     note=note,
                     title=sent.message.title,
@@ -151,7 +151,7 @@ def words_of(life: IncidentLife) -> Words | None:
     return None
 
 
-def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
+def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
     """Return what is said of a message: whether it was sent, and to whom."""
     by_state: dict[DeliveryState, list[str]] = {}
     for sent in deliveries:
@@ -176,12 +176,12 @@ def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
     return "A superseded message", "A newer message was due before it was sent"
 
 
-def attempted(sent: DeliveryRow) -> Attempted:
+def delivery_line(sent: DeliveryRow) -> DeliveryLine:
     """Return a delivery, with what the receiver answered."""
-    words = said(sent.error, sent.answer)
+    words = failure_text(sent.error, sent.answer)
     status = "" if sent.answer_status is None else str(sent.answer_status)
     answer = words if sent.error else " ".join(part for part in (status, words) if part)
-    return Attempted(
+    return DeliveryLine(
         id=sent.id,
         channel=sent.channel,
         state=DELIVERY_STATES[sent.state],
@@ -192,7 +192,7 @@ def attempted(sent: DeliveryRow) -> Attempted:
     )
 
 
-def failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
+def deliveries_title(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
     """Return a sentence on what did not arrive."""
     failed = sorted({sent.channel for sent in deliveries if sent.state == DeliveryState.FAILED})
     if failed:
@@ -265,7 +265,7 @@ class ChosenChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostLine:
     """A delivery that did not arrive, or has not yet."""
 
     id: uuid.UUID
@@ -293,7 +293,7 @@ class ChannelsPage:
     chosen: ChosenChannel | None
     form: ChannelForm
     lost_title: str
-    lost: Sequence[Lost]
+    lost: Sequence[LostLine]
     lost_csv: str
     version: str
 
@@ -358,7 +358,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
             selector=fields_of(SELECTOR, "selector", values=selector),
         ),
         lost_title=_lost_title(*lost, selected),
-        lost=[_lost(item, now) for item in lost[0]],
+        lost=[_lost_line(item, now) for item in lost[0]],
         lost_csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
         version=uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex,
     )
@@ -366,7 +366,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
 
 def channel_state(channel: ChannelView) -> StateLabel:
     """Return how a channel does."""
-    if dead([channel]):
+    if dead_channels([channel]):
         return DEAD
     if not channel.enabled:
         return DISABLED
@@ -387,7 +387,7 @@ def _title(selected: ChannelView | None, channels: Sequence[ChannelView], *, add
 
 
 def _heading(channels: Sequence[ChannelView]) -> str:
-    gone = dead(channels)
+    gone = dead_channels(channels)
     if len(gone) == 1:
         return f"The channel {gone[0].name} is dead: it delivers no messages"
     if gone:
@@ -427,14 +427,14 @@ def _jobs(channel: ChannelView) -> list[str]:
 
 
 def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenChannel:
-    said = last_answer(channel, tally, now)
+    answer = last_answer(channel, tally, now)
     times = f", {channel.failures} times in a row" if channel.failures > 1 else ""
     return ChosenChannel(
         id=channel.id,
         name=channel.name,
         title=f"{channel.name}: {kind_title(channel.kind)}",
         state=channel_state(channel),
-        why=f"{said}{times}" if channel.enabled and channel.last_error else said,
+        why=f"{answer}{times}" if channel.enabled and channel.last_error else answer,
         enabled=channel.enabled,
         created_at=channel.created_at,
     )
@@ -469,12 +469,12 @@ def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView 
     return text if len(found) >= total else f"{text}; the newest {len(found)} of {count(total)}"
 
 
-def _lost(item: Undelivered, now: datetime) -> Lost:
+def _lost_line(item: Undelivered, now: datetime) -> LostLine:
     delivery = item.delivery
-    answer = said(delivery.error, delivery.answer) or "not tried yet"
+    answer = failure_text(delivery.error, delivery.answer) or "not tried yet"
     if item.overtaken and delivery.state == DeliveryState.FAILED:
         answer = f"{answer.removesuffix('.')}. A later message was sent."
-    return Lost(
+    return LostLine(
         id=delivery.id,
         channel=delivery.channel,
         job=delivery.job,

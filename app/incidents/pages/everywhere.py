@@ -8,7 +8,7 @@ from datetime import datetime
 
 from app.analysis.wording import hours
 from app.incidents.everywhere import OpenEverywhere
-from app.incidents.pages.parts import STATES, headline, labels, since
+from app.incidents.pages.parts import STATES, fired_or_opened, headline, labels
 from app.incidents.reads import IncidentRow
 from app.web.format import heat_color, plural, times
 from app.web.links import Address
@@ -95,5 +95,5 @@ def _line(project: str, row: IncidentRow) -> JoinedLine:
         labels=labels(facts),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
-        since=since(incident),
+        since=fired_or_opened(incident),
     )

@@ -40,22 +40,22 @@ from app.incidents.pages.list import (
 )
 from app.incidents.pages.parts import (
     STATES,
-    context,
-    dead,
+    dead_channels,
+    fired_or_opened,
     gain_text,
     headline,
+    job_count,
     labels,
     lost_each_hour,
-    members,
-    several,
-    since,
+    member_rows,
+    silent_together_title,
+    state_context,
     title_of,
-    together,
 )
 from app.incidents.reads import INCIDENTS, IncidentRow
 from app.incidents.text import lines_of
 from app.incidents.triage import Evidence
-from app.incidents.views import IncidentLife, Incidents, Over
+from app.incidents.views import IncidentLife, Incidents, ResolvedIncident
 from app.plans.of_session import Remedies, remedies
 from app.platform.database.unit_of_work import Reads
 from app.web.format import age, count, heat_color, percent, plural, times
@@ -245,7 +245,7 @@ def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[Sta
         for state, label in STATES.items()
         if found.counts.get(state)
     ]
-    dead_count = len(dead(channels))
+    dead_count = len(dead_channels(channels))
     if dead_count:
         verb = "channel is dead" if dead_count == 1 else "channels are dead"
         states.append((WARNING, f"{dead_count} {verb}"))
@@ -288,25 +288,25 @@ def _line(
     slowdown, rate = _slowdown(facts), lost_each_hour(row)
     fix = facts.fix if facts else None
     by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
-    state_detail = context(incident, found.now) if by_a_person else ""
-    on_machine = not together(row)
+    state_detail = state_context(incident, found.now) if by_a_person else ""
+    on_machine = not silent_together_title(row)
     return IncidentLine(
         id=incident.id,
         url=_page_url(f"{PATH}/{incident.id}", query, found.number),
         job=row.job,
         severity=incident.severity,
         state=STATES[incident.state],
-        headline=together(row) or headline(incident),
+        headline=silent_together_title(row) or headline(incident),
         labels=Markup(" · ").join(part for part in (state_detail, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
         lost="" if rate is None else hours(rate),
         fix=fix.title if fix else "",
         gain=gain_text(fix.gain) if fix else "",
-        since=since(incident),
+        since=fired_or_opened(incident),
         assignee=row.assignee or "not assigned",
         chosen=incident.id == chosen,
-        jobs=several(row),
+        jobs=job_count(row),
         inside=[
             InsideLine(
                 url=_page_url(f"{PATH}/{one.id}", query, found.number),
@@ -317,7 +317,7 @@ def _line(
                 color="" if one.slowdown is None else heat_color(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in members(row)
+            for one in member_rows(row)
         ],
     )
 
@@ -326,7 +326,7 @@ def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
     return query.address(path).but(page=number if number > 1 else None)
 
 
-def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
+def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
     # How slow the job was before and after says nothing of its silence.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
@@ -347,7 +347,7 @@ def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLi
         fix=fix.title if fix else "",
         predicted=gain_text(fix.gain) if fix else "",
         measured="" if saved is None else gain_text(saved),
-        lasted=age((ended - since(incident)).total_seconds()),
+        lasted=age((ended - fired_or_opened(incident)).total_seconds()),
         resolved_at=ended,
         chosen=incident.id == chosen,
         compare_url=f"/compare?incident={incident.id}",

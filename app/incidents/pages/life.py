@@ -20,20 +20,26 @@ from app.incidents.channel_reads import ChannelView
 from app.incidents.everywhere import Onset
 from app.incidents.held_machines import cordon_commands, machine_of, node_of, place_of
 from app.incidents.message import cause_name
-from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed
+from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed_percent
 from app.incidents.models.tables import DeliveryState
-from app.incidents.pages.channels import Attempted, Words, attempted, failing, words_of
+from app.incidents.pages.channels import (
+    DeliveryLine,
+    MessageText,
+    deliveries_title,
+    delivery_line,
+    latest_message,
+)
 from app.incidents.pages.parts import (
     STATES,
     Actions,
     actions,
+    failure_text,
     gain_text,
+    job_count,
     labels,
     lost_each_hour,
-    members,
-    said,
+    member_rows,
     session_url,
-    several,
     since_when,
     title_of,
 )
@@ -44,7 +50,7 @@ from app.web.links import actions_url
 from app.web.moments import when
 from app.web.parts import Fact, StateLabel
 
-WORDS: Final = {
+EVENT_WORDS: Final = {
     "opened": "Pending",
     "fired": "Firing",
     "acknowledged": "Acknowledged",
@@ -67,7 +73,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommentLine:
     """What a person said of an incident."""
 
     at: datetime
@@ -106,10 +112,10 @@ class ChosenIncident:
     rules: str
     labels: str
     events: Sequence[Moment]
-    message: Words | None
-    deliveries: Sequence[Attempted]
+    message: MessageText | None
+    deliveries: Sequence[DeliveryLine]
     failing: str
-    comments: Sequence[Said]
+    comments: Sequence[CommentLine]
     comments_title: str
     # at fault, where it is known
     host: str = ""
@@ -136,7 +142,7 @@ def chosen_incident(
     row, incident = life.view.row, life.view.row.incident
     facts = incident.facts
     job_url = f"/jobs/{quote(row.job, safe='')}"
-    message = words_of(life)
+    message = latest_message(life)
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
     words = [] if fix is None else [fix.title]
     words += [] if incident.hang is None else [incident.hang.remedy]
@@ -148,7 +154,7 @@ def chosen_incident(
         job=row.job,
         job_url=job_url,
         title=title_of(row),
-        subtitle=_about(row, life.view.now),
+        subtitle=_subtitle(row, life.view.now),
         facts=_facts(row),
         since="" if onset is None else since_when(onset, life.view.now),
         session_url=session_url(incident, job_url),
@@ -156,9 +162,11 @@ def chosen_incident(
         labels=labels(facts),
         events=_events(life),
         message=message,
-        deliveries=[attempted(sent) for sent in life.deliveries],
-        failing=failing(life.deliveries, channels),
-        comments=[Said(said.at, said.author, said.words) for said in life.view.comments],
+        deliveries=[delivery_line(sent) for sent in life.deliveries],
+        failing=deliveries_title(life.deliveries, channels),
+        comments=[
+            CommentLine(comment.at, comment.author, comment.words) for comment in life.view.comments
+        ],
         comments_title=_comments_title(len(life.view.comments)),
         host=machine_of(incident),
         inside=[
@@ -170,7 +178,7 @@ def chosen_incident(
                 slowdown="none" if one.slowdown is None else times(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in members(row)
+            for one in member_rows(row)
         ],
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
@@ -199,7 +207,7 @@ def _facts(row: IncidentRow) -> list[Fact]:
         costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
         return [Fact("Culprits", hang.culprits), Fact("Costs", costs)]
     facts = row.incident.facts
-    found = _noticed(row)
+    found = _notice_facts(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return found
     cause = next((one for one in facts.causes if one.cause == row.incident.diagnosed_cause), None)
@@ -215,7 +223,7 @@ def _facts(row: IncidentRow) -> list[Fact]:
     return found
 
 
-def _noticed(row: IncidentRow) -> list[Fact]:
+def _notice_facts(row: IncidentRow) -> list[Fact]:
     """Return what the pulse tells: what it costs, what a session says, what its end brought."""
     notice = row.incident.notice
     if notice is None:
@@ -229,19 +237,19 @@ def _noticed(row: IncidentRow) -> list[Fact]:
         found.append(Fact("Costs", so_far))
     if notice.realized is not None and notice.cleared_at is not None:
         fix = None if row.incident.facts is None else row.incident.facts.fix
-        predicted = "" if fix is None else f"predicted {signed(-fix.gain)}"
-        brought = f"{signed(-notice.realized)} a step"
+        predicted = "" if fix is None else f"predicted {signed_percent(-fix.gain)}"
+        brought = f"{signed_percent(-notice.realized)} a step"
         found.append(Fact("Since it is over", brought, predicted))
     return found
 
 
 def _inside_title(row: IncidentRow) -> str:
-    if not several(row):
+    if not job_count(row):
         return ""
     if row.incident.cause == NO_DATA_CAUSE:
-        return f"{several(row)} went silent at the same time: one incident"
+        return f"{job_count(row)} went silent at the same time: one incident"
     machine = place_of(row.incident.where, row.incident.facts)
-    return f"{several(row)} on {machine}: one machine, one incident"
+    return f"{job_count(row)} on {machine}: one machine, one incident"
 
 
 def _comments_title(number: int) -> str:
@@ -252,7 +260,7 @@ def _comments_title(number: int) -> str:
     return plural(number, "comment")
 
 
-def _about(row: IncidentRow, now: datetime) -> str:
+def _subtitle(row: IncidentRow, now: datetime) -> str:
     incident, facts = row.incident, row.incident.facts
     if incident.hang is not None:
         return incident.hang.sentence
@@ -289,7 +297,7 @@ def _measured(facts: Facts | None) -> str:
 
 def _events(life: IncidentLife) -> list[Moment]:
     """Return transitions, delivered messages and failed ones, the oldest first."""
-    moments = [(event.at, _happened(event, life)) for event in life.view.events]
+    moments = [(event.at, _event_text(event, life)) for event in life.view.events]
     delivered = sorted(
         (
             sent
@@ -309,7 +317,7 @@ def _events(life: IncidentLife) -> list[Moment]:
         moments.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
     for sent in life.deliveries:
         if sent.state == DeliveryState.FAILED:
-            why = said(sent.error, sent.answer)
+            why = failure_text(sent.error, sent.answer)
             moments.append(
                 (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
             )
@@ -317,8 +325,8 @@ def _events(life: IncidentLife) -> list[Moment]:
     return [Moment(at, text) for at, text in moments]
 
 
-def _happened(event: EventRow, life: IncidentLife) -> str:
-    word = WORDS.get(event.event, event.event)
+def _event_text(event: EventRow, life: IncidentLife) -> str:
+    word = EVENT_WORDS.get(event.event, event.event)
     session = life.sessions.get(event.session) if event.session else None
     if event.event in ("opened", "fired") and session is not None:
         if life.view.row.incident.cause == NO_DATA_CAUSE:

@@ -18,8 +18,8 @@ from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import cause_name
 from app.incidents.models.rules import Rule
 from app.incidents.models.tables import IncidentState
-from app.incidents.pages.parts import STATES, members
-from app.incidents.pages.rules import condition_words, jobs_words, told
+from app.incidents.pages.parts import STATES, member_rows
+from app.incidents.pages.rules import condition_words, jobs_words, notified_channels
 from app.incidents.reads import (
     INCIDENTS,
     MAX_CHARACTERS,
@@ -424,7 +424,7 @@ def _delivered(rows: Sequence[DeliveryRow]) -> Table:
 
 # File name → what makes it of an incident.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
-    "inside": lambda found: Table.of(InsideRow, members(found.view.row)),
+    "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
     "deliveries": _deliveries,
 }
 
@@ -460,7 +460,12 @@ def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
         (
             (
                 *(rule.id, rule.name, rule.enabled, condition_words(rule)),
-                *(jobs_words(rule.selector), rule.severity, rule.audience, told(rule, channels)),
+                *(
+                    jobs_words(rule.selector),
+                    rule.severity,
+                    rule.audience,
+                    notified_channels(rule, channels),
+                ),
             )
             for rule in rules
         ),

@@ -45,7 +45,7 @@ STATES: Final = {
 AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
 
 # Characters of a receiver's answer that fit into a table.
-SAID: Final = 160
+ANSWER_CHARACTERS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ def headline(incident: Incident) -> str:
 
 def title_of(row: IncidentRow) -> str:
     """Return what is wrong with which job; of jobs that went silent together how many these are."""
-    return together(row) or f"{row.job}: {headline(row.incident)}"
+    return silent_together_title(row) or f"{row.job}: {headline(row.incident)}"
 
 
-def together(row: IncidentRow) -> str:
+def silent_together_title(row: IncidentRow) -> str:
     """Return how many jobs went silent together; empty where none did."""
     jobs = len({row.job, *(one.job for one in row.inside)})
     if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
@@ -85,19 +85,19 @@ def together(row: IncidentRow) -> str:
     return silent_together(jobs)
 
 
-def several(row: IncidentRow) -> str:
+def job_count(row: IncidentRow) -> str:
     """Return how many jobs the machine of an incident slows; empty where it is one."""
     jobs = {row.job, *(one.job for one in row.inside)}
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
-def members(row: IncidentRow) -> Sequence[InsideRow]:
+def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
     """Return the jobs that an incident is about where these are several: its own one, and others.
 
     Each stands once, however many of its incidents are inside, so that they are as many as
-    `several` says.
+    `job_count` says.
     """
-    if not several(row):
+    if not job_count(row):
         return ()
     incident, facts = row.incident, row.incident.facts
     slowdown = facts.headline.slowdown if facts and facts.headline else None
@@ -145,12 +145,12 @@ def session_url(incident: Incident, job_url: str) -> str:
     return view_url("/", incident.facts, incident.hang) if shown else job_url
 
 
-def since(incident: Incident) -> datetime:
+def fired_or_opened(incident: Incident) -> datetime:
     """Return when it fired, or began if it has not."""
     return incident.fired_at or incident.opened_at
 
 
-def context(incident: Incident, now: datetime) -> str:
+def state_context(incident: Incident, now: datetime) -> str:
     """Return who acknowledged an incident, or why it is silenced."""
     if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
@@ -179,8 +179,8 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
         url=f"/incidents/{incident.id}",
         headline=headline(incident),
         state=STATES[incident.state],
-        since=since(incident),
-        context=context(incident, now),
+        since=fired_or_opened(incident),
+        context=state_context(incident, now),
         can_acknowledge=incident.state is IncidentState.FIRING,
         can_silence=incident.state in IncidentState.TOLD,
         can_resolve=incident.state is not IncidentState.RESOLVED,
@@ -190,16 +190,16 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
     )
 
 
-def said(error: str | None, answer: str | None) -> str:
+def failure_text(error: str | None, answer: str | None) -> str:
     """Return why something did not arrive, with the receiver's own words where there are any."""
     words = " ".join((answer or "").split())
     if not error or not words or words in error:
         return error or words
-    short = words if len(words) <= SAID else f"{words[:SAID]}…"
+    short = words if len(words) <= ANSWER_CHARACTERS else f"{words[:ANSWER_CHARACTERS]}…"
     return f"{error.removesuffix('.')}: {short}"
 
 
-def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
+def dead_channels(channels: Sequence[ChannelView]) -> list[ChannelView]:
     """Return the channels that deliver nothing although no person disabled them."""
     return [
         channel

@@ -30,7 +30,7 @@ from app.incidents.models.rules import (
     Weekday,
     Weekly,
 )
-from app.incidents.pages.parts import AUDIENCES, dead
+from app.incidents.pages.parts import AUDIENCES, dead_channels
 from app.incidents.reads import IncidentRow
 from app.web.format import count, listing, percent, plural
 from app.web.forms import Control, Field, Option
@@ -244,7 +244,7 @@ ON: Final = StateLabel("done", "On", 0)
 OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
 
 # Names that are read; the rest is counted.
-NAMED: Final = 2
+NAMED_FIRST: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,18 +329,18 @@ def condition_words(rule: Rule) -> str:
         return f"A hang with {_percent(condition.confidence)} confidence, at once"
     if isinstance(condition, Noticed):
         kinds = [TITLES[kind].lower() for kind in condition.kinds]
-        what = f"Noticed in the pulse{f': {_some(kinds)}' if kinds else ''}"
+        what = f"Noticed in the pulse{f': {_first_names(kinds)}' if kinds else ''}"
         return f"{what}, {'at once' if condition.at_once else 'once a session confirms it'}"
     if isinstance(condition, CauseFound):
         named = [title_of(cause).lower() for cause in condition.causes]
-        what = f"{_some(named)} with" if named else "Any cause with"
+        what = f"{_first_names(named)} with" if named else "Any cause with"
         start = f"{what[0].upper()}{what[1:]} {_percent(condition.confidence)} confidence"
     else:
-        start = _number(condition)
+        start = _threshold_words(condition)
     return f"{start}, {_sessions(rule.consecutive)}"
 
 
-def _shown(rule: Rule, now: datetime) -> str:
+def _condition_markup(rule: Rule, now: datetime) -> str:
     """Return a condition as the page shows it: the time of a summary is the reader's."""
     if isinstance(rule.condition, Weekly):
         return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
@@ -351,9 +351,9 @@ def jobs_words(selector: Selector) -> str:
     """Return which jobs a selector means."""
     parts = []
     if selector.jobs:
-        parts.append(_some(list(selector.jobs)))
+        parts.append(_first_names(list(selector.jobs)))
     if selector.labels:
-        parts.append(_some([f"{name} {value}" for name, value in selector.labels.items()]))
+        parts.append(_first_names([f"{name} {value}" for name, value in selector.labels.items()]))
     importance = set(selector.importance)
     if importance == {"normal", "high"}:
         parts.append("not low importance")
@@ -361,13 +361,13 @@ def jobs_words(selector: Selector) -> str:
         parts.append(f"{listing(sorted(importance))} importance")
     if selector.except_labels:
         left_out = [f"{name} {value}" for name, value in selector.except_labels.items()]
-        parts.append(f"not {_some(left_out)}")
+        parts.append(f"not {_first_names(left_out)}")
     return ", ".join(parts) or "all"
 
 
-def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
+def notified_channels(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
     """Return the names of the channels that hear of a rule, as far as they hear anything."""
-    silent = {channel.id for channel in dead(channels)}
+    silent = {channel.id for channel in dead_channels(channels)}
     return [
         channel.name
         for channel in channels
@@ -377,7 +377,7 @@ def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
     ]
 
 
-def _number(condition: Threshold) -> str:  # noqa: PLR0911 - a line for each kind
+def _threshold_words(condition: Threshold) -> str:  # noqa: PLR0911 - a line for each kind
     value = condition.at_least
     match condition.kind:
         case "headline":
@@ -405,7 +405,7 @@ def _sessions(number: int) -> str:
 def _line(
     rule: Rule, channels: Sequence[ChannelView], held: int, now: datetime, *, chosen: bool
 ) -> RuleLine:
-    names = told(rule, channels)
+    names = notified_channels(rule, channels)
     whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
     return RuleLine(
         id=rule.id,
@@ -413,9 +413,9 @@ def _line(
         name=rule.name,
         state=ON if rule.enabled else OFF,
         enabled=rule.enabled,
-        condition=_shown(rule, now),
+        condition=_condition_markup(rule, now),
         jobs=jobs_words(rule.selector),
-        told=f"{whom}: {_some(names)}" if names else f"{whom}: no channel",
+        told=f"{whom}: {_first_names(names)}" if names else f"{whom}: no channel",
         unheard=rule.enabled and not names,
         open=count(held) if held else "none",
         chosen=chosen,
@@ -436,7 +436,7 @@ def _list_title(lines: Sequence[RuleLine], held: Mapping[UUID, int]) -> str:
     if unheard and len(unheard) == sum(line.enabled for line in lines):
         return "No rule reaches a channel"
     if unheard:
-        return f"{_some(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
+        return f"{_first_names(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
     most = max(lines, key=lambda line: held.get(line.id, 0), default=None)
     if most is not None and held.get(most.id):
         return f"{most.name} holds {plural(held[most.id], 'open incident')}"
@@ -447,7 +447,7 @@ def _percent(share: float) -> str:
     return percent(share, 0 if float(f"{100 * share:.9g}").is_integer() else 1)
 
 
-def _some(names: list[str]) -> str:
-    if len(names) <= NAMED + 1:
+def _first_names(names: list[str]) -> str:
+    if len(names) <= NAMED_FIRST + 1:
         return listing(names)
-    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    return f"{', '.join(names[:NAMED_FIRST])} and {len(names) - NAMED_FIRST} more"

@@ -1,4 +1,4 @@
-"""The figure of a job over time: what its sessions measured, and the events in that time."""
+"""Figure of a job over time: panels of measurements, marks, and a first drawing without scripts."""
 
 from __future__ import annotations
 
@@ -35,21 +35,19 @@ from app.web.format import (
     times,
 )
 
-# ---- Which two sessions of a job say what an event did: those around it, side by side ----------
-
 
 def compare_url(before: uuid.UUID, after: uuid.UUID) -> str:
-    """Return the page of two sessions side by side."""
+    """Return the address of the comparison of two sessions."""
     return f"/compare?a={before}&b={after}"
 
 
 def around_moment(points: Sequence[TimePoint], at: datetime) -> str:
-    """Return the comparison of the sessions around a moment; empty without one on either side.
+    """Return the address of the comparison of the sessions around a moment; "" without two.
 
     Parameters
     ----------
     points : sequence of TimePoint
-        Oldest first; those without a verdict cannot be compared.
+        Oldest first; sessions without a verdict are skipped.
     """
     known = [point for point in points if point.slowdown is not None]
     before = [point for point in known if point.received_at < at]
@@ -58,11 +56,11 @@ def around_moment(points: Sequence[TimePoint], at: datetime) -> str:
 
 
 def around_change(points: Sequence[TimePoint], change: JobChange) -> str:
-    """Return the comparison of the first session of a change with the one before it."""
+    """Return the address of the comparison of a change's first session with the one before it."""
     return around_moment(points, change.at)
 
 
-# How a mark looks on the axis, and what it is called.
+# Plotly symbol and name of each kind of mark.
 SYMBOLS: Final = {
     MarkKind.ATTEMPT: "triangle-right-open",
     MarkKind.INCIDENT: "circle",
@@ -83,9 +81,9 @@ NAMES: Final = {
     MarkKind.CHECKPOINT: "Checkpoint",
     MarkKind.MAINTENANCE: "Maintenance",
 }
-# Words of a mark that the figure shows on hover; the table has them all.
+# Characters of a mark's text on hover; the table has all of it.
 _HOVER_CHARS: Final = 80
-# More lines through the panels than these hide what is measured.
+# Vertical lines of marks; more would hide the measurements.
 _MOST_LINES: Final = 40
 _MIN_TOP: Final = 1.1
 _MARKS_SHARE: Final = 0.07
@@ -94,7 +92,7 @@ _GAP: Final = 0.07
 
 @dataclass(frozen=True, slots=True)
 class MarkRow:
-    """A mark as the table shows it."""
+    """A mark as a row of the table."""
 
     at: datetime
     kind: str
@@ -102,12 +100,12 @@ class MarkRow:
     url: str
     by: str
     note: int | None
-    compare_url: str  # of the sessions around it; empty where there are none
+    compare_url: str  # comparison of the sessions around it; "" if there are none
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A line below the slowdown."""
+    """A quantity that is drawn in a panel below the slowdown."""
 
     unit: str
     value: Callable[[TimePoint], float | None]
@@ -123,7 +121,7 @@ _TOKENS: Final = Panel("tokens a second", lambda point: point.tokens_per_s, lamb
 
 
 def panels_of(found: JobAxis) -> int:
-    """Return how many panels the figure has: those of which nothing is known are left out."""
+    """Return the number of panels of the figure."""
     return 1 + len(known_panels(found))
 
 
@@ -157,7 +155,7 @@ def axis_figure(found: JobAxis) -> Figure:
     }
     level_at_one = level(1.0, BASE)
     layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(found)]
-    # Of each panel, and slow to write.
+    # Shared by all panels: formatting them is slow.
     at = [_x(point.received_at) for point in found.points]
     urls = [f"/sessions/{point.id}" for point in found.points]
     data: list[Figure] = [_slowdown(found.points, at, urls)]
@@ -173,7 +171,7 @@ def axis_figure(found: JobAxis) -> Figure:
         )
         layout["annotations"].append(_unit(panel.unit, place, height))
         data.append(_line(found.points, at, urls, panel=panel, name=f"y{name}"))
-    # The lowest label of the panel above is half below the line.
+    # Room for the lowest label of the panel above, half of which is below its axis.
     layout["xaxis"] |= {"anchor": f"y{count + 1}", "ticklabelstandoff": 6}
     data.append(_marks(found.marks))
     return {"data": data, "layout": layout}
@@ -189,7 +187,7 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
             url=mark.path or "",
             by=mark.author or "",
             note=mark.note,
-            # An incident has a page of its own that says so.
+            # The page of an incident has its own comparison.
             compare_url=""
             if mark.kind is MarkKind.INCIDENT
             else around_moment(found.points, mark.at),
@@ -199,7 +197,7 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
 
 
 def known_panels(found: JobAxis) -> list[Panel]:
-    """Return the panels below the slowdown, of which something is known."""
+    """Return the panels below the slowdown for which a session has a value."""
     return [
         panel
         for panel in (_STEP, LOST, _TOKENS)
@@ -208,12 +206,12 @@ def known_panels(found: JobAxis) -> list[Panel]:
 
 
 def height_of(count: int) -> float:
-    """Return the height of each of `count` panels, of that of the figure."""
+    """Return the height of each of `count` panels as a share of the figure's."""
     return (1 - _MARKS_SHARE - _GAP * count) / count
 
 
 def domain_of(place: int, height: float) -> list[float]:
-    """Return where a panel begins and ends, from the lower end of the figure."""
+    """Return the lower and upper end of a panel as shares of the figure, from its bottom."""
     top = 1 - _MARKS_SHARE - _GAP - place * (height + _GAP)
     return [max(0.0, top - height), top]
 
@@ -223,12 +221,12 @@ def _unit(text: str, place: int, height: float) -> Figure:
 
 
 def span_of(found: JobAxis) -> tuple[datetime, datetime] | None:
-    """Return the time that the figure is about, with some room; None where nothing happened."""
+    """Return the time that the figure shows, with a margin; None without sessions and marks."""
     moments = [point.received_at for point in found.points] + [mark.at for mark in found.marks]
     if not moments:
         return None
     first, last = min(moments), max(moments)
-    # A single moment would have no width.
+    # A single moment has no width: an hour on either side.
     room = (last - first) * 0.04 or _HOUR
     return first - room, last + room
 
@@ -237,12 +235,12 @@ _HOUR: Final = datetime(2000, 1, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo
 
 
 def _x(moment: datetime) -> str:
-    """Return a moment as the figure takes it: without an offset, which it would ignore."""
+    """Return a moment in UTC without an offset, which plotly ignores."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def top_of(points: Sequence[TimePoint]) -> float:
-    """Return the highest slowdown that the figure has room for."""
+    """Return the upper end of the slowdown's axis."""
     return max([_MIN_TOP, *(max(point.slowdown or 1, point.high or 1) for point in points)])
 
 
@@ -273,7 +271,8 @@ def _slowdown(points: Sequence[TimePoint], at: Sequence[str], urls: Sequence[str
             "width": 3,
         },
         "customdata": [
-            [point.number, _said(point), url] for point, url in zip(points, urls, strict=True)
+            [point.number, _slowdown_text(point), url]
+            for point, url in zip(points, urls, strict=True)
         ],
         "hovertemplate": "Session %{customdata[0]}: %{customdata[1]}<extra></extra>",
     }
@@ -350,7 +349,7 @@ def _hover(mark: Mark) -> str:
     return f"{NAMES[mark.kind]}: {plain}<br>{exact_time(mark.at)}"
 
 
-def _said(point: TimePoint) -> str:
+def _slowdown_text(point: TimePoint) -> str:
     if point.slowdown is None:
         return "no verdict"
     text = times(point.slowdown, 3)
@@ -365,37 +364,39 @@ def _distance(high: float | None, low: float | None) -> float:
     return 0.0 if high is None or low is None else max(0.0, high - low)
 
 
-# ---- A job over time as the first response has it: lines as SVG, before any script -------------
-
-
-# Each panel is drawn in a box of this size, which is stretched.
+# Size of the box in which a panel of the first drawing is drawn; it is stretched.
 WIDTH: Final = 1000
 HEIGHT: Final = 100
 _ROOM: Final = 0.05
-# More sessions than these cannot be told apart; of those next to each other the slowest is drawn.
+# Sessions that can be distinguished; of neighboring ones the slowest is drawn.
 MOST_POINTS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
 class FirstPanel:
-    """A line over time."""
+    """A panel as SVG, drawn on the server; the scripts replace it."""
 
     top: float  # per cent of the height of the figure
     height: float
-    words: str  # what it shows, from where to where
-    line: str  # SVG path; it begins anew after a session of which nothing is known
+    words: str  # quantity and its range
+    line: str  # SVG path, interrupted at sessions without a value
     dots: tuple[tuple[str, str], ...]  # color, SVG path of all dots of that color
 
 
 def first_axis(found: JobAxis) -> tuple[FirstPanel, ...]:
-    """Return the panels of the figure of a job over time; none where nothing happened."""
+    """Return the panels as SVG; none without sessions and marks."""
     span = span_of(found)
     if span is None:
         return ()
     panels = known_panels(found)
     height = height_of(1 + len(panels))
-    points = _fewer(found.points)
-    at = [_across(point.received_at, span) for point in points]
+    size = ceil(len(found.points) / MOST_POINTS) or 1
+    points = [
+        max(found.points[begin : begin + size], key=lambda point: point.slowdown or 0.0)
+        for begin in range(0, len(found.points), size)
+    ]
+    first, last = span
+    at = [WIDTH * ((point.received_at - first) / (last - first)) for point in points]
     slowdowns = [point.slowdown for point in points]
     drawn = [
         _panel(
@@ -450,19 +451,6 @@ def _panel(  # noqa: PLR0913 - where it is, and what is drawn
         line="".join(line),
         dots=tuple((color, "".join(path)) for color, path in dots.items()),
     )
-
-
-def _fewer(points: Sequence[TimePoint]) -> list[TimePoint]:
-    size = ceil(len(points) / MOST_POINTS) or 1
-    return [
-        max(points[first : first + size], key=lambda point: point.slowdown or 0.0)
-        for first in range(0, len(points), size)
-    ]
-
-
-def _across(moment: datetime, span: tuple[datetime, datetime]) -> float:
-    first, last = span
-    return WIDTH * ((moment - first) / (last - first))
 
 
 def _sorted(values: Sequence[float | None]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the page of an empty fleet shows: how to connect a first job."""
+"""Page of an empty fleet: how to connect a first job, and which steps have succeeded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A tab of blocks of text; `prose` may be empty."""
+    """A tab of code blocks and an explanation."""
 
     name: str
     title: str
@@ -28,7 +28,7 @@ class Tab:
 
 
 def way_tabs(server: str) -> tuple[Tab, ...]:
-    """Return a tab for each way to connect a job to the server at this address."""
+    """Return a tab for each way to connect a job to a server."""
     target = Target(server)
     return tuple(Tab(way.name, way.title, way.blocks(target), way.prose) for way in WAYS.values())
 
@@ -42,18 +42,18 @@ def launcher_tabs() -> tuple[Tab, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A thing on the way to a first verdict."""
+    """A step on the way to a first verdict."""
 
     mark: str  # ``done``, ``warn`` or ``pending``
     words: str
-    note: str = ""  # what to mend, or empty
-    value: str = ""  # shown next to it, or empty
-    at: datetime | None = None  # when that was; stands in place of `value`
+    note: str = ""  # how to fix it
+    value: str = ""  # shown next to it
+    at: datetime | None = None  # time of the event, shown instead of `value`
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """What has come of connecting a first job, in the order in which it happens."""
+    """Steps of connecting a first job, in their order."""
 
     title: str
     checks: tuple[Check, ...]
@@ -62,18 +62,23 @@ class Arriving:
 def arriving(
     server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
 ) -> Arriving:
-    """Return how far a first job has come."""
+    """Return the steps of connecting a first job and their state."""
     checks = [Check("done", "Server answers", value=server), _workers(status)]
     if guarded:
         checks.append(_token(found))
     if found.refused is not None:
-        checks.append(_refused(found.refused.code, found.refused.at))
-    mend = [check for check in checks if check.mark == "warn"]
+        code, at = found.refused.code, found.refused.at
+        if code in _REFUSALS:
+            checks.append(Check("warn", "A sender was refused", _REFUSALS[code], at=at))
+        else:
+            note = f"{code}; Ingest health says which."
+            checks.append(Check("warn", "A body was refused", note, at=at))
+    to_fix = [check for check in checks if check.mark == "warn"]
     checks += [Check("pending", "First session", value="none yet"), Check("pending", "Verdict")]
     title = "What has arrived"
-    if mend:
-        more = f", and {len(mend) - 1} more" if len(mend) > 1 else ""
-        first = mend[0].words
+    if to_fix:
+        more = f", and {len(to_fix) - 1} more" if len(to_fix) > 1 else ""
+        first = to_fix[0].words
         title = f"To fix: {first[:1].lower()}{first[1:]}{more}"
     return Arriving(title, tuple(checks))
 
@@ -90,9 +95,3 @@ def _token(found: Arrivals) -> Check:
         how = f"paceline token create --project {found.project} --scope ingest NAME"
         return Check("warn", "No token has the scope ingest", f"Create one: {how}")
     return Check("done", "Token created, scope ingest", at=found.token_at)
-
-
-def _refused(code: str, at: datetime) -> Check:
-    if code in _REFUSALS:
-        return Check("warn", "A sender was refused", _REFUSALS[code], at=at)
-    return Check("warn", "A body was refused", f"{code}; Ingest health says which.", at=at)

@@ -1,4 +1,4 @@
-"""The tables of the fleet and of a job's page as CSV."""
+"""CSV tables of the fleet and of a job's page."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from app.web.tables import Table
 from app.web.time_ranges import Range
 
 _SHARES: Final = ("lost_to_stragglers", "lost_between_steps", "lost_together")
-# Of the last minute of a job's pulse.
+# Columns about the last minute of a job's pulse.
 _LIVE: Final = ("live_step_s", "live_change", "live_suspicions")
-# Jobs that are read at once.
+# Jobs that one transaction reads.
 BATCH: Final = 2000
 
 
 def sessions_csv(found: JobAxis) -> Table:
-    """Return a job's sessions, oldest first."""
+    """Return the table of a job's sessions, oldest first."""
     header = ("session", "attempt", "received_at", "slowdown", "slowdown_low", "slowdown_high")
     return Table(
         (
@@ -62,7 +62,7 @@ def sessions_csv(found: JobAxis) -> Table:
 
 
 def marks_csv(found: JobAxis) -> Table:
-    """Return what happened to a job, newest first."""
+    """Return the table of a job's marks, newest first."""
     return Table(
         ("at", "until", "kind", "what", "by"),
         (
@@ -79,14 +79,8 @@ def marks_csv(found: JobAxis) -> Table:
 
 
 def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
-    """Return jobs as a list of the fleet has them.
-
-    Parameters
-    ----------
-    running : iterable of LiveStep
-        Jobs whose pulse comes now.
-    """
-    live = {one.job: one for one in running}
+    """Return the table of jobs; `running` are those with a live pulse."""
+    live = {step.job: step for step in running}
     return Table(
         ("job", "state", "incident", "session", "received_at", "slowdown", "slowdown_low",
          "slowdown_high", "published_s", "gpu_hours_lost_per_hour", "cause", "where", "owner",
@@ -96,45 +90,45 @@ def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
 
 
 def _job(job: FileJob) -> Sequence[object]:
-    told, slowdown = job.told, job.told.measured
-    cause = named_cause(told.state, told.level, slowdown, told.causes or ())
-    # Only with a verdict.
-    measured = (slowdown, told.low, told.high, told.published)
+    session, slowdown = job.verdict_session, job.verdict_session.measured
+    cause = named_cause(session.state, session.level, slowdown, session.causes or ())
+    # Figures of the slowdown are left out without a verdict.
+    measured = (slowdown, session.low, session.high, session.published)
     return (
         *(job.name, job.state, job.incident, job.number, job.received_at),
         *(measured if slowdown is not None else (None,) * len(measured)),
-        told.lost_each_hour,
+        session.lost_each_hour,
         title_of(cause.cause)
         if cause
         else reason_words(job.state, job.discrepancy, job.reason, job.reason_code),
         cause and where_words(cause),
-        *(job.labels.get("owner"), job.labels, told.world),
-        *(told.dp, told.pp, told.tp, told.cp, told.vpp),
-        *_lost(told.losses),
+        *(job.labels.get("owner"), job.labels, session.world),
+        *(session.dp, session.pp, session.tp, session.cp, session.vpp),
+        *_lost(session.losses),
     )
 
 
 def _live(step: LiveStep | None) -> Sequence[object]:
-    """Return what `_LIVE` names, of a job that runs."""
+    """Return the values of the columns `_LIVE`; None if the job is not live."""
     if step is None:
         return (None,) * len(_LIVE)
     return step.step_s, step.change, ". ".join(step.suspicions)
 
 
 def _lost(losses: Losses | None) -> tuple[float | None, ...]:
-    """Return the shares of the time that are lost, as `_SHARES` names them."""
+    """Return the values of the columns `_SHARES`."""
     if losses is None:
         return (None,) * len(_SHARES)
     return losses.stragglers, losses.between, losses.together
 
 
 def moment_of(tx: Reads, about: Range) -> Moment:
-    """Return what a fleet is looked at by; what goes on now says nothing of a time that is over."""
+    """Return the moment of a fleet's list; open incidents do not count for a time in the past."""
     return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
 def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
-    """Return the jobs with data in the time; each batch is read in a transaction of its own."""
+    """Return the jobs with data in the time, each batch read in its own transaction."""
     for number in count(1):
         page = PageRequest(query.sort, number, BATCH)
         with container.reading() as tx:
@@ -145,12 +139,12 @@ def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[Fi
 
 
 def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
-    """Return the jobs without data in the time, in the same way, each batch after the last job."""
+    """Return the jobs without data in the time, each batch read in its own transaction."""
     at: Moment | None = None
     after: Place | None = None
     while True:
         with container.reading() as tx:
-            # One for the whole file: a job that is silent since the last batch is not in this one.
+            # The same moment for all batches, so that no job becomes silent in between.
             at = at or moment_of(tx, about)
             jobs, after = silent_jobs(tx, at, query.filtered, after, BATCH)
         yield from jobs
@@ -158,7 +152,7 @@ def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[F
             return
 
 
-# File name → what reads its jobs.
+# File name → function that reads its jobs.
 FLEET: Final[Mapping[str, Callable[[Container, Range, FleetQuery], Iterator[FileJob]]]] = {
     "jobs": _heard,
     "silent": _silent,

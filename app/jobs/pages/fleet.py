@@ -1,4 +1,4 @@
-"""What the fleet page shows: sums over all jobs, and a page of them."""
+"""Page of the fleet: sums over all jobs, a page of them, live jobs, and lost time by session."""
 
 from __future__ import annotations
 
@@ -27,37 +27,34 @@ from app.web.parts import FINISHED_STATE, SILENT_STATE, StateLabel, job_state
 from app.web.tables import Drawn, Shown, drawn, pager, sorted_by
 from app.web.time_ranges import Range, RangeChoices, range_choices
 
-# ---- What the list of jobs says of those whose pulse comes now ---------------------------------
-
-
-# A smaller change of the step time is none.
+# Changes of the step time below this share are not shown.
 _CHANGED: Final = 0.02
-# Jobs without a session that are named.
+# Live jobs without a session that the page lists.
 _NAMED: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJobs:
-    """The jobs that run, by name, and what is said of them all."""
+    """Jobs with a live pulse, by name, and a summary of them."""
 
     by_name: Mapping[str, LiveStep]
     words: str
-    # name, address and step time of jobs that have sent no session
+    # name, address and step time of jobs that have no session
     unrecorded: Sequence[tuple[str, str, str]]
     unrecorded_more: int
 
 
 def live_jobs(found: Sequence[LiveStep]) -> LiveJobs:
-    """Return what the fleet's page says of jobs that run."""
-    suspected = sum(bool(one.suspicions) for one in found)
+    """Return the live jobs of the fleet's page."""
+    suspected = sum(bool(step.suspicions) for step in found)
     words = f"{count(len(found))} live" if found else ""
     if suspected:
         words += f", {count(suspected)} suspected"
-    without = [one for one in found if not one.recorded]
+    without = [step for step in found if not step.recorded]
     return LiveJobs(
-        {one.job: one for one in found},
+        {step.job: step for step in found},
         words,
-        [(one.job, job_url(one.job), words_of(one)) for one in without[:_NAMED]],
+        [(step.job, job_url(step.job), words_of(step)) for step in without[:_NAMED]],
         max(0, len(without) - _NAMED),
     )
 
@@ -72,12 +69,12 @@ LIVE: Final[Shown[SessionLine]] = Shown(
 
 
 def words_of(live: LiveStep | None) -> str:
-    """Return what is said of a job that runs; empty of another one."""
+    """Return step time, change and suspicions of a live job; "" if the job is not live."""
     if live is None:
         return ""
     changed = _change(live)
-    said = f"A step takes {seconds(live.step_s)}{f', {changed}' if changed else ''}"
-    return ". ".join([said, *live.suspicions])
+    step = f"A step takes {seconds(live.step_s)}{f', {changed}' if changed else ''}"
+    return ". ".join([step, *live.suspicions])
 
 
 def _cell(live: LiveStep | None) -> Markup | str:
@@ -96,29 +93,20 @@ def _change(live: LiveStep) -> str:
     return f"{'+' if live.change > 0 else ''}{percent(live.change, 0)}"
 
 
-def unrecorded_title(jobs: LiveJobs) -> str:
-    """Return what is said of jobs that run and have sent no session."""
-    number = len(jobs.unrecorded) + jobs.unrecorded_more
-    return f"{plural(number, 'job')} live, without a session yet"
-
-
-# A job is worth naming in the heading when it loses this share of all that is lost.
+# Share of the whole loss from which on the heading names a job.
 NAMED_SHARE: Final = 0.3
-# Up to this number, silent jobs are not folded.
+# Largest number of silent jobs whose list is open.
 SILENT_OPEN: Final = 10
-# Less is shown as 0.0, GPU-hours.
+# Smaller amounts would read 0.0 GPU-hours.
 _LEAST: Final = 0.05
-# What is lost may differ by rounding.
+# Tolerance of comparisons of sums in floating point.
 _NEARLY: Final = 1 + 1e-6
 EMPTY: Final = "The archive is empty"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page.
-
-    `jobs` are those of this page with data in the chosen time; the silent ones count nowhere else.
-    """
+    """The fleet page; `jobs` have data in the chosen time, `silent` ones count nowhere else."""
 
     now: datetime
     title: str
@@ -154,7 +142,7 @@ def fleet_page(
     silent = found.silent.total
     words: Counter[StateLabel] = Counter()
     for group in heard:
-        words[_standing_label(group)] += group.matching
+        words[_state_label(group)] += group.matching
     finished = sum(group.matching for group in groups if group.finished and not group.heard)
     words[FINISHED_STATE] += finished
     states = [
@@ -216,11 +204,14 @@ def fleet_page(
         range=range_choices(about),
         archived=query.archived,
         live=live,
-        live_title=unrecorded_title(live) if live.unrecorded else "",
+        live_title=f"{plural(len(live.unrecorded) + live.unrecorded_more, 'job')} live, without a "
+        "session yet"
+        if live.unrecorded
+        else "",
     )
 
 
-def _standing_label(group: Group) -> StateLabel:
+def _state_label(group: Group) -> StateLabel:
     if group.incident is not None:
         return STATES[group.incident]
     if group.finished:
@@ -268,7 +259,7 @@ def _silent_title(found: FleetView, about: Range) -> str:
 
 
 def _heading(found: FleetView, about: Range) -> str:
-    """Return what the jobs cost that are asked for; of none it says why."""
+    """Return the loss of the matching jobs as a sentence, or why there is none."""
     heard = [group for group in found.groups if group.heard]
     if not heard:
         silent = any(group.jobs for group in found.groups)
@@ -281,8 +272,8 @@ def _heading(found: FleetView, about: Range) -> str:
     matching = "matching " if found.filters.asked else ""
     if not jobs:
         return f"No job with data in {about.words} matches"
-    told = sum(group.told for group in heard)
-    if not told:
+    with_verdict = sum(group.with_verdict for group in heard)
+    if not with_verdict:
         return f"{plural(jobs, f'{matching}job')}, no verdict yet"
     lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
     who = plural(jobs, f"{matching}job")
@@ -297,45 +288,42 @@ def _heading(found: FleetView, about: Range) -> str:
         f"{costs} {hours(lost)} GPU-hours {each_hour}, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
     )
-    first = max((group for group in heard if group.told), key=lambda group: group.most)
-    if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
+    first = max((group for group in heard if group.with_verdict), key=lambda group: group.most)
+    if with_verdict > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
         sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence
 
 
 def _lost_to(heard: Sequence[Group]) -> str:
-    """Return to what the jobs lose their time that are asked for, where that is several things."""
+    """Return the losses of the matching jobs by kind; "" if there are only stragglers."""
     gpus = sum(group.gpus for group in heard)
     parts = {
         "to stragglers": sum(group.wasted for group in heard),
         "between steps": sum(group.between for group in heard),
         "as all workers compute slower": sum(group.together for group in heard),
     }
-    told = {what: lost for what, lost in parts.items() if lost >= _LEAST}
-    if not gpus or told.keys() <= {"to stragglers"}:
+    shown = {what: lost for what, lost in parts.items() if lost >= _LEAST}
+    if not gpus or shown.keys() <= {"to stragglers"}:
         return ""
-    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in told.items())
+    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in shown.items())
     return f"By kind, GPU-hours each hour: {', '.join(words)}"
 
 
-# ---- Where the time of a job's sessions goes: a column for each, stacked of its parts ----------
-
-
-# Columns that can be told apart on a narrow page.
+# Columns that can be distinguished on a narrow page.
 MOST: Final = 120
-# A smaller share of every session has no name of its own.
+# Parts below this share in every session are left out of the legend.
 _SHOWN: Final = 0.005
-# A lower piece cannot be seen, per cent.
+# Pieces below this height, in per cent, are invisible and not drawn.
 _DRAWN: Final = 0.05
-# Between a column and its edge.
+# Gap on either side of a column, as a share of its width.
 _GAP: Final = 0.04
-# From the bottom up: what is lost is on top.
+# From the bottom up, lost parts on top.
 _STACKED: Final = tuple(sorted(Part, key=lambda part: part.lost))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a session, per cent from the top."""
+    """A part of a session's time; position from the top and height in per cent."""
 
     part: str
     top: float
@@ -344,7 +332,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SessionColumn:
-    """A session; `words` say what it loses."""
+    """A session as a stacked column; `words` is its lost share."""
 
     words: str
     pieces: tuple[Piece, ...]
@@ -352,16 +340,16 @@ class SessionColumn:
 
 @dataclass(frozen=True, slots=True)
 class BudgetOverTime:
-    """The latest sessions of which it is known where their time goes, oldest first."""
+    """Parts of the time of the latest sessions with a known budget, oldest first."""
 
     title: str
     columns: tuple[SessionColumn, ...]
     paths: tuple[tuple[str, str], ...]  # (part, SVG path of its pieces), a column one unit wide
-    names: tuple[tuple[str, str], ...]  # (part, its name), those that can be seen
+    names: tuple[tuple[str, str], ...]  # legend: (part, its name)
 
 
 def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
-    """Return where the time of sessions goes; None where it is not known of any."""
+    """Return the parts of the time of sessions; None if no session has a known budget."""
     known = [(point, point.shares) for point in points if point.shares is not None][-MOST:]
     if not known:
         return None
@@ -382,7 +370,7 @@ def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
 
 
 def _path(part: Part, columns: Sequence[SessionColumn]) -> str:
-    """Return the pieces of a part as one path: a page of its own elements would be a long one."""
+    """Return the pieces of a part as one SVG path: an element each would make the page long."""
     return "".join(
         f"M{at + _GAP:g} {piece.top:.2f}h{1 - 2 * _GAP:g}v{piece.height:.2f}h-{1 - 2 * _GAP:g}z"
         for at, column in enumerate(columns)

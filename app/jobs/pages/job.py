@@ -1,4 +1,4 @@
-"""What a job's page shows: how it stands, its incidents, and its sessions over a time."""
+"""Page of a job: its verdict, incidents, sessions, and their figure over a time."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ from app.web.parts import FINISHED_STATE, StateLabel, job_state
 from app.web.tables import Drawn, drawn, pager, sorted_by
 from app.web.time_ranges import ALL, Range, RangeChoices, range_choices
 
-# ---- What a job's history says in a sentence ---------------------------------------------------
-
 
 def history_finding(
     found: JobHistory, latest: tuple[int, float] | None, onset: Onset | None
@@ -51,7 +49,7 @@ def history_finding(
     latest : (int, float) or None
         Number and slowdown of the latest session with a verdict.
     onset : Onset or None
-        Since when the job has been slow; None where the latest session is not.
+        Since when the job has been slow; None if the latest session is not slow.
     """
     if latest is None or not found.verdicts:
         return "No session has a verdict yet"
@@ -68,12 +66,12 @@ def history_finding(
 def change_text(change: JobChange, now: datetime) -> Markup:
     """Return a lasting change: ``Slower since 02:35 UTC, session 4: 1.01× → 1.38×``."""
     of_steps = change.measure is Measure.STEP_TIME
-    said = seconds if of_steps else times
+    written = seconds if of_steps else times
     what = "Steps longer" if of_steps else "Slower"
     if not change.slower:
         what = "Steps shorter" if of_steps else "Faster"
     text = Markup("{} since {}, session {}: {} → {}").format(
-        what, when(change.at, now), change.number, said(change.before), said(change.after)
+        what, when(change.at, now), change.number, written(change.before), written(change.after)
     )
     if change.cause is not None:
         cause = cause_name(change.cause).lower()
@@ -83,7 +81,7 @@ def change_text(change: JobChange, now: datetime) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class ChangeLine:
-    """A change that lasted, in words, and the sessions around it side by side."""
+    """A lasting change in words, and the address of the comparison around it."""
 
     text: str
     url: str
@@ -100,7 +98,7 @@ class JobPage:
     heading: str
     state: StateLabel
     sizes: str
-    # addresses by what they are called
+    # addresses by the name of the link
     links: Mapping[str, str]
     since: str
     counted: str
@@ -119,10 +117,8 @@ class JobPage:
     marks_title: str
     csv: Mapping[str, str]
     note_kinds: Sequence[tuple[str, str]]
-    # whether two of its sessions have a verdict
-    comparable: bool
-    # the latest session, if it is slow, next to the last good one; empty where there is none
-    last_good_url: str
+    comparable: bool  # whether two of its sessions have a verdict
+    last_good_url: str  # comparison of a slow latest session with the last good one, or ""
 
 
 def job_page(  # noqa: PLR0913 - everything that is on it
@@ -134,13 +130,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     about: Range,
     address: Address,
 ) -> JobPage:
-    """Return the page of the only job of `fleet`.
-
-    Parameters
-    ----------
-    times_of : JobAxis
-        The same with the events in that time.
-    """
+    """Return the page of the only job of `fleet`; `times_of` are its sessions and marks."""
     job = fleet.jobs[0]
     shown, onset = shown_session(job), found.onset
     row = session_row(job.name, job.latest)
@@ -198,7 +188,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 
 
 def _csv_url(address: Address, job: str, name: str) -> str:
-    """Return where a table of the page is as CSV, over the same time."""
+    """Return the address of a table of the page as CSV over the same time."""
     parameters = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
     return Address(f"{job_url(job)}/{name}.csv", parameters).but()
 
@@ -222,7 +212,7 @@ def _said(session: SessionRow) -> str:
 
 
 def job_heading(session: SessionRow) -> str:
-    """Return what is said first of a job, by the session whose numbers stand for it."""
+    """Return the heading of a job's page: the verdict of the session that represents it."""
     if session.state is SessionState.ANALYZED and session.verdict is not None:
         return session.verdict.sentence
     return session.reason or {

@@ -1,4 +1,4 @@
-"""What an address of the fleet asks for, and what the page offers to ask for."""
+"""Filters of the fleet: parameters of its address, choices that the page offers, saved views."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from app.web.time_ranges import DAY, Range
 PATH: Final = "/"
 # The tab of the paper's figures in an address.
 FIGURES: Final = "figures"
-# What the form does not ask for itself.
+# Parameters that the form of filters sends along as hidden fields.
 KEPT: Final = ("show", "loss", "sort", "labels", "range", "from", "to")
-# What the page offers to list jobs by.
+# Choices of the filter by kind of loss.
 _LOSSES: Final = {
     None: "Any loss",
     Loss.STRAGGLERS: "To stragglers",
@@ -33,11 +33,11 @@ _LOSSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FilterBar:
-    """What the page offers to ask for; `kept` is what its form sends along."""
+    """Choices of filters on the page; `kept` are the hidden fields of their form."""
 
     words: str
     shows: Sequence[Choice]
-    losses: Sequence[Choice]  # what jobs lose time to; each comes in the order by it
+    losses: Sequence[Choice]  # kinds of loss; each also sorts by it
     owners: Sequence[Choice]
     label: str
     labels: Choice  # whether the list prints the labels of jobs
@@ -46,7 +46,7 @@ class FilterBar:
 
 
 class FleetQuery:
-    """What an address of the fleet asks for, but for its time."""
+    """Parameters of an address of the fleet, apart from its time."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -63,7 +63,7 @@ class FleetQuery:
         tab: QueryText = "",
         team: QueryText = "",
     ) -> None:
-        # No row holds such a character, and the database takes none.
+        # PostgreSQL's text type has no NUL.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
         self.filtered = FleetFilter(
             words=" ".join(q[:MAX_CHARACTERS].split()),
@@ -84,19 +84,19 @@ class FleetQuery:
 
     @property
     def loss(self) -> Loss | None:
-        """Return which loss of time lines name: what jobs are sorted by, or have in common."""
+        """Return the kind of loss that lines show: the one of the order, or of the filter."""
         name = self.sort.removeprefix("-")
         return Loss(name) if name in tuple(Loss) else self.filtered.loss
 
     @property
     def archived(self) -> bool:
-        """Return whether the archive is asked for."""
+        """Return whether the archive is shown."""
         return self.filtered.show is Show.ARCHIVED
 
     def tabs(self, about: Range) -> Sequence[Choice]:
-        """Return the tabs; each keeps the time, and whose jobs are asked for."""
-        asked = {"owner": self.filtered.owner, "label": self.filtered.label}
-        kept = Address(PATH, {**asked, **about.parameters(default=DAY)})
+        """Return the tabs; their links keep the time, the owner and the label."""
+        labels = {"owner": self.filtered.owner, "label": self.filtered.label}
+        kept = Address(PATH, {**labels, **about.parameters(default=DAY)})
         return (
             Choice("", "Jobs", not self.figures, kept.but()),
             Choice(FIGURES, "Figures", self.figures, kept.but(tab=FIGURES)),
@@ -123,28 +123,30 @@ FleetQueryParam = Annotated[FleetQuery, Depends(asked_for(FleetQuery))]
 
 @dataclass(frozen=True, slots=True)
 class ViewBar:
-    """The saved views of whoever looks, and what would be saved now."""
+    """The saved views of a person."""
 
-    views: Sequence[Choice]  # `value` is the id, `url` the fleet as the view has it
+    views: Sequence[Choice]  # `value` is the id, `url` that of the fleet with its filter
     chosen: Choice | None
-    query: str
+    query: str  # parameters that would be saved now
 
 
 def view_bar(views: Sequence[View], query: FleetQuery, about: Range) -> ViewBar:
-    """Return the saved views; the one whose filter and order are in force is chosen."""
-    asked = query.address(about).but().removeprefix(PATH)
-    here = query_of(asked)
+    """Return the saved views; the one with the current filter and order is chosen."""
+    current = query_of(query.address(about).but().removeprefix(PATH))
     choices = [
         Choice(
-            str(one.id), one.name, one.query == here, f"{PATH}?{one.query}" if one.query else PATH
+            str(view.id),
+            view.name,
+            view.query == current,
+            f"{PATH}?{view.query}" if view.query else PATH,
         )
-        for one in views
+        for view in views
     ]
-    return ViewBar(choices, next((one for one in choices if one.chosen), None), here)
+    return ViewBar(choices, next((choice for choice in choices if choice.chosen), None), current)
 
 
 def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
-    """Return what the page offers to ask for."""
+    """Return the choices of filters on the page."""
     filtered, address = query.filtered, query.address(about)
     heard = [group for group in found.groups if group.heard]
     counts = {
@@ -156,7 +158,7 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     shows = [
         Choice(
             show.value,
-            # The archive is counted where it is looked at, and nothing else is there.
+            # Without the archive's jobs there is no number for it, and with it no other number.
             word if query.archived or show not in counts else f"{word} {count(counts[show])}",
             filtered.show is show,
             address.but(show=None if show is Show.ALL else show.value),
@@ -172,7 +174,7 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
         )
         for loss, word in _LOSSES.items()
     ]
-    # Also what is chosen and nothing has any more.
+    # The chosen owner is offered even if no job has it any more.
     owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
     kept = {name: address.parameters[name] for name in KEPT}
     narrowed = bool(filtered.words or filtered.owner or filtered.label)

@@ -1,10 +1,10 @@
-"""What the page of the fleet's report shows: what stragglers cost, why, and the paper's figures."""
+"""Page of the fleet's report: costs of stragglers by cause, job, team, owner and host."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 from urllib.parse import quote
 
@@ -24,17 +24,14 @@ from app.web.forms import Choice
 from app.web.links import Address, QueryText, asked_for, host_url
 from app.web.moments import Form, When, span
 from app.web.parts import STATES, Fact
-from app.web.time_ranges import DAY, Range, RangeChoices, range_choices
+from app.web.time_ranges import DAY, Range, RangeChoices, range_choices, utc_minutes
 
-# ---- What an address of the report asks for next to its time -----------------------------------
-
-
-# A longer text is no label that a page asks for.
+# Longer labels are cut.
 MAX_CHARACTERS: Final = 200
 
 
 class ReportQuery:
-    """Whose sessions an address of the report asks for."""
+    """Filter of a report in its address: team, owner and label of the sessions."""
 
     def __init__(self, team: QueryText = "", owner: QueryText = "", label: QueryText = "") -> None:
         # No row holds such a character, and the database takes none.
@@ -44,9 +41,9 @@ class ReportQuery:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Return them by their names in an address."""
-        asked = self.filters
-        return {"team": asked.team, "owner": asked.owner, "label": asked.label}
+        """Return the filter as parameters of an address."""
+        filters = self.filters
+        return {"team": filters.team, "owner": filters.owner, "label": filters.label}
 
 
 ReportQueryParam = Annotated[ReportQuery, Depends(asked_for(ReportQuery))]
@@ -54,7 +51,7 @@ ReportQueryParam = Annotated[ReportQuery, Depends(asked_for(ReportQuery))]
 
 @dataclass(frozen=True, slots=True)
 class LabelChoices:
-    """The values of a label that a page offers; the first one asks for nothing."""
+    """The values of a label to filter by; `label` is the text of the choice without a filter."""
 
     name: str
     label: str
@@ -62,14 +59,11 @@ class LabelChoices:
 
 
 def label_choices(name: str, chosen: str, costs: Sequence[LabelCost]) -> LabelChoices:
-    """Return the teams or owners of a report, also one that is chosen and has nothing any more."""
-    values = sorted({*(one.name or "" for one in costs), chosen} - {""}, key=str.lower)
+    """Return the teams or owners of a report, and the chosen one even if it has no sessions."""
+    values = sorted({*(cost.name or "" for cost in costs), chosen} - {""}, key=str.lower)
     return LabelChoices(
         name, f"Any {name}", [Choice(value, value, value == chosen) for value in values]
     )
-
-
-# ---- The tables of the fleet's report, each with a title that states its finding ---------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class BarLine:
 
 @dataclass(frozen=True, slots=True)
 class LabelTable:
-    """What the jobs of teams or owners cost."""
+    """The table of teams or owners."""
 
     title: str
     lines: Sequence[BarLine]
@@ -107,7 +101,7 @@ class FixView:
 
 
 def causes_title(report: FleetReport) -> str:
-    """Return which cause costs most."""
+    """Return the title of the causes: the most expensive one."""
     if not report.spent.causes or not report.costs.lost:
         return "No cause was named"
     first = report.spent.causes[0]
@@ -116,7 +110,7 @@ def causes_title(report: FleetReport) -> str:
 
 
 def cause_lines(report: FleetReport) -> list[BarLine]:
-    """Return what each cause cost."""
+    """Return the lines of causes and of the unexplained rest, by cost."""
     lost = report.costs.lost
     rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.spent.causes]
     if lost:
@@ -137,7 +131,7 @@ def cause_lines(report: FleetReport) -> list[BarLine]:
 
 
 def jobs_title(report: FleetReport) -> str:
-    """Return which job lost the most."""
+    """Return the title of the jobs: the one that lost most."""
     if not report.spent.jobs or not report.costs.lost:
         return "No job lost anything"
     first = report.spent.jobs[0]
@@ -146,7 +140,7 @@ def jobs_title(report: FleetReport) -> str:
 
 
 def job_lines(report: FleetReport) -> list[BarLine]:
-    """Return what the most expensive jobs lost."""
+    """Return the lines of the jobs that lost most."""
     most = max((job.lost for job in report.spent.jobs), default=0.0) or 1.0
     return [
         BarLine(
@@ -162,32 +156,33 @@ def job_lines(report: FleetReport) -> list[BarLine]:
 
 
 def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> LabelTable:
-    """Return what teams or owners cost: the first ten, and the others together."""
-    used, lost = sum(one.used for one in costs), sum(one.lost for one in costs)
-    named = [one for one in costs if one.name is not None]
-    most = max((one.lost for one in costs), default=0.0) or 1.0
+    """Return the table of teams or owners: the first ten, and the others together."""
+    used, lost = sum(cost.used for cost in costs), sum(cost.lost for cost in costs)
+    named = [cost for cost in costs if cost.name is not None]
+    most = max((cost.lost for cost in costs), default=0.0) or 1.0
     lines = [
         BarLine(
-            one.name or f"no {name}",
-            address.but(**{name: one.name}) if one.name else "",
-            100 * one.lost / most,
-            hours(one.lost),
-            rough_percent(one.lost / one.used) if one.used else "",
-            count(one.jobs),
-            plain=one.name is None,
+            cost.name or f"no {name}",
+            address.but(**{name: cost.name}) if cost.name else "",
+            100 * cost.lost / most,
+            hours(cost.lost),
+            rough_percent(cost.lost / cost.used) if cost.used else "",
+            count(cost.jobs),
+            plain=cost.name is None,
         )
-        for one in costs[:NAMED]
+        for cost in costs[:NAMED]
     ]
     if others := costs[NAMED:]:
-        cost, of = sum(one.lost for one in others), sum(one.used for one in others)
+        lost_by_others = sum(cost.lost for cost in others)
+        used_by_others = sum(cost.used for cost in others)
         lines.append(
             BarLine(
                 plural(len(others), f"other {name}"),
                 "",
-                100 * min(1.0, cost / most),
-                hours(cost),
-                rough_percent(cost / of) if of else "",
-                count(sum(one.jobs for one in others)),
+                100 * min(1.0, lost_by_others / most),
+                hours(lost_by_others),
+                rough_percent(lost_by_others / used_by_others) if used_by_others else "",
+                count(sum(cost.jobs for cost in others)),
                 plain=True,
             )
         )
@@ -202,7 +197,7 @@ def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> Labe
 
 
 def hosts_title(report: FleetReport) -> str:
-    """Return how many hosts were slow more than once."""
+    """Return the title of the hosts: how many were slow more than once, and their cost."""
     hosts = report.spent.hosts
     if not hosts:
         return "No host was slow more than once"
@@ -213,7 +208,7 @@ def hosts_title(report: FleetReport) -> str:
 
 
 def host_lines(report: FleetReport) -> list[BarLine]:
-    """Return what these hosts cost."""
+    """Return the lines of the hosts that were slow more than once."""
     return [
         BarLine(
             host.called,
@@ -228,13 +223,13 @@ def host_lines(report: FleetReport) -> list[BarLine]:
 
 
 def has_met(fix: FixLine) -> bool:
-    """Return whether a fix reached the predicted gain; of one that is at most so, no less."""
+    """Return whether a fix reached the predicted gain; an upper bound must only not be exceeded."""
     error = prediction_error(fix.predicted, fix.realized)
     return error <= MET_WITHIN if fix.at_most else abs(error) <= MET_WITHIN
 
 
 def fixes_title(fixes: Sequence[FixLine]) -> str:
-    """Return how many fixes brought what was predicted."""
+    """Return the title of the fixes: how many reached the predicted gain."""
     measured = [fix for fix in fixes if fix.unlike is None]
     if not measured:
         return "No fix was measured"
@@ -243,7 +238,7 @@ def fixes_title(fixes: Sequence[FixLine]) -> str:
 
 
 def fix_view(fix: FixLine) -> FixView:
-    """Return a fix with what it brought."""
+    """Return the line of a fix with its predicted and realized gain."""
     saved = fix.gpus * fix.realized / (1 - fix.realized) if fix.realized < 1 else 0.0
     return FixView(
         title=fix.title,
@@ -260,14 +255,14 @@ def _change(gain: float) -> str:
     return percent(-gain) if gain > 0 else f"+{percent(-gain)}" if gain < 0 else percent(0.0)
 
 
-# Periods with and without the same words of a share: less is no trend.
+# Smaller changes of the wasted share are no trend: they read the same in per cent.
 CHANGED: Final = 0.0005
 _DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """The page."""
+    """The page of the fleet's report."""
 
     now: datetime
     title: str
@@ -300,7 +295,7 @@ class ReportPage:
 
 
 def report_page(report: FleetReport, about: Range, address: Address) -> ReportPage:
-    """Return the page."""
+    """Return the page of the fleet's report."""
     costs, coverage = report.costs, report.coverage
     query = Address("", address.parameters).but()
     groups = {"owner": report.filters.owner, "team": report.filters.team}
@@ -359,13 +354,13 @@ def _heading(report: FleetReport, about: Range) -> str:
         return f"No session was received in {about.words}"
     if not costs.sessions:
         return f"None of {plural(coverage.received, 'session')} in {about.words} has a verdict"
-    asked = report.filters
+    filters = report.filters
     whose = " and ".join(
         words
         for words in (
-            asked.team and f"team {asked.team}",
-            asked.owner and f"owner {asked.owner}",
-            asked.label and f"label {asked.label}",
+            filters.team and f"team {filters.team}",
+            filters.owner and f"owner {filters.owner}",
+            filters.label and f"label {filters.label}",
         )
         if words
     )
@@ -380,7 +375,7 @@ def _heading(report: FleetReport, about: Range) -> str:
 
 
 def _uncounted(coverage: Coverage) -> str:
-    """Return what does not count, and why."""
+    """Return the sessions and jobs without a verdict by state; "" if there are none."""
     parts = [
         f"{count(number)} {STATES[state].word.lower()}"
         for state, number in sorted(
@@ -442,15 +437,10 @@ def _facts(report: FleetReport) -> list[Fact]:
 
 
 def _neighbor(report: FleetReport, address: Address, way: int) -> str:
-    """Return the address of the time of the same length before or after."""
+    """Return the address of the period before (-1) or after (1) that of a report."""
     move = way * (report.until - report.since)
     since, until = report.since + move, report.until + move
-    moved = {"range": None, "from": _written(since), "to": _written(until)}
-    return address.but(**moved)
-
-
-def _written(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
+    return address.but(range=None, **{"from": utc_minutes(since), "to": utc_minutes(until)})
 
 
 def _trend_title(trend: Sequence[Period]) -> str:

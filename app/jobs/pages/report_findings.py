@@ -1,4 +1,4 @@
-"""The paper's figures with what they say of this fleet."""
+"""The paper's figures over the jobs of this fleet: SVG plots, and titles that state the finding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from app.jobs.fleet_report import Against, Example, Figure, Name
 from app.web.format import count, percent, plural, ratio, rough_percent, times
 from app.web.moments import When
 
-# ---- Curves of a report as SVG: distributions with the paper's points, and a trend -------------
-
-
 WIDTH: Final = 380
 HEIGHT: Final = 208
 LEFT: Final = 40
@@ -23,13 +20,13 @@ RIGHT: Final = 372
 TOP: Final = 10
 BASE: Final = HEIGHT - 36
 _TICKS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Curves in the order in which they are given: classes of report.css.
+# CSS classes of the first, second … curve, from report.css.
 KINDS: Final = ("main", "accent", "dash", "soft")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A drawn line: its path, its class, and how it is called."""
+    """A curve: SVG path, CSS class, label."""
 
     path: str
     kind: str
@@ -44,23 +41,23 @@ class Label:
     y: float
     text: str
     anchor: str = "middle"
-    when: When | None = None  # what the text is
+    when: When | None = None  # the moment that the text names
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A marked place; `hint` says what it is."""
+    """A marked point with a hint."""
 
     x: float
     y: float
     hint: str
     label: Label | None = None
-    when: When | None = None  # what the hint is
+    when: When | None = None  # the moment that the hint names
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure; `levels` are the lines across it, with what they are."""
+    """A figure; `levels` are labels of the horizontal lines."""
 
     lines: Sequence[Line]
     levels: Sequence[Label]
@@ -72,19 +69,19 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An upright or lying axis."""
+    """A vertical or horizontal axis."""
 
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
 
     def x(self, value: float) -> float:
-        """Return the place of a value on a lying axis; beyond its ends it is at them."""
+        """Return the position of a value on a horizontal axis, clipped to its ends."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return round(LEFT + share * (RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
-        """Return the place of a value on an upright axis."""
+        """Return the position of a value on a vertical axis, clipped to its ends."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return round(BASE - share * (BASE - TOP), 1)
 
@@ -98,12 +95,12 @@ def distribution(
     axis: Scale,
     unit: str,
 ) -> Plot:
-    """Return distributions as steps.
+    """Return a plot of cumulative distributions as step functions.
 
     Parameters
     ----------
     curves : sequence of (str, points)
-        Label and points: (value, share of what is at most so large).
+        Label and points: (value, share of the values that are at most as large).
     paper : sequence of (value, share, words)
     """
     lines = [
@@ -131,7 +128,7 @@ def distribution(
 def over_time(
     points: Sequence[tuple[float | None, When]], axis: Scale, unit: str, last: str
 ) -> Plot:
-    """Return a trend: values of periods, the earliest first; None where there are no data.
+    """Return a plot of a trend: values of periods, the earliest first; None without data.
 
     Parameters
     ----------
@@ -176,7 +173,7 @@ def over_time(
 
 
 def upper(values: Sequence[float], choices: Sequence[float]) -> float:
-    """Return the smallest of these ends that all values are below, or else the last."""
+    """Return the smallest of the choices that no value exceeds, or else the last."""
     most = max(values, default=0.0)
     return next((end for end in choices if most <= end), choices[-1])
 
@@ -188,7 +185,7 @@ def _scale_steps(points: Sequence[tuple[float, float]], axis: Scale) -> str:
     return "".join(path)
 
 
-# From here on workers, a stage or sequence lengths are to blame, as in the paper.
+# Shares and correlation from which on the paper blames workers, a stage or sequence lengths.
 BLAMED: Final = 0.5
 CORRELATED: Final = 0.9
 # Ends that axes of shares may have.
@@ -197,7 +194,7 @@ ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class ExampleLink:
-    """A job at the end of a figure, and what it is there."""
+    """A job at the upper end of a figure, and its value."""
 
     url: str
     text: str
@@ -206,7 +203,7 @@ class ExampleLink:
 
 @dataclass(frozen=True, slots=True)
 class FigureView:
-    """A figure with its finding."""
+    """A figure and its title, which states the finding."""
 
     title: str
     note: str
@@ -217,9 +214,9 @@ class FigureView:
 
 @dataclass(frozen=True, slots=True)
 class ClassLine:
-    """Jobs about as large: a bar from 1.0 to the 90th percentile of their S, a mark at the median.
+    """A class of jobs of similar size: median and 90th percentile of S, in per cent of the width.
 
-    Both in per cent of the figure's width.
+    The bar begins at S = 1.
     """
 
     name: str
@@ -231,7 +228,7 @@ class ClassLine:
 
 @dataclass(frozen=True, slots=True)
 class AgainstView:
-    """S against a size."""
+    """S of jobs by their size."""
 
     title: str
     note: str
@@ -248,7 +245,7 @@ def _numbers(low: float, high: float, parts: int) -> list[tuple[float, str]]:
 
 
 def figure_view(figure: Figure) -> FigureView:
-    """Return a figure with its finding."""
+    """Return a figure and its title, which states the finding."""
     title, note, axis, unit, written = _PARTS[figure.name](figure)
     return FigureView(
         title=title if figure.jobs else "Nothing to draw",
@@ -278,7 +275,7 @@ def _waste(figure: Figure) -> _Parts:
     return (
         (
             f"{count(slow)} of {plural(figure.jobs, 'job')} straggle; half waste under "
-            f"{percent(_median(figure.values))}"
+            f"{percent(_quantile(figure.values, 0.5))}"
         ),
         "Share of jobs that waste less, each by its median session",
         Scale(0, end, _percents(end)),
@@ -318,7 +315,7 @@ def _operations(figure: Figure) -> _Parts:
 def _blamed(
     least: float, who: str, of: str, axis: tuple[float, float, int], unit: str
 ) -> Callable[[Figure], _Parts]:
-    """Return what says for how many straggling jobs something is to blame, from `least` on."""
+    """Return the function that describes a figure of blame, which begins at the value `least`."""
 
     def parts(figure: Figure) -> _Parts:
         share = share_from(figure.values, least)
@@ -334,18 +331,14 @@ def _blamed(
     return parts
 
 
-def _median(values: Sequence[float]) -> float:
-    return _quantile(values, 0.5)
-
-
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of values is at most at; 0 of none."""
+    """Return the smallest value that is at least as large as this share of the values, or 0."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def _mean_of(points: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of a distribution that is given by its points."""
+    """Return the mean of a cumulative distribution, given its points."""
     before, total = 0.0, 0.0
     for value, share in points:
         total += value * (share - before)
@@ -354,29 +347,29 @@ def _mean_of(points: Sequence[tuple[float, float]]) -> float:
 
 
 def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
-    """Return S against a size with its finding; `of` says which jobs."""
+    """Return S of jobs by their size with a title that states the finding."""
     if not against.jobs:
         return AgainstView("No job says how long its sequences are", of, ())
-    found = against.correlation
-    if found is None:
+    rho = against.correlation
+    if rho is None:
         title = f"S against {unit}: too few jobs to compare"
-    elif abs(found) < 0.2:  # noqa: PLR2004 - next to nothing
-        title = f"{who} are not slower: rank correlation {ratio(found)}"
+    elif abs(rho) < 0.2:  # noqa: PLR2004 - a negligible correlation
+        title = f"{who} are not slower: rank correlation {ratio(rho)}"
     else:
-        title = f"{who} are {'slower' if found > 0 else 'faster'}: rank correlation {ratio(found)}"
-    end = max(1.5, *(one.p90 for one in against.classes))
+        title = f"{who} are {'slower' if rho > 0 else 'faster'}: rank correlation {ratio(rho)}"
+    end = max(1.5, *(sizes.p90 for sizes in against.classes))
     return AgainstView(
         title,
         f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}",
         [
             ClassLine(
-                f"{count(int(one.low))} to {count(int(one.high) - 1)} {unit}",
-                100 * (one.median - 1) / (end - 1),
-                100 * (one.p90 - 1) / (end - 1),
-                f"{times(one.median)}, 90th {times(one.p90)}",
-                count(one.jobs),
+                f"{count(int(sizes.low))} to {count(int(sizes.high) - 1)} {unit}",
+                100 * (sizes.median - 1) / (end - 1),
+                100 * (sizes.p90 - 1) / (end - 1),
+                f"{times(sizes.median)}, 90th {times(sizes.p90)}",
+                count(sizes.jobs),
             )
-            for one in against.classes
+            for sizes in against.classes
         ],
     )
 

@@ -1,4 +1,4 @@
-"""The tables of a fleet's report as CSV."""
+"""Routes of the fleet's report: its page, the tab of the paper's figures, and CSV tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.time_ranges import ALL, Range, RangeChoices, TimeQueryParam, range_
 
 
 def figures_csv(jobs: Sequence[JobFigures]) -> Table:
-    """Return every job that the figures are of, by its median session."""
+    """Return the table of the jobs in the figures, each by its median session."""
     return Table(
         (
             "job",
@@ -68,7 +68,7 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
 
 
 def jobs_csv(report: FleetReport) -> Table:
-    """Return the jobs that lost most."""
+    """Return the table of the jobs that lost most."""
     return Table(
         ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
         ((one.job, one.used, one.lost, one.sessions) for one in report.spent.jobs),
@@ -76,7 +76,7 @@ def jobs_csv(report: FleetReport) -> Table:
 
 
 def causes_csv(report: FleetReport) -> Table:
-    """Return what each cause cost."""
+    """Return the table of causes by cost."""
     return Table(
         ("cause", "lost_gpu_hours", "jobs"),
         ((one.cause, one.lost, one.jobs) for one in report.spent.causes),
@@ -84,7 +84,7 @@ def causes_csv(report: FleetReport) -> Table:
 
 
 def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
-    """Return what teams or owners cost; without a name those that have none."""
+    """Return the table of teams or owners; the line without a name is that of unlabeled jobs."""
     return Table(
         (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
         ((one.name, one.used, one.lost, one.jobs) for one in costs),
@@ -92,17 +92,17 @@ def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
 
 
 def teams_csv(report: FleetReport) -> Table:
-    """Return what each team cost."""
+    """Return the table of teams by cost."""
     return _labels_csv("team", report.spent.teams)
 
 
 def owners_csv(report: FleetReport) -> Table:
-    """Return what each owner cost."""
+    """Return the table of owners by cost."""
     return _labels_csv("owner", report.spent.owners)
 
 
 def trend_csv(report: FleetReport) -> Table:
-    """Return the times of the trend, the earliest first."""
+    """Return the table of the trend's periods, the earliest first."""
     return Table(
         ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
         (
@@ -120,7 +120,7 @@ def trend_csv(report: FleetReport) -> Table:
 
 
 def hosts_csv(report: FleetReport) -> Table:
-    """Return the hosts that were slow more than once."""
+    """Return the table of hosts that were slow more than once."""
     return Table(
         ("host", "lost_gpu_hours", "jobs", "sessions", "guessed"),
         (
@@ -131,7 +131,7 @@ def hosts_csv(report: FleetReport) -> Table:
 
 
 def fixes_csv(report: FleetReport) -> Table:
-    """Return the fixes that were measured."""
+    """Return the table of measured fixes."""
     return Table(
         ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
         (
@@ -148,7 +148,7 @@ def fixes_csv(report: FleetReport) -> Table:
     )
 
 
-# File name → what makes it of a report.
+# File name → function that makes it from a report.
 EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
     "jobs": jobs_csv,
     "causes": causes_csv,
@@ -160,10 +160,7 @@ EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
 }
 
 
-# ---- The page of the fleet's report, and its tables as files -----------------------------------
-
-
-# What a report is about where its address does not say.
+# Default time of a report.
 WEEK: Final = "7d"
 FIGURES: Final = "figures"
 
@@ -194,15 +191,12 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file(f"paceline-report-{name}.csv", table)
 
 
-# ---- The second tab of the fleet: the figures of the paper, of this fleet ----------------------
-
-
 FILE: Final = "/report/figures.csv"
 
 
 @dataclass(frozen=True, slots=True)
 class FiguresPage:
-    """The tab."""
+    """The tab of the fleet with the paper's figures."""
 
     now: datetime
     title: str
@@ -224,7 +218,7 @@ def figures_page(
     filters: ReportFilter,
     tabs: Sequence[Choice],
 ) -> FiguresPage:
-    """Return the tab."""
+    """Return the tab of the fleet with the paper's figures."""
     asked = {"team": filters.team, "owner": filters.owner, "label": filters.label}
     time = about.parameters(default=ALL)
     here = Address("/", {"tab": "figures", **time, **asked})

@@ -66,13 +66,13 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about = time.about()
         if query.figures:
-            asked = query.of_figures
+            report_query = query.of_figures
             with pages.reading(container) as (tx, nav):
-                jobs, now = job_figures(tx, about.since(tx.now), about.end, asked), tx.now
-            shown = figures_page(jobs, now, about, asked, query.tabs(about))
+                jobs, now = job_figures(tx, about.since(tx.now), about.end, report_query), tx.now
+            shown = figures_page(jobs, now, about, report_query, query.tabs(about))
             return pages.render("jobs/figures.html", nav, page=shown, now=now)
         with pages.reading(container) as (tx, nav):
-            found = fleet_view(
+            view = fleet_view(
                 tx,
                 moment_of(tx, about),
                 query.filtered,
@@ -81,10 +81,10 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
             )
             views, running = list_views(tx, container.principal), live_steps(tx)
             fixes = fleet_fixes(remedies(tx, most=NEWEST_FIXES), "/fleet/fixes.csv", tx.now)
-            unheard = not found.groups and about.end is None and not query.archived
+            unheard = not view.groups and about.end is None and not query.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
-        page = fleet_page(found, query, about, running)
+        page = fleet_page(view, query, about, running)
         if status is None or arrived is None:
             bar = view_bar(views, query, about)
             return pages.render(
@@ -109,10 +109,10 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
     def view_route(container: Here, view: str) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = shared_view(tx, uuid.UUID(view))
+                saved = shared_view(tx, uuid.UUID(view))
             except (ValueError, NotFoundError):
                 return pages.not_found(f"view {view}", nav)
-        query = f"?{found.query}" if found.query else ""
+        query = f"?{saved.query}" if saved.query else ""
         return RedirectResponse(f"{container.pages_at}/{query}", HTTPStatus.SEE_OTHER)
 
 
@@ -124,31 +124,33 @@ def _add_job(routes: APIRouter, pages: Pages) -> None:
         about = time.about(ALL)
         parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
-            found, pulse = fleet(tx, job=job), live_job(tx, job)
+            summary, pulse = fleet(tx, job=job), live_job(tx, job)
             hangs, groups = hangs_and_groups(tx, job, HANGS)
-            incidents = open_by_job(tx, job).get(job, []) if found.jobs or pulse else []
-            if found.jobs:
+            incidents = open_by_job(tx, job).get(job, []) if summary.jobs or pulse else []
+            if summary.jobs:
                 history = job_history(
                     tx,
                     job,
-                    since=about.since(found.now),
+                    since=about.since(summary.now),
                     until=about.end,
                     request=PageRequest(sort, page_number(page), PAGE),
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(
-                    tx, job, since=about.since(found.now), until=about.end, most=DRAWN_POINTS
+                    tx, job, since=about.since(summary.now), until=about.end, most=DRAWN_POINTS
                 )
-                done = remedies(tx, job=job, planned_by=shown_session(found.jobs[0]).id)
+                applied_remedies = remedies(
+                    tx, job=job, planned_by=shown_session(summary.jobs[0]).id
+                )
         live = None if pulse is None else live_view(pulse)
-        if not found.jobs:
+        if not summary.jobs:
             if live is not None:
                 return pages.render(
                     "pulse/job.html",
                     nav,
-                    page=unrecorded_job(live, [actions(row, found.now) for row in incidents]),
+                    page=unrecorded_job(live, [actions(row, summary.now) for row in incidents]),
                     live=live,
-                    now=found.now,
+                    now=summary.now,
                     groups=groups,
                     hangs=[hang_line(row) for row in hangs],
                 )
@@ -162,10 +164,10 @@ def _add_job(routes: APIRouter, pages: Pages) -> None:
                 )
             return pages.not_found(f"job {job}", nav)
         shown = job_page(
-            found,
+            summary,
             history,
             times_of,
-            incidents=[actions(row, found.now) for row in incidents],
+            incidents=[actions(row, summary.now) for row in incidents],
             about=about,
             address=Address(job_url(job), parameters),
         )
@@ -173,12 +175,12 @@ def _add_job(routes: APIRouter, pages: Pages) -> None:
             "jobs/job.html",
             nav,
             page=shown,
-            now=found.now,
+            now=summary.now,
             groups=groups,
-            applied=applied_fixes(done, f"{job_url(job)}/fixes.csv", found.now),
+            applied=applied_fixes(applied_remedies, f"{job_url(job)}/fixes.csv", summary.now),
             hangs=[hang_line(row) for row in hangs],
             live=live,
-            whole_job=whole_job_line(done.whole_job),
+            whole_job=whole_job_line(applied_remedies.whole_job),
         )
 
 
@@ -202,15 +204,15 @@ def _add_exports(routes: APIRouter) -> None:
     def job_hangs_route(container: Here, job: str) -> Response:
         with container.reading() as tx:
             known_job(tx, job)
-            found = hangs_of_job(tx, job)
-        return csv_file("paceline-job-hangs.csv", hangs_csv(found))
+            hangs = hangs_of_job(tx, job)
+        return csv_file("paceline-job-hangs.csv", hangs_csv(hangs))
 
     @routes.get("/jobs/{job}/fixes.csv")
     def job_fixes_route(container: Here, job: str) -> Response:
         with container.reading() as tx:
             known_job(tx, job)
-            found = realized_fixes(tx, job=job)
-        return csv_file("paceline-job-fixes.csv", applied_csv(found))
+            fixes = realized_fixes(tx, job=job)
+        return csv_file("paceline-job-fixes.csv", applied_csv(fixes))
 
     @routes.get("/fleet/{name}.csv")
     def fleet_file_route(

@@ -1,4 +1,4 @@
-"""The tables of jobs, of silent jobs, and of a job's sessions."""
+"""Tables of jobs, of silent jobs and of a job's sessions: columns, and the text of their cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.session_verdict import Slowdown, VerdictCause
 from app.analysis.wording import hours
 from app.incidents.pages.parts import STATES
-from app.jobs.current import Loss, Standing
+from app.jobs.current import JobStatus, Loss
 from app.jobs.pages.query import FleetQuery
 from app.platform.database.states import SessionState
 from app.pulse.follow import LiveStep
@@ -53,9 +53,9 @@ _TIME_LOST_TO: Final = {
     Loss.BETWEEN: _BETWEEN,
     Loss.TOGETHER: _TOGETHER,
 }
-# Colors of the same.
+# Their colors.
 _LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
-# A bar of this many pixels is half of the time.
+# Width of the bar of lost time in pixels; it stands for half of the time.
 _BAR: Final = 32
 _INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
 _SIZES: Final = "DP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}PP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}TP"
@@ -100,7 +100,7 @@ def job_columns(
     Parameters
     ----------
     address : Address
-        That of the list: labels lead to it with only the jobs that have them.
+        Address of the list, to which labels link as filters.
     """
 
     def job(line: SessionLine) -> Markup:
@@ -178,12 +178,12 @@ def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
 
 
 def row_attributes(line: SessionLine) -> Mapping[str, str]:
-    """Return what scripts know of a row: its session, and that session's state."""
+    """Return the attributes of a row for scripts: session and its state."""
     return {"data-session": line.session_url.rsplit("/", 1)[1], "data-status": line.status}
 
 
 def job_attributes(line: SessionLine) -> Mapping[str, str]:
-    """Return the same of a row of a job, with the group that it is in."""
+    """Return the attributes of a job's row for scripts: group, session and its state."""
     return {"data-kind": line.kind, **row_attributes(line)}
 
 
@@ -200,7 +200,7 @@ def _state(line: SessionLine) -> Markup:
 
 
 def _labels(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
-    """Return the labels of a job where the list prints them; each leads to those that have it."""
+    """Return the labels of a job as links that filter by them; nothing if labels are hidden."""
     if not query.labels or not line.labels:
         return html.NOTHING
     written = [f"{name}={value}" for name, value in line.labels.items()]
@@ -234,13 +234,13 @@ def _slowdown(line: SessionLine) -> Markup:
 
 
 def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
-    """Return a bar of what is lost, and how much that is, or what is lost to one kind."""
+    """Return a bar of the lost time by kind, and the whole share or that of one kind."""
     losses = line.losses
     if losses is None:
         return html.NOTHING
     rects, begin = [], 0.0
     shares = (losses.stragglers, losses.between, losses.together)
-    told = losses.lost if loss is None else shares[tuple(Loss).index(loss)]
+    shown = losses.lost if loss is None else shares[tuple(Loss).index(loss)]
     for part, share in zip(_LOSSES, shares, strict=True):
         width = max(min(2 * _BAR * share, _BAR - begin), 0.0)
         rects.append(
@@ -253,7 +253,7 @@ def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
         '<svg viewBox="0 0 {0} 8" width="{0}" height="8" aria-hidden="true">'
         '<rect class="track" width="{0}" height="8"/>{1}</svg> '
     ).format(_BAR, html.join(rects))
-    return bar + rough_percent(told)
+    return bar + rough_percent(shown)
 
 
 def _time_lost_words(line: SessionLine) -> str:
@@ -289,16 +289,13 @@ def _where(line: SessionLine) -> Markup:
     return html.where(line.where, line.host)
 
 
-# ---- Lines of tables about jobs and sessions: what stands in their cells, in words -------------
-
-
-# A longer reason gives way to its code in a table, characters.
+# Reasons above this number of characters are replaced by their code.
 SHORT_REASON: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """One line of a table of jobs or of sessions."""
+    """A line of a table of jobs or of sessions."""
 
     state: StateLabel
     status: SessionState
@@ -319,33 +316,23 @@ class SessionLine:
     where: str
     gpus: int
     sizes: str
-    short_sizes: str  # without the names of what is always there
+    short_sizes: str  # DP, PP and TP as bare numbers
     steps: int
     operations: int
     discrepancy: str
     received_at: datetime
-    # the group by which the fleet page filters
-    kind: str
-    # that `where` begins with
-    host: str = ""
+    kind: str  # ``slow``, ``none``, ``quiet`` or ``silent``, the group of the row for scripts
+    host: str = ""  # host at the beginning of `where`
     spark: Sparkline | None = None
     incident: StateLabel | None = None
     incident_url: str = ""
-    # of the job
-    owner: str = ""
+    owner: str = ""  # label of the job
     labels: Mapping[str, str] = field(default_factory=dict)
-    # what of the time is lost to what; empty where that is not known
-    losses: Losses | None = None
+    losses: Losses | None = None  # None if not known; the three texts below are its parts
     stragglers: str = ""
     between: str = ""
     together: str = ""
-    # its last minute, where its pulse comes now
-    live: LiveStep | None = None
-
-    @property
-    def standing(self) -> StateLabel:
-        """Return the state of its most pressing incident, or else its own."""
-        return self.incident or self.state
+    live: LiveStep | None = None  # last minute of its pulse; None if it is not live
 
 
 def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = None) -> SessionLine:
@@ -365,7 +352,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     first = leading_cause(numbers)
     lost = numbers.lost_each_hour
     published = verdict.published if measured and verdict else None
-    # S says nothing of what is lost between steps, or by all workers together.
+    # S does not cover time lost between steps or by all workers together.
     lost_to_steps = verdict is None or measured is None or verdict.lost == measured.waste
     state = job_state(session.state, slow=slow)
     losses = numbers.losses
@@ -408,7 +395,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
 
 
 def leading_cause(session: SessionRow) -> VerdictCause | None:
-    """Return the cause that a line names; None where nothing is blamed."""
+    """Return the cause that the line of a session names; None if nothing is blamed."""
     verdict, measured = session.verdict, session.headline
     if verdict is None:
         return None
@@ -419,16 +406,16 @@ def leading_cause(session: SessionRow) -> VerdictCause | None:
 def named_cause(
     state: SessionState, level: str | None, slowdown: float | None, causes: Sequence[VerdictCause]
 ) -> VerdictCause | None:
-    """Return the cause that is named of a verdict; None where nothing is blamed.
+    """Return the cause of a verdict to name; None if nothing is blamed.
 
     Parameters
     ----------
     slowdown : float or None
-        None where the verdict on S is withheld; a cause may be known nevertheless.
+        None if the verdict on S is withheld; a cause may be known nevertheless.
     """
     if slowdown is None:
         known = causes if state == SessionState.NO_VERDICT else ()
-        return next((one for one in known if one.cause != UNKNOWN), None)
+        return next((cause for cause in known if cause.cause != UNKNOWN), None)
     return causes[0] if causes and _is_slow(level, slowdown) else None
 
 
@@ -437,7 +424,7 @@ def _is_slow(level: str | None, slowdown: float | None) -> bool:
 
 
 def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_steps: bool) -> str:
-    """Return what share a cause has, and that the slowdown is S where that is what is lost."""
+    """Return the share of a cause, with the note ``by S`` if the slowdown is S."""
     by_s = lost_to_steps and measured is not None and not measured.kind.without_causes
     if cause is None:
         return "no cause, by S" if by_s else ""
@@ -446,7 +433,7 @@ def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_ste
 
 
 def _against(measured: Slowdown | None) -> str:
-    """Return what a slowdown is counted against."""
+    """Return the reference of a slowdown in words."""
     if measured is None:
         return ""
     if measured.kind.without_causes:
@@ -454,9 +441,9 @@ def _against(measured: Slowdown | None) -> str:
     return "published S: no cause explains it"
 
 
-def job_line(job: Standing) -> SessionLine:
+def job_line(job: JobStatus) -> SessionLine:
     """Return the line of a job."""
-    row = session_row(job.name, job.latest, shown=job.told)
+    row = session_row(job.name, job.latest, shown=job.verdict_session)
     if job.finished:
         row = replace(row, state=FINISHED_STATE, lost_each_hour=None, lost_each_hour_text="")
     return replace(
@@ -470,9 +457,9 @@ def job_line(job: Standing) -> SessionLine:
 
 
 def shown_session(job: JobSummary) -> SessionRow:
-    """Return the session whose numbers stand for a job: the latest that is through."""
-    through = [session for session in job.sessions if session.state not in SessionState.UNDERWAY]
-    return through[-1] if through else job.latest
+    """Return the session whose verdict represents a job: the latest completed one."""
+    completed = [session for session in job.sessions if session.state not in SessionState.UNDERWAY]
+    return completed[-1] if completed else job.latest
 
 
 def _reason(session: SessionRow) -> str:
@@ -484,7 +471,7 @@ def _reason(session: SessionRow) -> str:
 def reason_words(
     state: SessionState, discrepancy: float | None, reason: str | None, code: str | None
 ) -> str:
-    """Return why a session has no verdict; empty where it has one, or is under way."""
+    """Return why a session has no verdict; "" if it has one or is under way."""
     if state == SessionState.NO_VERDICT and discrepancy is not None:
         return f"replay {percent(discrepancy)} off"
     if state in SessionState.UNREPORTED:
@@ -493,7 +480,7 @@ def reason_words(
 
 
 def where_words(cause: VerdictCause) -> str:
-    """Return the place that a line names; empty where there is none."""
+    """Return the place of a cause in words; "" if it has none."""
     kind = KINDS.get(cause.cause)
     if kind is not None and kind.everywhere:
         return "all DP ranks"
@@ -503,7 +490,7 @@ def where_words(cause: VerdictCause) -> str:
     if len(workers) > 1 and not where.ranks:
         return plural(len(workers), "worker")
     if not cause.gpus:
-        # Analyzed before GPUs were stored with it.
+        # Verdicts of earlier versions have no GPUs.
         return ", ".join(filter(None, (cause.host, f"worker {worker(*workers[0])}")))
     at = cause.gpus[0]
     host = at.host_words or f"worker {worker(*workers[0])}"

@@ -1,4 +1,4 @@
-"""What the page of a whole job's plan shows: pipelines, memory, other sizes, losses, flags."""
+"""Page sections and files of a whole job's plan: pipelines, memory, other sizes, losses, flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from app.analysis.planning.job.document import (
     JobAlternative,
     JobDocument,
     JobTemplateDocument,
-    MemoryParts,
     SimplerJob,
 )
 from app.plans.pages.parts import (
@@ -37,12 +36,12 @@ from app.web.format import NBSP, percent, plural, rough_percent, seconds
 from app.web.parts import Fact
 from app.web.tables import Table
 
-# Parts of memory and of time by the number of their color.
+# Parts of memory and of time, in the order of their colors.
 MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 TIME_PARTS: Final = ("computing", "tensor_parallel", "transfers", "synchronization", "optimizer")
-# Pipelines and stages that the page lists; files have all.
+# Most pipelines and stages on the page; files have all.
 _MOST_ROWS: Final = 32
-# The scatter of sizes, in its own units.
+# Width, height and margin of the scatter of sizes, in its own units.
 _WIDE: Final = 360
 _HIGH: Final = 200
 _EDGE: Final = 32
@@ -64,7 +63,7 @@ class JobStageRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """Equal pipelines."""
+    """A row of equal pipelines."""
 
     count: int
     nodes: str
@@ -77,7 +76,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class SizesRow:
-    """Other sizes, and where they are in the scatter of time and memory."""
+    """A plan of other sizes, with its position in the scatter of time and memory."""
 
     own: bool
     sizes: str
@@ -90,7 +89,7 @@ class SizesRow:
 
 @dataclass(frozen=True, slots=True)
 class SimplerRow:
-    """A simpler way to run the job."""
+    """A row of a simpler way to run the job."""
 
     way: str
     sizes: str
@@ -100,7 +99,7 @@ class SimplerRow:
 
 @dataclass(frozen=True, slots=True)
 class LossRow:
-    """The plan after nodes are lost."""
+    """A row of the plan after a loss of nodes."""
 
     lost: str
     iteration: str
@@ -111,7 +110,7 @@ class LossRow:
 
 @dataclass(frozen=True, slots=True)
 class JobSections:
-    """The regions that a whole job's plan fills."""
+    """Page sections of a whole job's plan."""
 
     running_title: str
     running: tuple[RunningRow, ...]
@@ -139,7 +138,7 @@ class JobSections:
 
 
 def job_sentence(document: JobDocument) -> str:
-    """Return the verdict: sizes, time, what is proven."""
+    """Return the verdict: sizes, time and proof."""
     text = f"{sizes_text(document.parallelism)}: "
     text += f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
     over = document.iteration_time_ms.t_std / document.lower_bound_ms - 1
@@ -153,9 +152,11 @@ def job_sentence(document: JobDocument) -> str:
 def job_facts(document: JobDocument) -> tuple[Fact, ...]:
     """Return the figures on top of the page."""
     cost = document.cost_per_billion_tokens
-    limits = {stage.memory_limit_bytes for one in document.templates for stage in one.stages} - {
-        None
-    }
+    limited = any(
+        stage.memory_limit_bytes is not None
+        for template in document.templates
+        for stage in template.stages
+    )
     return (
         Fact(
             "Iteration",
@@ -173,7 +174,7 @@ def job_facts(document: JobDocument) -> tuple[Fact, ...]:
         Fact(
             "Memory",
             f"{document.memory.total / GIB:.1f}{NBSP}GiB",
-            "of the fullest GPU, margin counted" if limits else "of the fullest GPU, no limit",
+            "of the fullest GPU, margin counted" if limited else "of the fullest GPU, no limit",
         ),
         Fact(
             "Proof",
@@ -187,13 +188,12 @@ def job_facts(document: JobDocument) -> tuple[Fact, ...]:
 def job_sections(
     document: JobDocument, timeline: SimulatedIteration, names: Sequence[str]
 ) -> JobSections:
-    """Return the regions of the page."""
+    """Return the page sections of a plan; `names` are the device types in order of their colors."""
     idle = {name: count for name, count in document.idle.items() if count}
-    pipelines = _pipelines(document, names)
-    slowest = max(document.pipelines, key=lambda one: one.time_ms)
+    slowest = max(document.pipelines, key=lambda pipeline: pipeline.time_ms)
     stages = document.templates[slowest.template].stages
     bubble = sum(timeline.bubble) / len(timeline.bubble)
-    used = {stage.device for one in document.templates for stage in one.stages}
+    used = {stage.device for template in document.templates for stage in template.stages}
     time = document.time
     return JobSections(
         running_title=running_title(document),
@@ -201,7 +201,7 @@ def job_sections(
         session=None if document.as_it_runs is None else document.as_it_runs.session,
         title=_title(document),
         ticks=layer_ticks(document.layers + 2),
-        pipelines=pipelines,
+        pipelines=_pipeline_rows(document, names),
         idle_devices=", ".join(f"{count} × {name}" for name, count in idle.items()),
         legend=tuple((color_of(name, names), name) for name in names if name in used),
         memory_legend=tuple((n, _words(part)) for n, part in enumerate(MEMORY_PARTS, 1)),
@@ -217,13 +217,13 @@ def job_sections(
         "hatched: bubble"
         if timeline.starts
         else "Interleaved, or too many computations to draw",
-        alternatives=_alternatives(document),
+        alternatives=_alternative_rows(document),
         wide=_WIDE,
         high=_HIGH,
-        ends=_ends(document.alternatives),
-        simpler=tuple(_simpler(name, one) for name, one in document.comparison.items()),
-        losses=tuple(_losses(document)),
-        flags=tuple((one.framework, one.flags, one.unsaid) for one in document.flags),
+        ends=_axis_labels(document.alternatives),
+        simpler=tuple(_simpler_row(name, other) for name, other in document.comparison.items()),
+        losses=tuple(_loss_rows(document)),
+        flags=tuple((item.framework, item.flags, item.unsaid) for item in document.flags),
         text=document.flags[0].flags,
         data=schedule_data(stages, timeline, names),
     )
@@ -235,25 +235,28 @@ def _words(part: str) -> str:
 
 def _title(document: JobDocument) -> str:
     count = len(document.pipelines)
-    shares = {one.microbatches for one in document.pipelines}
+    shares = {pipeline.microbatches for pipeline in document.pipelines}
     if len(document.templates) == 1 and len(shares) == 1:
         each = plural(shares.pop(), "microbatch", "microbatches")
         return f"{plural(count, 'pipeline')} alike, {each} each"
     return f"{plural(count, 'pipeline')}, {min(shares)} to {max(shares)} microbatches each"
 
 
-def _pipelines(document: JobDocument, names: Sequence[str]) -> tuple[PipelineRow, ...]:
+def _pipeline_rows(document: JobDocument, names: Sequence[str]) -> tuple[PipelineRow, ...]:
     counts: dict[tuple[int, int], list[float]] = {}
-    for one in document.pipelines:
-        counts.setdefault((one.template, one.microbatches), []).append(one.time_ms)
+    for pipeline in document.pipelines:
+        key = pipeline.template, pipeline.microbatches
+        counts.setdefault(key, []).append(pipeline.time_ms)
     rows = []
     for (number, microbatches), times in list(counts.items())[:_MOST_ROWS]:
         template = document.templates[number]
         layers = document.layers + 2
+        nodes = " + ".join(f"{count}{NBSP}×{NBSP}{name}" for name, count in template.nodes.items())
+        share = template.pipelines_per_node_set
         rows.append(
             PipelineRow(
                 count=len(times),
-                nodes=_nodes(template),
+                nodes=f"{nodes} for {share}" if share > 1 else nodes,
                 blocks=tuple(
                     StageBlock(
                         round(100 * stage.layers[0] / layers, 3),
@@ -272,12 +275,6 @@ def _pipelines(document: JobDocument, names: Sequence[str]) -> tuple[PipelineRow
     return tuple(rows)
 
 
-def _nodes(template: JobTemplateDocument) -> str:
-    nodes = " + ".join(f"{count}{NBSP}×{NBSP}{name}" for name, count in template.nodes.items())
-    share = template.pipelines_per_node_set
-    return f"{nodes} for {share}" if share > 1 else nodes
-
-
 def _stages(template: JobTemplateDocument, names: Sequence[str]) -> tuple[JobStageRow, ...]:
     return tuple(
         JobStageRow(
@@ -290,19 +287,19 @@ def _stages(template: JobTemplateDocument, names: Sequence[str]) -> tuple[JobSta
                 [getattr(stage.memory, part) for part in MEMORY_PARTS],
                 stage.memory_limit_bytes or stage.memory.total,
             ),
-            memory_text=_memory_text(stage.memory, stage.memory_limit_bytes),
+            memory_text=f"{(stage.memory.total - stage.memory.margin) / GIB:.1f}"
+            + (
+                ""
+                if stage.memory_limit_bytes is None
+                else f" of {stage.memory_limit_bytes / GIB:.3g}"
+            ),
         )
         for number, stage in enumerate(template.stages[:_MOST_ROWS])
     )
 
 
-def _memory_text(memory: MemoryParts, limit: float | None) -> str:
-    text = f"{(memory.total - memory.margin) / GIB:.1f}"
-    return text if limit is None else f"{text} of {limit / GIB:.3g}"
-
-
 def _stacked(values: Sequence[float], whole: float) -> tuple[StageBlock, ...]:
-    """Return parts of a whole as bars behind each other."""
+    """Return the parts of a stacked bar."""
     blocks, left = [], 0.0
     for color, value in enumerate(values, 1):
         width = 100 * value / whole if whole else 0.0
@@ -311,7 +308,7 @@ def _stacked(values: Sequence[float], whole: float) -> tuple[StageBlock, ...]:
     return tuple(blocks)
 
 
-def _alternatives(document: JobDocument) -> tuple[SizesRow, ...]:
+def _alternative_rows(document: JobDocument) -> tuple[SizesRow, ...]:
     others = document.alternatives
     if not others:
         return ()
@@ -328,7 +325,7 @@ def _alternatives(document: JobDocument) -> tuple[SizesRow, ...]:
             own=other.parallelism == document.parallelism,
             sizes=sizes_and_rest(other.parallelism),
             simulated=seconds(other.iteration_time_ms.simulated * MS),
-            over=_over(other),
+            over="" if other.relative <= 1 else against_text(other.relative),
             memory=f"{other.memory_bytes / GIB:.1f}",
             x=at(other.iteration_time_ms.simulated, times, _WIDE),
             y=_HIGH - at(other.memory_bytes, memory, _HIGH),
@@ -337,8 +334,8 @@ def _alternatives(document: JobDocument) -> tuple[SizesRow, ...]:
     )
 
 
-def _ends(others: Sequence[JobAlternative]) -> tuple[tuple[int, int, str, str], ...]:
-    """Return what the axes of the scatter begin and end with: x, y, anchor, text."""
+def _axis_labels(others: Sequence[JobAlternative]) -> tuple[tuple[int, int, str, str], ...]:
+    """Return the labels at the ends of the scatter's axes: x, y, anchor, text."""
     if not others:
         return ()
     times = [other.iteration_time_ms.simulated * MS for other in others]
@@ -351,7 +348,7 @@ def _ends(others: Sequence[JobAlternative]) -> tuple[tuple[int, int, str, str], 
     )
 
 
-def _simpler(name: str, other: SimplerJob) -> SimplerRow:
+def _simpler_row(name: str, other: SimplerJob) -> SimplerRow:
     way = name.replace("_", " ")
     if other.parallelism is None or other.iteration_time_ms is None or other.relative is None:
         return SimplerRow(way, "nothing fits", "", "")
@@ -363,11 +360,7 @@ def _simpler(name: str, other: SimplerJob) -> SimplerRow:
     )
 
 
-def _over(other: JobAlternative) -> str:
-    return "" if other.relative <= 1 else against_text(other.relative)
-
-
-def _losses(document: JobDocument) -> list[LossRow]:
+def _loss_rows(document: JobDocument) -> list[LossRow]:
     rows = []
     for loss in document.after_losses:
         lost = f"{loss.nodes}{NBSP}×{NBSP}{loss.device}"
@@ -386,30 +379,23 @@ def _losses(document: JobDocument) -> list[LossRow]:
     return rows
 
 
-# ---- The files behind the figures of a whole job's plan ----------------------------------------
-
-
-def _json(document: JobDocument) -> str:
-    return json.dumps(plain(document), indent=1, allow_nan=False) + "\n"
-
-
-def _file_pipelines(document: JobDocument) -> Table:
+def _pipelines_csv(document: JobDocument) -> Table:
     return Table(
         ("pipeline", "template", "microbatches", "time_ms", "nodes"),
         (
             (
                 number,
-                one.template,
-                one.microbatches,
-                one.time_ms,
-                " ".join(f"{node.device}:{node.node}" for node in one.nodes),
+                pipeline.template,
+                pipeline.microbatches,
+                pipeline.time_ms,
+                " ".join(f"{node.device}:{node.node}" for node in pipeline.nodes),
             )
-            for number, one in enumerate(document.pipelines)
+            for number, pipeline in enumerate(document.pipelines)
         ),
     )
 
 
-def _memory(document: JobDocument) -> Table:
+def _memory_csv(document: JobDocument) -> Table:
     return Table(
         (
             "template", "stage", "device", "gpus", "first_layer", "last_layer", "time_ms",
@@ -429,7 +415,7 @@ def _memory(document: JobDocument) -> Table:
     )  # fmt: skip
 
 
-def _sizes(document: JobDocument) -> Table:
+def _sizes_csv(document: JobDocument) -> Table:
     return Table(
         (
             "tp", "pp", "dp", "microbatch", "recompute", "interleave", "simulated_ms", "t_std_ms",
@@ -437,32 +423,32 @@ def _sizes(document: JobDocument) -> Table:
         ),
         (
             (
-                one.parallelism.tp, one.parallelism.pp, one.parallelism.dp,
-                one.parallelism.microbatch, one.parallelism.recompute.value,
-                one.parallelism.interleave, one.iteration_time_ms.simulated,
-                one.iteration_time_ms.t_std, one.memory_bytes,
+                other.parallelism.tp, other.parallelism.pp, other.parallelism.dp,
+                other.parallelism.microbatch, other.parallelism.recompute.value,
+                other.parallelism.interleave, other.iteration_time_ms.simulated,
+                other.iteration_time_ms.t_std, other.memory_bytes,
             )
-            for one in document.alternatives
+            for other in document.alternatives
         ),
     )  # fmt: skip
 
 
-def _job_files_simpler(document: JobDocument) -> Table:
+def _simpler_csv(document: JobDocument) -> Table:
     return Table(
         ("way", "simulated_ms", "t_std_ms", "relative"),
         (
             (
                 name,
-                one.iteration_time_ms and one.iteration_time_ms.simulated,
-                one.iteration_time_ms and one.iteration_time_ms.t_std,
-                one.relative,
+                other.iteration_time_ms and other.iteration_time_ms.simulated,
+                other.iteration_time_ms and other.iteration_time_ms.t_std,
+                other.relative,
             )
-            for name, one in document.comparison.items()
+            for name, other in document.comparison.items()
         ),
     )
 
 
-def _running(document: JobDocument) -> Table:
+def _running_csv(document: JobDocument) -> Table:
     runs, same = document.as_it_runs, document.comparison.get("same_sizes")
     times = same and same.iteration_time_ms
     ways = (
@@ -473,12 +459,13 @@ def _running(document: JobDocument) -> Table:
     return Table(("way", "iteration_ms"), ways)
 
 
+# Files of a whole job's plan, by name.
 JOB_FILES: Final[Mapping[str, Callable[[JobDocument], Table | str]]] = {
-    "plan.json": _json,
-    "pipelines.csv": _file_pipelines,
-    "memory.csv": _memory,
-    "sizes.csv": _sizes,
-    "simpler.csv": _job_files_simpler,
-    "running.csv": _running,
+    "plan.json": lambda document: json.dumps(plain(document), indent=1, allow_nan=False) + "\n",
+    "pipelines.csv": _pipelines_csv,
+    "memory.csv": _memory_csv,
+    "sizes.csv": _sizes_csv,
+    "simpler.csv": _simpler_csv,
+    "running.csv": _running_csv,
     "losses.csv": lambda document: Table.of(AfterLossDocument, document.after_losses),
 }

@@ -1,4 +1,4 @@
-"""Parts of the pages of plans: templates drawn over layers and devices, and what they cost."""
+"""Parts of the pages of plans: templates drawn over layers and devices, times, sizes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from app.web.format import NBSP, percent, plural, seconds
 
 MS: Final = 1e-3
 GIB: Final = 2**30
-# Number of device colors in tokens.css; further types share them, and are always named as well.
+# Device colors in tokens.css; further types share them, and every type is named as well.
 COLORS: Final = 5
-# A label that begins further right than this is written to the left of its block, in per cent.
+# Labels of blocks beyond this position are to the left of the block, per cent.
 _LATE: Final = 72.0
 _TICKS: Final = 6
-# The last tick but one stays away from the last one by this share of a step.
+# Least distance of the last two ticks, as a share of a step.
 _ROOM: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class StageBlock:
-    """Layers of one stage as a bar, in per cent of all layers."""
+    """A bar of one stage's layers, per cent of all layers."""
 
     left: float
     width: float
@@ -64,7 +64,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """What a method gives; without a template, why there is none."""
+    """Result of a method, or the reason why it has none."""
 
     name: str
     own: bool
@@ -81,12 +81,12 @@ class MethodRow:
 
 
 def device_names(requested: RequestedPlan) -> list[str]:
-    """Return the types of a specification in its order: a type's place is its color."""
+    """Return the device types of a specification, whose order determines their colors."""
     return [device.type for device in requested.devices]
 
 
 def cluster_text(requested: RequestedPlan) -> str:
-    """Return the cluster in words: ``2 × 4 V100, 2 × 4 A6000``."""
+    """Return the cluster as text: ``2 × 4 V100, 2 × 4 A6000``."""
     return ", ".join(
         f"{device.nodes}{NBSP}×{NBSP}{device.gpus_per_node} {device.type}"
         for device in requested.devices
@@ -120,7 +120,7 @@ def schedule_data(
     timeline: SimulatedIteration,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what the page draws the executed schedule of a pipeline from."""
+    """Return the data from which the page draws the executed schedule of a pipeline."""
     return {
         "iteration_ms": timeline.iteration_time_ms,
         "starts": plain(timeline.starts),
@@ -138,7 +138,7 @@ def schedule_data(
 
 
 def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
-    """Return ticks of the axis of layers: per cent and number."""
+    """Return the ticks of the axis of layers: position in per cent, and text."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if layers / s <= _TICKS)
     numbers = [n for n in range(0, layers + 1, step) if n == 0 or layers - n >= _ROOM * step]
     return tuple((round(100 * n / layers, 3), str(n)) for n in [*numbers, layers])
@@ -147,7 +147,7 @@ def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
 def stage_rows(
     document: PlanDocument, timeline: SimulatedIteration, names: Sequence[str]
 ) -> tuple[StageRow, ...]:
-    """Return the rows of the template."""
+    """Return the rows of the template's stages."""
     stages = document.stages
     longest = max(stage.time_ms for stage in stages)
     most = max(stage.memory_bytes for stage in stages)
@@ -156,22 +156,23 @@ def stage_rows(
             number=number,
             color=color_of(stage.device, names),
             devices=" + ".join(f"{at.gpus}{NBSP}×{NBSP}{at.device}" for at in stage.places),
-            place=_place(stage),
+            place=f"{len(stage.replicas)} nodes, shared by speed"
+            if stage.replicas
+            else f"node {stage.node}",
             block=_block(stage, document.layers, names),
             time_share=100 * stage.time_ms / longest,
             time_text=milliseconds(stage.time_ms),
             memory_share=_memory_share(stage, most),
-            memory_text=_memory_text(stage),
+            memory_text=f"{stage.memory_bytes / GIB:.1f}"
+            + (
+                ""
+                if stage.memory_limit_bytes is None
+                else f" of {stage.memory_limit_bytes / GIB:.3g}"
+            ),
             idle_text=percent(idle),
         )
         for number, (stage, idle) in enumerate(zip(stages, timeline.bubble, strict=True))
     )
-
-
-def _place(stage: PlannedStage) -> str:
-    if stage.replicas:
-        return f"{len(stage.replicas)} nodes, shared by speed"
-    return f"node {stage.node}"
 
 
 def _memory_share(stage: PlannedStage, most: float) -> float | None:
@@ -179,15 +180,8 @@ def _memory_share(stage: PlannedStage, most: float) -> float | None:
     return min(100 * stage.memory_bytes / whole, 100.0) if whole else None
 
 
-def _memory_text(stage: PlannedStage) -> str:
-    used, limit = stage.memory_bytes / GIB, stage.memory_limit_bytes
-    if limit is None:
-        return f"{used:.1f}"
-    return f"{used:.1f} of {limit / GIB:.3g}"
-
-
 def milliseconds(value: float) -> str:
-    """Return milliseconds to three digits, without the unit."""
+    """Return milliseconds with three significant digits, without the unit."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits are enough
 
 
@@ -200,7 +194,7 @@ METHOD_NAMES: Final = {
 
 
 def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
-    """Return the results of the method and of those it is compared with, the method first."""
+    """Return the results of the plan's method and of the compared ones, its own first."""
     found: dict[str, FoundTemplate] = {document.method: document, **document.others}
     simulated = [other.iteration_time_ms.simulated for other in found.values()]
     rows = [
@@ -246,7 +240,7 @@ def _method_row(
 
 
 def _folded(folding: FoldedCluster) -> str:
-    """Say as what the cluster passes where Ditto looks for its virtual template."""
+    """Return the virtual cluster of Ditto's folding as text."""
     weakest, nodes = folding.weakest, plural(folding.virtual_nodes, "node")
     worth = [f"a {name} as {n}" for name, n in folding.factors.items() if name != weakest]
     counted = f" ({', '.join(worth)})" if worth else ""
@@ -254,7 +248,7 @@ def _folded(folding: FoldedCluster) -> str:
 
 
 def alternative_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
-    """Return the near-optimal templates, the best simulated first."""
+    """Return the rows of near-optimal templates, the fastest executed first."""
     others = document.alternatives
     longest = max((other.iteration_time_ms.simulated for other in others), default=0.0)
     return tuple(
@@ -280,7 +274,7 @@ def _difference(over: float) -> str:
 
 
 def idle_shares(document: PlanDocument, timeline: SimulatedIteration) -> tuple[float, float, float]:
-    """Return which share of the iteration GPUs idle in stages: over all GPUs, least, most."""
+    """Return the idle share of the iteration: of all GPUs in stages, least and most by stage."""
     bubbles = timeline.bubble
     gpus = [sum(at.gpus for at in stage.places) for stage in document.stages]
     whole = sum(b * g for b, g in zip(bubbles, gpus, strict=True)) / sum(gpus)
@@ -288,16 +282,13 @@ def idle_shares(document: PlanDocument, timeline: SimulatedIteration) -> tuple[f
 
 
 def plan_name(name: str | None, layers: int, gpus: int) -> str:
-    """Return what a plan is called: its own name, or its size."""
+    """Return the name of a plan, or else its size."""
     return name or f"{plural(layers, 'layer')} on {plural(gpus, 'GPU')}"
-
-
-# ---- Sizes of a job in words, and the job as it runs against its plan --------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """The job as it runs, as it is planned, or between both."""
+    """A row of the comparison of the running job with its plan."""
 
     way: str
     sizes: str
@@ -306,30 +297,30 @@ class RunningRow:
 
 
 def sizes_text(sizes: Parallelism) -> str:
-    """Return sizes as one writes them: ``dp 4 × pp 8 × tp 8``."""
+    """Return parallel sizes as text: ``dp 4 × pp 8 × tp 8``."""
     return f"dp{NBSP}{sizes.dp} × pp{NBSP}{sizes.pp} × tp{NBSP}{sizes.tp}"
 
 
 def rest_text(sizes: Parallelism) -> str:
-    """Return the other sizes: microbatch, chunks, what is computed again; not what there is not."""
+    """Return the other sizes as text: microbatch, and where used chunks and recomputation."""
     chunks = f", {sizes.interleave} chunks" if sizes.interleave > 1 else ""
-    again = sizes.recompute
-    recompute = "" if again is Recompute.NONE else f", recompute {again.value}"
+    mode = sizes.recompute
+    recompute = "" if mode is Recompute.NONE else f", recompute {mode.value}"
     return f"microbatch {sizes.microbatch}{chunks}{recompute}"
 
 
 def sizes_and_rest(sizes: Parallelism) -> str:
-    """Return all sizes."""
+    """Return all sizes as text."""
     return f"{sizes_text(sizes)}, {rest_text(sizes)}"
 
 
 def against_text(relative: float) -> str:
-    """Return how much longer or shorter something takes than something else, with its sign."""
+    """Return a ratio of times as a signed difference in per cent."""
     return ("+" if relative > 1 else "") + percent(relative - 1)
 
 
 def running_title(document: JobDocument) -> str:
-    """Return what the plan saves of the job as it runs; empty where that is not said."""
+    """Return the plan's saving over the running job as a title; empty without that job."""
     runs = document.as_it_runs
     if runs is None:
         return ""
@@ -339,13 +330,13 @@ def running_title(document: JobDocument) -> str:
 
 
 def running_rows(document: JobDocument) -> tuple[RunningRow, ...]:
-    """Return the job as it runs, with its sizes and the best cut, and as it is planned."""
+    """Return the rows of the running job, of its sizes with the best cut, and of the plan."""
     runs, best_ms = document.as_it_runs, document.iteration_time_ms.simulated
     if runs is None:
         return ()
     same = document.comparison.get("same_sizes")
-    known = (("dp", runs.dp), ("pp", runs.pp), ("tp", runs.tp))
-    sizes = " × ".join(f"{name}{NBSP}{size}" for name, size in known if size is not None)
+    named_sizes = (("dp", runs.dp), ("pp", runs.pp), ("tp", runs.tp))
+    sizes = " × ".join(f"{name}{NBSP}{size}" for name, size in named_sizes if size is not None)
     rows = [RunningRow("As it runs, measured", sizes, seconds(runs.iteration_time_ms * MS), "")]
     if same is not None and same.parallelism is not None and same.iteration_time_ms is not None:
         ms = same.iteration_time_ms.simulated

@@ -1,4 +1,4 @@
-"""What the page of one plan shows, whatever state it is in."""
+"""The page of one plan, in every state of it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ OBJECTIVE_WORDS: Final = {
 }
 JOB_WORDS: Final = "the whole job: least t_std of its slowest pipeline"
 EXECUTED: Final = "simulated"
-# Stages within this of one another leave nothing to gain by moving a layer.
+# Spread of stage times up to which moving a layer gains nothing.
 _EVEN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The regions that a found template fills."""
+    """Page sections of a template."""
 
     title: str
     note: str
@@ -79,7 +79,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class PlanPage:
-    """The page of a plan; `template` is None while, or where, there is none."""
+    """The page of a plan; `template` and `job` are None without a result of that kind."""
 
     id: uuid.UUID
     now: datetime
@@ -102,7 +102,10 @@ def plan_page(view: PlanView) -> PlanPage:
     """Return the page of a plan."""
     row, result = view.row, view.result
     name = plan_name(row.name, row.layers, row.gpus)
-    batch = _batch(view.requested)
+    if view.requested.global_batch:
+        batch = f"{plural(view.requested.global_batch, 'sequence')} a batch"
+    else:
+        batch = plural(view.requested.microbatches or 0, "microbatch", "microbatches")
     subject = f"{plural(row.layers, 'layer')} · {batch} · {cluster_text(view.requested)}"
     template, job = None, None
     heading, why, facts = _waiting(view)
@@ -138,18 +141,18 @@ def plan_page(view: PlanView) -> PlanPage:
         changes=tuple(Row(fault.column or "", fault.message, fault.code) for fault in view.faults),
         template=template,
         job=job,
-        request=_request(view),
+        request={
+            "spec": view.spec,
+            "method": row.method,
+            "objective": row.objective,
+            "time_limit_s": row.time_limit_s,
+            **({} if row.name is None else {"name": row.name}),
+        },
     )
 
 
-def _batch(requested: RequestedPlan) -> str:
-    if requested.global_batch:
-        return f"{plural(requested.global_batch, 'sequence')} a batch"
-    return plural(requested.microbatches or 0, "microbatch", "microbatches")
-
-
 def sentence(document: PlanDocument) -> str:
-    """Return the verdict: what an iteration takes, what is proven, what others would give."""
+    """Return the verdict: time of an iteration, proof, comparison with other methods."""
     text = f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
     executed = document.objective == EXECUTED
     if document.optimal:
@@ -159,18 +162,14 @@ def sentence(document: PlanDocument) -> str:
         text += f", at most {rough_percent(document.gap)} above {least}"
     else:
         text += f" by {METHOD_NAMES[document.method]}"
-    others = _others(document)
-    return f"{text}; {others}" if others else text
-
-
-def _others(document: PlanDocument) -> str:
     parts: list[str] = []
     for name, other in document.others.items():
         template = " template" if not parts else ""
-        # greedy is a word, Ditto is a name
+        # "greedy" is a word, "Ditto" a name
         word = "greedy" if parts and name == "greedy" else METHOD_NAMES[name]
         parts.append(f"{word}’s{template}{_against(document.over(other))}")
-    return ", ".join(parts)
+    others = ", ".join(parts)
+    return f"{text}; {others}" if others else text
 
 
 def _against(over: float) -> str:
@@ -182,9 +181,9 @@ def _against(over: float) -> str:
 def _short(view: PlanView) -> str:
     if view.result is None:
         return STATES[view.row.state].word.lower()
-    found = view.result.plan
-    proof = ", proven optimal" if found.optimal else ""
-    return f"{seconds(found.iteration_time_ms.simulated * MS)}{proof}"
+    document = view.result.plan
+    proof = ", proven optimal" if document.optimal else ""
+    return f"{seconds(document.iteration_time_ms.simulated * MS)}{proof}"
 
 
 def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
@@ -194,7 +193,7 @@ def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
 
 
 def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
-    """Return what is said of a plan without a template: sentence, explanation, facts."""
+    """Return the texts of a plan without a template: sentence, explanation, facts."""
     row = view.row
     facts = [
         Fact("Method", METHOD_NAMES[row.method], row.objective),
@@ -229,6 +228,9 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
 def _facts(document: PlanDocument, timeline: SimulatedIteration) -> tuple[Fact, ...]:
     idle, least, most = idle_shares(document, timeline)
     durations = [stage.time_ms for stage in document.stages]
+    note = ""
+    if document.certificate is not None:
+        note = f"{plural(document.certificate.intervals_explored, 'interval')} explored"
     facts = [
         Fact("Iteration", seconds(document.iteration_time_ms.simulated * MS), "simulated 1F1B"),
         _proof(document),
@@ -238,7 +240,7 @@ def _facts(document: PlanDocument, timeline: SimulatedIteration) -> tuple[Fact, 
             f"{milliseconds(min(durations))} to {milliseconds(max(durations))}{NBSP}ms each",
         ),
         Fact("GPU time idle", percent(idle), f"{percent(least)} to {percent(most)} by stage"),
-        _planned(document),
+        Fact("Planned in", seconds(document.planning_time_s), note),
     ]
     memory = _memory(document.stages)
     if memory is not None:
@@ -258,13 +260,6 @@ def _proof(document: PlanDocument) -> Fact:
         else f"bound {seconds(bound * MS)} ({document.objective})",
         hint=f"{own:.6f} ms, no template below {bound:.6f} ms",
     )
-
-
-def _planned(document: PlanDocument) -> Fact:
-    note = ""
-    if document.certificate is not None:
-        note = f"{plural(document.certificate.intervals_explored, 'interval')} explored"
-    return Fact("Planned in", seconds(document.planning_time_s), note)
 
 
 def _memory(stages: Sequence[PlannedStage]) -> Fact | None:
@@ -288,6 +283,11 @@ def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIterati
     names = device_names(view.requested)
     used = {stage.device for stage in document.stages}
     idle = {name: count for name, count in document.idle.items() if count}
+    idle_share, _, _ = idle_shares(document, timeline)
+    parts = [
+        f"{METHOD_NAMES[name]}{_against(document.over(other))}"
+        for name, other in document.others.items()
+    ]
     return Template(
         title=_template_title(document),
         note=f"Layers 0–{document.layers - 1} over stages in pipeline order; dashed: the "
@@ -296,10 +296,10 @@ def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIterati
         stages=stage_rows(document, timeline, names),
         has_memory=any(stage.memory_bytes for stage in document.stages),
         idle_devices=", ".join(f"{count} × {name}" for name, count in idle.items()),
-        methods_title=_methods_title(document),
+        methods_title=(", ".join(parts) or "No other method has an answer"),
         methods=method_rows(document, names),
         legend=tuple((color_of(name, names), name) for name in names if name in used),
-        schedule_title=_schedule_title(document, timeline),
+        schedule_title=f"GPUs idle {percent(idle_share)} of the iteration, hatched",
         schedule_note="One iteration under 1F1B, "
         f"{plural(document.microbatches, 'microbatch', 'microbatches')}; "
         "light: forward, dark: backward, hatched: bubble"
@@ -307,7 +307,11 @@ def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIterati
         else "Too many computations to draw: the idle share of each stage is in the table above",
         alternatives_title=_alternatives_title(document),
         alternatives=alternative_rows(document, names),
-        text=_text(document),
+        text="\n".join(
+            f"stage {number}: layers {stage.layers[0]}-{stage.layers[1]} on "
+            + " + ".join(f"{at.gpus} x {at.device} (node {at.node})" for at in stage.places)
+            for number, stage in enumerate(document.stages)
+        ),
         data=schedule_data(document.stages, timeline, names),
     )
 
@@ -329,19 +333,6 @@ def _template_title(document: PlanDocument) -> str:
     return text
 
 
-def _methods_title(document: PlanDocument) -> str:
-    parts = [
-        f"{METHOD_NAMES[name]}{_against(document.over(other))}"
-        for name, other in document.others.items()
-    ]
-    return ", ".join(parts) or "No other method has an answer"
-
-
-def _schedule_title(document: PlanDocument, timeline: SimulatedIteration) -> str:
-    idle, _, _ = idle_shares(document, timeline)
-    return f"GPUs idle {percent(idle)} of the iteration, hatched"
-
-
 def _alternatives_title(document: PlanDocument) -> str:
     count = len(document.alternatives)
     if not count:
@@ -353,23 +344,3 @@ def _alternatives_title(document: PlanDocument) -> str:
     if faster < 0.0005:  # noqa: PLR2004 - rounds to 0.0 %
         return text
     return f"{text} by {document.objective}; one executes {percent(faster)} faster"
-
-
-def _text(document: PlanDocument) -> str:
-    """Return the template as lines to paste."""
-    return "\n".join(
-        f"stage {number}: layers {stage.layers[0]}-{stage.layers[1]} on "
-        + " + ".join(f"{at.gpus} x {at.device} (node {at.node})" for at in stage.places)
-        for number, stage in enumerate(document.stages)
-    )
-
-
-def _request(view: PlanView) -> dict[str, Any]:
-    row = view.row
-    requested: dict[str, Any] = {
-        "spec": view.spec,
-        "method": row.method,
-        "objective": row.objective,
-        "time_limit_s": row.time_limit_s,
-    }
-    return requested if row.name is None else requested | {"name": row.name}

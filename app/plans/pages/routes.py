@@ -1,4 +1,4 @@
-"""The pages of plans and the files behind their figures."""
+"""Pages of plans: their routes, the form of a new plan, and the files of a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
 import yaml
@@ -23,7 +22,7 @@ from app.errors import Fault, NotFoundError
 from app.plans.pages.job import JOB_FILES
 from app.plans.pages.parts import METHOD_NAMES, MS, plan_name
 from app.plans.pages.plan import PROVEN, STATES, plan_page
-from app.plans.read import PLANS, PlanSummary, PlanView, get_plan
+from app.plans.read import PLANS, PlanSummary, get_plan
 from app.plans.requests import JobResult, PlanOutline, PlanResult
 from app.plans.specs.spec import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.platform.database.states import PlanState
@@ -34,9 +33,6 @@ from app.web.lists import read
 from app.web.pages import Pages
 from app.web.parts import StateLabel
 from app.web.tables import Shown, Table, csv_file, drawn
-
-# ---- What the form of a plan explains, and its table of devices --------------------------------
-
 
 METHOD_NOTES: Final[Mapping[Method, str]] = {
     "optimal": "searches all templates and proves how good its plan is",
@@ -54,7 +50,7 @@ OBJECTIVE_NOTES: Final[Mapping[Objective, str]] = {
     "t_std": "ΣL + (N − 1)·max L, the estimate of Alpa and Metis; exact",
     "t_oobleck": "Oobleck’s estimate, to compare with its plans; exact",
 }
-# Keys of a device, by the heading of their column.
+# Columns of the form's table of devices: heading by key.
 DEVICE_COLUMNS: Final[Mapping[str, str]] = {
     "type": "Type",
     "nodes": "Nodes",
@@ -73,12 +69,11 @@ PRESETS: Final[Mapping[str, Any]] = {
     ]
 }
 
-# What a row's cells show, by key.
-DeviceRow = Mapping[str, str]
+DeviceRow = Mapping[str, str]  # cell by key
 
 
 def device_rows(spec: Mapping[str, Any]) -> tuple[DeviceRow, ...]:
-    """Return the devices of a specification as cells; its text says the same."""
+    """Return the devices of a specification as rows of the form's table."""
     return tuple(
         {key: _cell(key, device.get(key)) for key in DEVICE_COLUMNS} for device in spec["devices"]
     )
@@ -87,17 +82,12 @@ def device_rows(spec: Mapping[str, Any]) -> tuple[DeviceRow, ...]:
 def _cell(key: str, value: object) -> str:
     if value is None:
         return ""
-    if key == "memory_bytes":
-        return f"{float(str(value)) / GIB:.6g}"
-    return str(value)
-
-
-# ---- Whole jobs to begin with: published models on nodes of the catalogue's devices ------------
+    return f"{float(str(value)) / GIB:.6g}" if key == "memory_bytes" else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class JobPreset:
-    """A specification by its key in addresses."""
+    """A published model on a cluster, as a specification to start from."""
 
     name: str
     source: str
@@ -156,10 +146,9 @@ JOB_PRESETS: Final = {
 }
 
 
-# What the page lists.
+# Most plans on the page.
 LISTED: Final = 100
 
-# A plan that was found never changes; one that is asked for again gets the same answer.
 FILE_HEADERS: Final = {"Cache-Control": "no-cache"}
 
 EXAMPLE: Final = """\
@@ -188,7 +177,7 @@ network: {intra_node_gbytes_per_s: 300, inter_node_gbytes_per_s: 25}
 
 @dataclass(frozen=True, slots=True)
 class PlanForm:
-    """What the form is filled with."""
+    """Values of the form's fields."""
 
     name: str
     method: str
@@ -216,12 +205,23 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
         form = EMPTY_FORM
         if preset in JOB_PRESETS:
             chosen = JOB_PRESETS[preset]
-            rows_of = device_rows(yaml.safe_load(chosen.spec))
-            form = replace(form, name=chosen.name, spec=chosen.spec, devices=rows_of)
+            devices = device_rows(yaml.safe_load(chosen.spec))
+            form = replace(form, name=chosen.name, spec=chosen.spec, devices=devices)
         with pages.reading(container) as (tx, nav):
             if of:
                 try:
-                    form = _filled(get_plan(tx, uuid.UUID(of)))
+                    view = get_plan(tx, uuid.UUID(of))
+                    row = view.row
+                    form = PlanForm(
+                        row.name or "",
+                        row.method,
+                        row.objective,
+                        f"{row.time_limit_s:g}",
+                        yaml.safe_dump(
+                            view.spec, sort_keys=False, default_flow_style=None, width=100
+                        ),
+                        device_rows(view.spec),
+                    )
                 except (ValueError, NotFoundError):
                     return pages.not_found(f"plan {of}", nav)
             rows, now = read(tx, PLANS, limit=LISTED), tx.now
@@ -230,7 +230,18 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
             nav,
             now=now,
             form=form,
-            plans=drawn(_columns(now), rows, csv="/plans.csv", classes="planned"),
+            plans=drawn(
+                (
+                    Shown("State", lambda row: html.state(_state(row)), of_cells="nowrap"),
+                    Shown("Plan", _plan, of_cells="grow"),
+                    Shown("Iteration", _iteration, classes="num"),
+                    Shown("Others", _others, classes="num opt", of_cells="muted"),
+                    Shown("Asked", lambda row: moments.ago(row.created_at, now), classes="num"),
+                ),
+                rows,
+                csv="/plans.csv",
+                classes="planned",
+            ),
             methods=METHOD_NAMES,
             method_notes=METHOD_NOTES,
             objectives=OBJECTIVE_NAMES,
@@ -290,35 +301,13 @@ def _file(result: PlanResult | JobResult | None, name: str) -> Table | str | Non
     return None if make is None or result is None else make(result)
 
 
-def _filled(view: PlanView) -> PlanForm:
-    row = view.row
-    return PlanForm(
-        row.name or "",
-        row.method,
-        row.objective,
-        f"{row.time_limit_s:g}",
-        yaml.safe_dump(view.spec, sort_keys=False, default_flow_style=None, width=100),
-        device_rows(view.spec),
-    )
-
-
-def _columns(now: datetime) -> tuple[Shown[PlanSummary], ...]:
-    return (
-        Shown("State", lambda row: html.state(_state(row)), of_cells="nowrap"),
-        Shown("Plan", _plan, of_cells="grow"),
-        Shown("Iteration", _iteration, classes="num"),
-        Shown("Others", _others, classes="num opt", of_cells="muted"),
-        Shown("Asked", lambda row: moments.ago(row.created_at, now), classes="num"),
-    )
-
-
-def _found(row: PlanSummary) -> PlanOutline | None:
+def _outline(row: PlanSummary) -> PlanOutline | None:
     return row.outline if row.state == PlanState.PLANNED else None
 
 
 def _state(row: PlanSummary) -> StateLabel:
-    found = _found(row)
-    return PROVEN if found is not None and found.optimal else STATES[row.state]
+    outline = _outline(row)
+    return PROVEN if outline is not None and outline.optimal else STATES[row.state]
 
 
 def _plan(row: PlanSummary) -> Markup:
@@ -328,19 +317,15 @@ def _plan(row: PlanSummary) -> Markup:
 
 
 def _iteration(row: PlanSummary) -> str:
-    found = _found(row)
-    return "" if found is None else seconds(found.iteration_time_ms.simulated * MS)
+    outline = _outline(row)
+    return "" if outline is None else seconds(outline.iteration_time_ms.simulated * MS)
 
 
 def _others(row: PlanSummary) -> str:
-    found = _found(row)
-    return "" if found is None else _over(found.over)
-
-
-def _over(over: Mapping[str, float]) -> str:
+    outline = _outline(row)
     return ", ".join(
         f"{METHOD_NAMES[name]} {'+' if value >= 0 else ''}{percent(value)}"
-        for name, value in over.items()
+        for name, value in (outline.over.items() if outline is not None else ())
     )
 
 

@@ -1,4 +1,4 @@
-"""The cluster of a specification: its device types, and the network between them."""
+"""Validation of the parts of a specification: model, device types and network."""
 
 from __future__ import annotations
 
@@ -32,45 +32,42 @@ from app.platform.validation import (
     few,
 )
 
-# ---- What of a specification is read so far: parts that follow are held against it -------------
-
-
-# Reads the document that a `profile` names.
+# Returns the document of a profile's name.
 ProfileReader = Callable[[str], object]
 
 
 @dataclass(slots=True)
 class Reading:
-    """The context in which pydantic checks a specification, in the order of its fields."""
+    """Context of pydantic's validation: the earlier fields that later ones are checked against."""
 
     read_profile: ProfileReader | None = None
     document: object = None  # the specification as JSON types
-    faults: list[Fault] = field(default_factory=list)  # what cannot be said of a single field
-    layers: int = 0  # of the model; 0 where they cannot be counted
+    faults: list[Fault] = field(default_factory=list)  # faults of several fields together
+    layers: int = 0  # layers of the model; 0 where they cannot be counted
     predicts: bool = False  # whether a transformer's times are predicted for each device type
-    speeds: dict[str, float] = field(default_factory=dict)  # of each device type so far
+    speeds: dict[str, float] = field(default_factory=dict)  # by device type
 
     def refuse(self, code: str, message: str, path: str) -> None:
-        """Note a fault that is not of a single field."""
+        """Add a fault of several fields together."""
         self.faults.append(Fault(code, message, column=path))
 
 
 def reading_of(info: ValidationInfo) -> Reading:
-    """Return the context of a validator."""
+    """Return the context of a validation."""
     context = info.context
     assert isinstance(context, Reading)  # noqa: S101 - specifications are read through `parse_spec`
     return context
 
 
-# ---- The model of a specification: its layers, a profile of them, or a transformer's shape -----
-
-
 MOST_LAYERS: Final = 1000
 MOST_MEASURED: Final = 10_000
+MOST_NODES: Final = 4096
+MOST_GPUS_PER_NODE: Final = 64
+EVERY_LAYER: Final = "*"
 
 
 def backward_of(forward_ms: float) -> float:
-    """Return what a backward pass takes where only the forward pass was measured."""
+    """Return the assumed backward time, ms, where only the forward pass was measured."""
     return forward_ms * BACKWARD_PER_FORWARD
 
 
@@ -84,7 +81,7 @@ class WrittenLayer(Written):
     stored_activation_bytes: Annotated[NotNegative | None, Field(description="output_bytes")] = None
 
     def layer(self) -> SpecLayer:
-        """Return the layer with what was left out."""
+        """Return the layer with its defaults filled in."""
         stored, backward_ms = self.stored_activation_bytes, self.backward_ms
         return SpecLayer(
             forward_ms=self.forward_ms,
@@ -103,25 +100,25 @@ class ProfiledLayer(Written):
     mem_required: Annotated[list[NotNegative] | None, Field(min_length=1, max_length=2)] = None
 
     def layer(self) -> SpecLayer:
-        """Return the layer with what was left out."""
+        """Return the layer with its defaults filled in."""
         backward = backward_of(self.forward) if self.backward is None else self.backward
         parameters, output = [*(self.mem_required or []), 0.0, 0.0][:2]
         return SpecLayer(self.forward, backward, parameters, output, output)
 
 
-def _count_blocks(value: int, info: ValidationInfo) -> int:
+def _note_layers(value: int, info: ValidationInfo) -> int:
     reading_of(info).layers = value + 2  # the embedding, and the head
     return value
 
 
-def _block(value: int, info: ValidationInfo) -> int:
+def _within_layers(value: int, info: ValidationInfo) -> int:
     layers = reading_of(info).layers
     if layers and value >= layers:
         raise PydanticCustomError("out_of_range", f"the last layer is {layers - 1}")
     return value
 
 
-def _active(value: int, info: ValidationInfo) -> int:
+def _within_experts(value: int, info: ValidationInfo) -> int:
     if value > info.data.get("experts", 1):
         raise PydanticCustomError("conflict", "there are fewer experts than active ones")
     return value
@@ -134,7 +131,7 @@ class MeasuredLayer(Written):
     """What a layer of a transformer took on a device type."""
 
     type: Name
-    layer: Annotated[int, Field(ge=0), FromYaml, AfterValidator(_block)]
+    layer: Annotated[int, Field(ge=0), FromYaml, AfterValidator(_within_layers)]
     forward_ms: Positive
     backward_ms: Positive | None = None
 
@@ -142,7 +139,7 @@ class MeasuredLayer(Written):
 class WrittenTransformer(Written):
     """A decoder by its shape; the times of its layers are predicted for each device type."""
 
-    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS - 2), FromYaml, AfterValidator(_count_blocks)]
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS - 2), FromYaml, AfterValidator(_note_layers)]
     hidden: Count
     heads: Count
     vocabulary: Count
@@ -152,14 +149,14 @@ class WrittenTransformer(Written):
     kv_heads: Annotated[Count | None, Field(description="heads")] = None
     gated: Flag = False
     experts: Count = 1
-    active_experts: Annotated[Count, AfterValidator(_active)] = 1
+    active_experts: Annotated[Count, AfterValidator(_within_experts)] = 1
     number_bytes: Count = 2
     measured: Annotated[
         list[MeasuredLayer] | None, Field(min_length=1, max_length=MOST_MEASURED)
     ] = None
 
     def transformer(self) -> Transformer:
-        """Return the transformer with what was left out."""
+        """Return the transformer with its defaults filled in."""
         return Transformer(
             layers_count=self.layers,
             hidden=self.hidden,
@@ -174,21 +171,21 @@ class WrittenTransformer(Written):
             active_experts=self.active_experts,
             number_bytes=self.number_bytes,
             measured=tuple(
-                Measured(one.type, one.layer, one.forward_ms, one.backward_ms)
-                for one in self.measured or ()
+                Measured(row.type, row.layer, row.forward_ms, row.backward_ms)
+                for row in self.measured or ()
             ),
         )
 
 
-def _count(value: object, info: ValidationInfo) -> object:
-    """Note how many layers there are, whatever is wrong with them."""
+def _note_layer_count(value: object, info: ValidationInfo) -> object:
+    """Record the number of layers, even of invalid ones."""
     if isinstance(value, list) and len(value) <= MOST_LAYERS:
         reading_of(info).layers = len(value)
     return value
 
 
-def _open(value: object, info: ValidationInfo) -> object:
-    """Read the profile that a name stands for."""
+def _open_profile(value: object, info: ValidationInfo) -> object:
+    """Replace the name of a profile by its document."""
     if not isinstance(value, str):
         return value
     read_profile = reading_of(info).read_profile
@@ -197,26 +194,29 @@ def _open(value: object, info: ValidationInfo) -> object:
     return as_json(read_profile(value))
 
 
-_ALL: Final = Field(min_length=1, max_length=MOST_LAYERS)
+_LAYERS: Final = Field(min_length=1, max_length=MOST_LAYERS)
 
 
 class WrittenModel(Written):
     """The model: one of the three."""
 
-    layers: Annotated[list[WrittenLayer] | None, _ALL, BeforeValidator(_count)] = None
+    layers: Annotated[list[WrittenLayer] | None, _LAYERS, BeforeValidator(_note_layer_count)] = None
     profile: Annotated[
-        list[ProfiledLayer] | None, _ALL, BeforeValidator(_count), BeforeValidator(_open)
+        list[ProfiledLayer] | None,
+        _LAYERS,
+        BeforeValidator(_note_layer_count),
+        BeforeValidator(_open_profile),
     ] = None
     transformer: WrittenTransformer | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _one(cls, value: object, info: ValidationInfo) -> object:
+    def _exactly_one(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, Mapping):
             return value
         reading, kinds = reading_of(info), cls.model_fields
         reading.predicts = value.get("transformer") is not None
-        # A null stands for nothing, next to another one and alone.
+        # Null counts as absent.
         if sum(value.get(key) is not None for key in kinds) == 1:
             return value
         message = f"model needs one of {', '.join(kinds)}"
@@ -224,32 +224,28 @@ class WrittenModel(Written):
         return {key: item for key, item in value.items() if key not in kinds}
 
     def all_layers(self) -> tuple[SpecLayer, ...]:
-        """Return the layers of whichever is given."""
+        """Return the layers of the given kind of model."""
         if self.transformer is not None:
             return self.transformer.transformer().layers()
-        return tuple(one.layer() for one in self.layers or self.profile or ())
+        return tuple(written.layer() for written in self.layers or self.profile or ())
 
-
-MOST_NODES: Final = 4096
-MOST_GPUS_PER_NODE: Final = 64
-EVERY_LAYER: Final = "*"
 
 Speed = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False), FromYaml]
 
 
-def _known_once(value: str, info: ValidationInfo) -> str:
+def _known_and_unique(value: str, info: ValidationInfo) -> str:
     """Check a type against those before it and, if its times are predicted, the catalogue."""
-    reading, said = reading_of(info), info.data
-    # A row that lacks more than its name is first of all not whole.
-    if value in reading.speeds and {"nodes", "gpus_per_node"} <= said.keys():
+    reading, device = reading_of(info), info.data
+    # Of an incomplete row only the missing keys are reported.
+    if value in reading.speeds and {"nodes", "gpus_per_node"} <= device.keys():
         raise PydanticCustomError("duplicate", f"{value} stands twice")
-    if reading.predicts and said.get("forward_ms") is None:
+    if reading.predicts and device.get("forward_ms") is None:
         try:
-            Accelerator.known(value, said.get("peak_tflops"), said.get("memory_gbytes_per_s"))
+            Accelerator.known(value, device.get("peak_tflops"), device.get("memory_gbytes_per_s"))
         except LookupError as error:
             raise PydanticCustomError("unknown_type", str(error)) from error
-    if "speed" in said:
-        reading.speeds[value] = said["speed"]
+    if "speed" in device:
+        reading.speeds[value] = device["speed"]
     return value
 
 
@@ -259,13 +255,13 @@ def _for_each_layer(value: list[float] | None, info: ValidationInfo) -> list[flo
     return value
 
 
-def _with_backward(value: list[float] | None, info: ValidationInfo) -> list[float] | None:
+def _forward_for_backward(value: list[float] | None, info: ValidationInfo) -> list[float] | None:
     if value is None and info.data.get("backward_ms") is not None:
         raise PydanticCustomError("missing", "backward_ms needs it")
     return value
 
 
-_OWN: Final = Field(
+_LAYER_TIMES: Final = Field(
     min_length=1,
     max_length=MOST_LAYERS,
     description="A time for each layer, in place of the speed",
@@ -279,12 +275,14 @@ class WrittenDevice(Written):
     gpus_per_node: Annotated[int, Field(ge=1, le=MOST_GPUS_PER_NODE), FromYaml]
     speed: Speed = 1.0
     memory_bytes: Positive | None = None
-    backward_ms: Annotated[list[NotNegative] | None, _OWN, AfterValidator(_for_each_layer)] = None
+    backward_ms: Annotated[
+        list[NotNegative] | None, _LAYER_TIMES, AfterValidator(_for_each_layer)
+    ] = None
     forward_ms: Annotated[
         list[Positive] | None,
-        _OWN,
+        _LAYER_TIMES,
         AfterValidator(_for_each_layer),
-        AfterValidator(_with_backward),
+        AfterValidator(_forward_for_backward),
         Field(validate_default=True),
     ] = None
     peak_tflops: Annotated[
@@ -293,11 +291,11 @@ class WrittenDevice(Written):
     memory_gbytes_per_s: Positive | None = None
     efficiency: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), FromYaml] = EFFICIENCY
 
-    # The last one: what else is said of a type decides whether its name is enough.
-    type: Annotated[Name, AfterValidator(_known_once)]
+    # The last field, since its validator uses the others.
+    type: Annotated[Name, AfterValidator(_known_and_unique)]
 
     def device(self, transformer: Transformer | None) -> DeviceType:
-        """Return the type, with the times that are its own."""
+        """Return the device type, with its own times if given or predicted."""
         times, memory = None, self.memory_bytes
         if self.forward_ms is not None:
             backward = self.backward_ms or map(backward_of, self.forward_ms)
@@ -349,7 +347,7 @@ def _layer_number(value: str, info: ValidationInfo) -> str:
 
 Layer = Annotated[str, AfterValidator(_layer_number)]
 Devices = Annotated[int, Field(ge=2, le=MOST_GPUS_PER_NODE), FromYaml]
-# Marks in brackets stand in no path.
+# Tags in brackets are left out of the paths of faults.
 AllOrEach = Annotated[
     Annotated[NotNegative, Tag("[all]")] | Annotated[dict[Layer, NotNegative], Tag("[each]")],
     Discriminator(lambda value: "[each]" if isinstance(value, Mapping) else "[all]"),

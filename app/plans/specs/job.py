@@ -1,4 +1,4 @@
-"""The specification of a whole job: what asks for a plan with `global_batch`."""
+"""Validation of the specification of a whole job, which is recognized by `global_batch`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from app.plans.specs.cluster import Count, WrittenDevice, WrittenTransformer, re
 from app.platform.validation import Flag, FromYaml, Name, Positive, Written, as_json, word
 
 MOST_TYPES: Final = 8
-# Executing an iteration takes memory in proportion to it.
+# Memory of an executed iteration is proportional to the batch.
 MOST_BATCH: Final = 16_384
 MOST_LOSSES: Final = 8
 MOST_GPUS: Final = 4096
-# A microbatch that is fixed; 1 to 16 are searched.
+# Limit of a fixed microbatch; 1 to 16 are searched.
 MOST_MICROBATCH: Final = 1024
 
 Size = Annotated[int, Field(ge=1, le=MOST_GPUS), FromYaml]
@@ -81,7 +81,7 @@ class WrittenJobDevice(WrittenDevice):
         return value
 
     def job_device(self, in_node_gbytes_per_s: float | None) -> JobDevice:
-        """Return the type."""
+        """Return the device type."""
         chip = Accelerator.known(self.type, self.peak_tflops, self.memory_gbytes_per_s)
         if "memory_bytes" in self.model_fields_set:
             chip = replace(chip, memory_bytes=self.memory_bytes)
@@ -114,7 +114,7 @@ class WrittenParallelism(Written):
     interleave: Size | None = None
 
     def fixed(self) -> FixedParallelism:
-        """Return the sizes."""
+        """Return the fixed sizes."""
         return FixedParallelism(
             self.tp,
             self.pp,
@@ -132,11 +132,11 @@ class WrittenRun(WrittenParallelism):
     session: Annotated[Name | None, Field(description="That was measured")] = None
 
     def run(self) -> AsItRuns:
-        """Return how the job runs."""
+        """Return the running job."""
         return AsItRuns(self.iteration_ms, self.fixed(), self.session)
 
 
-def _alike(devices: list[WrittenJobDevice]) -> list[WrittenJobDevice]:
+def _few_enough(devices: list[WrittenJobDevice]) -> list[WrittenJobDevice]:
     if sum(device.nodes * device.gpus_per_node for device in devices) > MOST_GPUS:
         raise PydanticCustomError("too_large", f"at most {MOST_GPUS} GPUs can be planned for")
     return devices
@@ -147,7 +147,9 @@ class WrittenJob(Written):
 
     model: WrittenJobModel
     devices: Annotated[
-        list[WrittenJobDevice], Field(min_length=1, max_length=MOST_TYPES), AfterValidator(_alike)
+        list[WrittenJobDevice],
+        Field(min_length=1, max_length=MOST_TYPES),
+        AfterValidator(_few_enough),
     ]
     global_batch: Annotated[int, Field(ge=1, le=MOST_BATCH), FromYaml]
     sequence: Annotated[
@@ -182,30 +184,26 @@ class WrittenJob(Written):
         return value
 
     @model_validator(mode="after")
-    def _agree(self, info: ValidationInfo) -> WrittenJob:
-        for path, message in self._contradictions():
-            reading_of(info).refuse("conflict", message, path)
-        return self
-
-    def _contradictions(self) -> list[tuple[str, str]]:
-        """Return what cannot be, with its path and the smallest change that would do."""
-        here = self.devices[0].gpus_per_node
+    def _check_consistency(self, info: ValidationInfo) -> WrittenJob:
+        gpus_per_node = self.devices[0].gpus_per_node
         unequal = [
             (
                 f"devices[{number}].gpus_per_node",
-                f"all nodes of a job need as many GPUs: {here} would do",
+                f"all nodes of a job need as many GPUs: {gpus_per_node} would do",
             )
             for number, device in enumerate(self.devices)
-            if device.gpus_per_node != here
+            if device.gpus_per_node != gpus_per_node
         ]
-        divided = [] if unequal else [*self._divided(here)]
-        found = [*unequal, *self._sizes(here), *divided, *self._chunks()]
-        found += [] if divided else self._batch()  # a number of pipelines that cannot be
+        divided = [] if unequal else [*self._undividable(gpus_per_node)]
+        faults = [*unequal, *self._bad_sizes(gpus_per_node), *divided, *self._bad_chunks()]
+        faults += [] if divided else self._bad_batch()
         if self.as_it_runs is not None:
-            found += self._sizes(here, self.as_it_runs, "as_it_runs")
-        return found
+            faults += self._bad_sizes(gpus_per_node, self.as_it_runs, "as_it_runs")
+        for path, message in faults:
+            reading_of(info).refuse("conflict", message, path)
+        return self
 
-    def _sizes(
+    def _bad_sizes(
         self, here: int, asked: WrittenParallelism | None = None, path: str = "parallelism"
     ) -> Iterator[tuple[str, str]]:
         asked, gpus = asked or self.parallelism, sum(device.nodes for device in self.devices) * here
@@ -226,13 +224,13 @@ class WrittenJob(Written):
             do = "" if more or not rest else f": dp {rest} would do"
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
 
-    def _divided(self, here: int) -> Iterator[tuple[str, str]]:
-        """Yield what fixed sizes have no pipelines on whole nodes."""
+    def _undividable(self, here: int) -> Iterator[tuple[str, str]]:
+        """Yield path and message of fixed sizes that no division of whole nodes has."""
         asked, layers = self.parallelism, self.model.transformer.layers
         nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
         degrees = [n for n in powers_of_two(here) if here % n == 0 and heads % n == 0]
         if asked.tp not in {None, *degrees} or (asked.pp or 1) > layers:
-            return  # that is said already
+            return  # reported by `_bad_sizes`
         degrees = degrees if asked.tp is None else [asked.tp]
         groups = nodes * here // min(degrees)
         for key, size in (("dp", asked.dp), ("pp", asked.pp)):
@@ -256,10 +254,10 @@ class WrittenJob(Written):
             do = "" if not near or own is None else f": {_nearest(near, own)} would do"
             yield f"parallelism.{key}", f"{nodes} nodes are not divided into such pipelines{do}"
 
-    def _batch(self) -> Iterator[tuple[str, str]]:
+    def _bad_batch(self) -> Iterator[tuple[str, str]]:
         batch, dp, microbatch = self.global_batch, self.parallelism.dp, self.parallelism.microbatch
         if microbatch is not None and batch % microbatch:
-            near = _divides(batch, microbatch)
+            near = _nearest([one for one in divisors(batch) if one <= 2 * microbatch], microbatch)
             yield "parallelism.microbatch", f"does not divide {batch} sequences: {near} would do"
             return
         sizes = (microbatch or 1) * (dp or 1)
@@ -269,7 +267,7 @@ class WrittenJob(Written):
             up = -(-batch // sizes) * sizes
             yield "global_batch", f"is not divisible by {sizes}: {up} would do"
 
-    def _chunks(self) -> Iterator[tuple[str, str]]:
+    def _bad_chunks(self) -> Iterator[tuple[str, str]]:
         pp, chunks = self.parallelism.pp, self.parallelism.interleave
         layers, path = self.model.transformer.layers, "parallelism.interleave"
         if chunks is None or chunks == 1:
@@ -309,19 +307,14 @@ class WrittenJob(Written):
 
 
 def asks_for_job(value: object) -> bool:
-    """Return whether a document asks for the plan of a whole job."""
+    """Return whether a document is the specification of a whole job."""
     return isinstance(value, Mapping) and value.get("global_batch") is not None
 
 
 def _chunked(layers: int, chunks: int) -> bool:
-    """Return whether two stages or more can have as many equal chunks."""
+    """Return whether two stages or more can have this number of equal chunks."""
     return any(layers % (stages * chunks) == 0 for stages in range(2, layers + 1))
 
 
 def _nearest(some: list[int], to: int) -> int:
     return min(some, key=lambda one: (abs(one - to), one))
-
-
-def _divides(batch: int, near: int) -> int:
-    """Return the divisor of a batch that is nearest to a number."""
-    return _nearest([one for one in divisors(batch) if one <= 2 * near], near)

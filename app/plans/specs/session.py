@@ -1,16 +1,16 @@
-"""The specification of a whole job from a session of it: what its metadata say, and what it took.
+"""The specification of a whole job from a session's metadata and measured times.
 
-Metadata that are read: ``model`` (the keys of a specification's transformer; layers may be those of
+Required metadata: ``model`` (the keys of a specification's transformer; layers may be those of
 ``layers``), ``global_batch_size``, ``seq_length``, ``hosts``, ``gpu_type`` (a text, or one by
-global rank; else the names in ``gpus``); where they are there ``micro_batch_size``, ``recompute``
-(``none`` where it is not said) and ``network`` (as in a specification).
+global rank; else the names in ``gpus``). Optional: ``micro_batch_size``, ``recompute`` (default
+``none``) and ``network`` (as in a specification).
 
-Nodes with a worker that is lastingly slower than its peers are a type of their own; speeds are
-rounded so that there are not too many.
+Nodes with a worker slower than its peers are a device type of their own; speeds are rounded to keep
+the number of types small.
 
 Codes
 -----
-``plan.metadata_missing``   metadata that are needed are not there, each a fault with its key
+``plan.metadata_missing``   required metadata are missing, each a fault with its key
 ``plan.metadata_unfit``     metadata contradict one another, or are of a job that cannot be planned
 """
 
@@ -35,9 +35,9 @@ from app.plans.specs.spec import parse_any_spec
 MISSING: Final = "plan.metadata_missing"
 UNFIT: Final = "plan.metadata_unfit"
 _SHAPE: Final = ("hidden", "heads", "vocabulary")
-# Speeds of slow nodes are rounded to the first of these that leaves few enough types.
+# Steps of rounded speeds of slow nodes, the first one with few enough types is used.
 _ROUNDED: Final = (0.01, 0.05, 0.25)
-# Where paths of a specification are in the metadata.
+# Metadata keys by the beginning of a specification's path.
 _PATHS: Final = {
     "model.transformer.": "model.",
     "global_batch": "global_batch_size",
@@ -48,17 +48,17 @@ _PATHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SessionJob:
-    """What the metadata of a session say of its job."""
+    """The whole job of a session, from its metadata."""
 
     meta: SessionMeta
-    layers: tuple[tuple[int, ...], ...]  # of each chunk of each stage
+    layers: tuple[tuple[int, ...], ...]  # layers of each chunk of each stage
     batch: int
-    types: Mapping[str, str]  # of each node's GPUs
+    types: Mapping[str, str]  # GPU type by node
     gpus_per_node: int
 
 
 def session_job(meta: SessionMeta) -> SessionJob:
-    """Return what metadata say of the whole job.
+    """Return the whole job of a session's metadata.
 
     Raises
     ------
@@ -69,13 +69,13 @@ def session_job(meta: SessionMeta) -> SessionJob:
     model = extra.get("model")
     shape: Mapping[str, Any] = model if isinstance(model, Mapping) else {}
     layers = _layers(meta, shape)
-    batch, types = extra.get("global_batch_size"), _types(meta)
+    batch, types = extra.get("global_batch_size"), _gpu_types(meta)
     missing = {
         "global_batch_size": "the sequences of a step" if not _count(batch) else "",
         "seq_length": "the tokens of a sequence" if not _count(_sequence(meta)) else "",
         "layers": "the layers of each stage" if layers is None else "",
-        "gpu_type": "" if types or _typed(meta) else "the type of GPU of each node",
-        "hosts": "" if _whole(meta) else "the node of each rank",
+        "gpu_type": "" if types or _types_without_hosts(meta) else "the type of GPU of each node",
+        "hosts": "" if _hosts_complete(meta) else "the node of each rank",
         **{
             f"model.{key}": f"the model's {key}" if not _count(shape.get(key)) else ""
             for key in _SHAPE
@@ -105,12 +105,12 @@ def session_job(meta: SessionMeta) -> SessionJob:
 def spec_of_session(
     job: SessionJob, running: RunningJob, step_s: float, session: str | None = None
 ) -> dict[str, Any]:
-    """Return the specification of a session's whole job, with how it runs.
+    """Return the specification of a session's whole job, with its measured times.
 
     Parameters
     ----------
     step_s : float
-        The mean recorded step.
+        Mean recorded step time, seconds.
 
     Raises
     ------
@@ -179,15 +179,17 @@ def spec_of_session(
 
 
 def _sorted(kinds: Counter[tuple[str, float]]) -> list[tuple[tuple[str, float], int]]:
-    """Return types and speeds with their nodes, the fastest of each type first."""
-    return sorted(kinds.items(), key=lambda one: (one[0][0], -one[0][1]))
+    """Return (type, speed) and number of nodes, by type, the fastest of each first."""
+    return sorted(kinds.items(), key=lambda item: (item[0][0], -item[0][1]))
 
 
 def _read(document: dict[str, Any]) -> JobSpec:
     try:
         spec = parse_any_spec(document)
     except InvalidSpecError as error:
-        faults = tuple(replace(one, column=_path(one.column or "")) for one in error.faults)
+        faults = tuple(
+            replace(one, column=_metadata_path(one.column or "")) for one in error.faults
+        )
         raise InvalidSpecError(
             f"The whole job cannot be planned: {faults[0].message}."
             if faults
@@ -195,11 +197,11 @@ def _read(document: dict[str, Any]) -> JobSpec:
             code=UNFIT,
             faults=faults,
         ) from error
-    assert isinstance(spec, JobSpec)  # noqa: S101 - it has a global batch
+    assert isinstance(spec, JobSpec)  # noqa: S101 - the document has a global batch
     return spec
 
 
-def _path(path: str) -> str:
+def _metadata_path(path: str) -> str:
     for begin, instead in _PATHS.items():
         if path.startswith(begin):
             return instead + path.removeprefix(begin)
@@ -225,79 +227,74 @@ def _sequence(meta: SessionMeta) -> object:
 
 
 def _layers(meta: SessionMeta, shape: Mapping[str, Any]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the layers of each chunk of each stage: as it is said, or else shared out evenly."""
+    """Return the layers of each chunk of each stage: from the metadata, else divided evenly."""
     sizes = meta.sizes
-    said = layers_per_chunk(meta.extra, sizes.pp, sizes.vpp)
-    if said is not None:
-        return said
+    given = layers_per_chunk(meta.extra, sizes.pp, sizes.vpp)
+    if given is not None:
+        return given
     each, rest = divmod(shape["layers"] if _count(shape.get("layers")) else 0, sizes.pp * sizes.vpp)
     return None if rest or not each else ((each,) * sizes.vpp,) * sizes.pp
 
 
-def _whole(meta: SessionMeta) -> bool:
-    """Return whether the node is known of every rank, or of one of each TP group."""
-    groups = meta.sizes.tp * meta.sizes.cp
-    known = {rank // groups for rank in meta.hosts}
+def _hosts_complete(meta: SessionMeta) -> bool:
+    """Return whether ``hosts`` has the node of every rank, or of one rank of each TP group."""
+    group_size = meta.sizes.tp * meta.sizes.cp
+    groups = {rank // group_size for rank in meta.hosts}
     return len(meta.hosts) in {meta.sizes.world, meta.sizes.workers} and (
-        len(known) == meta.sizes.workers
+        len(groups) == meta.sizes.workers
     )
 
 
-def _types(meta: SessionMeta) -> dict[str, str] | None:
-    """Return the type of each node's GPUs; None where it is not known of each."""
-    said = meta.extra.get("gpu_type")
-    found: dict[str, str] = {}
+def _gpu_types(meta: SessionMeta) -> dict[str, str] | None:
+    """Return the GPU type of each node; None unless all are known."""
+    given = meta.extra.get("gpu_type")
+    types: dict[str, str] = {}
     for rank, node in sorted(meta.hosts.items()):
-        named = said.get(str(rank)) if isinstance(said, Mapping) else said
+        named = given.get(str(rank)) if isinstance(given, Mapping) else given
         if isinstance(named, str) and named:
-            found.setdefault(node, named)
-        elif named is None and (known := find_device(meta.gpus.get(rank, ""))) is not None:
-            found.setdefault(node, known.name)
-    whole = bool(found) and found.keys() == set(meta.hosts.values())
-    return found if whole else None
+            types.setdefault(node, named)
+        elif named is None and (device := find_device(meta.gpus.get(rank, ""))) is not None:
+            types.setdefault(node, device.name)
+    complete = bool(types) and types.keys() == set(meta.hosts.values())
+    return types if complete else None
 
 
-def _typed(meta: SessionMeta) -> bool:
-    """Return whether types are said, though the nodes are not that have them."""
+def _types_without_hosts(meta: SessionMeta) -> bool:
+    """Return whether the metadata have GPU types but no hosts, which alone are then missing."""
     named = "gpu_type" in meta.extra or any(map(find_device, meta.gpus.values()))
     return named and not meta.hosts
 
 
 def _microbatch(job: SessionJob, running: RunningJob) -> int:
-    """Return the sequences of a microbatch: as it is said, or by the batch's shares."""
+    """Return the sequences of a microbatch, checked against the metadata's ``micro_batch_size``."""
     shares = job.meta.sizes.dp * running.microbatches
     each, rest = divmod(job.batch, shares)
-    said = job.meta.extra.get("micro_batch_size", each)
-    if rest or said != each:
+    given = job.meta.extra.get("micro_batch_size", each)
+    if rest or given != each:
         raise _unfit(
             "micro_batch_size",
             f"{job.batch} sequences are not {job.meta.sizes.dp} pipelines × "
-            f"{running.microbatches} microbatches of {said}",
+            f"{running.microbatches} microbatches of {given}",
         )
     return each
 
 
 def _node_speeds(job: SessionJob, running: RunningJob) -> dict[str, float]:
-    """Return the speed of each node: that of its slowest worker, 1 where none is slow."""
-    found = dict.fromkeys(job.types, 1.0)
+    """Return the rounded speed of each node's slowest worker; 1 where none is slow."""
+    speeds = dict.fromkeys(job.types, 1.0)
     for rank, speed in running.speeds.items():
-        node = _node(job.meta, rank)
+        group = job.meta.sizes.tp * job.meta.sizes.cp
+        first = rank // group * group
+        near: Sequence[int] = (rank, *range(first, first + group))
+        node = next((job.meta.hosts[rank] for rank in near if rank in job.meta.hosts), None)
         if node is not None and speed < 1 - EVEN:
-            found[node] = min(found[node], speed)
-    rounded = found
+            speeds[node] = min(speeds[node], speed)
+    rounded = speeds
     for step in _ROUNDED:
         rounded = {
             node: 1.0 if speed == 1 else max(round(round(speed / step) * step, 2), step)
-            for node, speed in found.items()
+            for node, speed in speeds.items()
         }
         if len({(job.types[node], speed) for node, speed in rounded.items()}) <= MOST_TYPES:
             break
     return rounded
-
-
-def _node(meta: SessionMeta, rank: int) -> str | None:
-    """Return where the worker of a traced rank runs: at the rank, or at others of its group."""
-    group = meta.sizes.tp * meta.sizes.cp
-    first = rank // group * group
-    near: Sequence[int] = (rank, *range(first, first + group))
-    return next((meta.hosts[one] for one in near if one in meta.hosts), None)

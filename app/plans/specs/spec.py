@@ -1,4 +1,4 @@
-"""A planning specification, from a YAML or JSON document.
+"""Reading of planning specifications and requests from YAML or JSON documents.
 
 Codes of the faults of `InvalidSpecError`
 -----------------------------------------
@@ -60,15 +60,22 @@ Read = TypeVar("Read")
 
 MOST_TYPES: Final = 16
 MOST_MICROBATCHES: Final = 100_000
-# Combinations of whole nodes × places in a node: the states of the search.
+# Limit of the states of the search: combinations of whole nodes × slots of an open node.
 MOST_STATES: Final = 40_000_000
 
-_OWN: Final = (
+DEFAULT_TIME_LIMIT_S: Final = 60.0
+# With the comparison, which may take as long again, and the last pass, this stays below the time
+# limit of a worker's task.
+MOST_TIME_LIMIT_S: Final = 240.0
+# Limit of forward passes of a simulated iteration, for its memory.
+MOST_COMPUTATIONS: Final = 2_000_000
+
+_OWN_CODES: Final = (
     "missing", "out_of_range", "bad_length", "unknown_type", "duplicate", "conflict",
     "not_readable", "too_large",
 )  # fmt: skip
-# Our codes of pydantic's types; every other one is `bad_type`.
-CODES: Final = {code: code for code in _OWN} | {
+# Fault codes by pydantic's error types; every other type is `bad_type`.
+CODES: Final = {code: code for code in _OWN_CODES} | {
     "extra_forbidden": "unknown_key",
     "literal_error": "unknown_value",
     "too_short": "bad_length",
@@ -130,7 +137,7 @@ class WrittenSpec(Written):
         )
 
 
-# A specification of either kind. Marks in brackets stand in no path.
+# A specification of either kind. Tags in brackets are left out of the paths of faults.
 AnySpec = Annotated[
     Annotated[WrittenSpec, Tag("[pipeline]")] | Annotated[WrittenJob, Tag("[job]")],
     Discriminator(lambda value: "[job]" if asks_for_job(value) else "[pipeline]"),
@@ -139,7 +146,7 @@ _ANY: Final[TypeAdapter[WrittenSpec | WrittenJob]] = TypeAdapter(AnySpec)
 
 
 def load_spec(text: str) -> object:
-    """Return what a text of YAML or JSON says, for `parse_spec`.
+    """Return the document of a text of YAML or JSON, for `parse_spec`.
 
     Raises
     ------
@@ -155,25 +162,25 @@ def load_spec(text: str) -> object:
 def unreadable_spec(
     error: UnreadableDocumentError, name: str = "the specification"
 ) -> InvalidSpecError:
-    """Return the error of a specification whose text is no document."""
+    """Return the error for a specification whose text is not readable."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidSpecError(message, code=f"spec.{error.code}", faults=(fault,))
 
 
 def parse_spec(document: object, read_profile: ProfileReader | None = None) -> Spec:
-    """Check a specification of one pipeline and return it: `parse_any_spec` without jobs."""
+    """Return the validated specification of one pipeline: `parse_any_spec` without jobs."""
     return _parsed(TypeAdapter(WrittenSpec), document, read_profile).spec()
 
 
 def parse_any_spec(document: object, read_profile: ProfileReader | None = None) -> Spec | JobSpec:
-    """Check a specification and return it; with `global_batch` it is one of a whole job.
+    """Return a validated specification; with `global_batch` it is one of a whole job.
 
     Parameters
     ----------
     read_profile : callable, optional
-        Given the name in ``model.profile``, returns the document there; without it, a profile
-        must be part of the specification.
+        Returns the document of the name in ``model.profile``; without it, a profile must be part of
+        the specification.
 
     Raises
     ------
@@ -196,17 +203,6 @@ def _parsed(kind: TypeAdapter[Read], document: object, read_profile: ProfileRead
             faults=tuple(faults),
         )
     return written
-
-
-# ---- A request for a plan: a specification, and how to plan for it -----------------------------
-
-
-DEFAULT_TIME_LIMIT_S: Final = 60.0
-# With the comparison, which gets as much again, and the last pass this stays below the limit of
-# an analysis.
-MOST_TIME_LIMIT_S: Final = 240.0
-# Forward passes of one simulated iteration on one device each. More would not fit in memory.
-MOST_COMPUTATIONS: Final = 2_000_000
 
 
 def _loaded(value: object) -> object:
@@ -246,10 +242,10 @@ class WrittenRequest(Written):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A plan that can be asked for."""
+    """A validated request for a plan."""
 
     document: dict[str, Any]  # the specification as JSON types
-    spec: Spec | JobSpec  # the same, read
+    spec: Spec | JobSpec
     method: Method
     objective: Objective
     time_limit_s: float
@@ -257,14 +253,14 @@ class PlanRequest:
 
     @property
     def layers(self) -> int:
-        """Return the layers of the model, embedding and head counted."""
+        """Return the number of layers of the model, embedding and head included."""
         if isinstance(self.spec, JobSpec):
             return self.spec.transformer.layers_count + 2
         return len(self.spec.layers)
 
 
 def read_request(document: object) -> PlanRequest:
-    """Check a request.
+    """Return a validated request.
 
     Parameters
     ----------
@@ -275,7 +271,7 @@ def read_request(document: object) -> PlanRequest:
     Raises
     ------
     InvalidSpecError
-        With every fault and its path; paths within the specification begin there.
+        With every fault and its path; paths within the specification are relative to it.
     """
     reading, faults = Reading(), []
     try:
@@ -301,7 +297,7 @@ def read_request(document: object) -> PlanRequest:
 
 
 def _memory(spec: JobSpec) -> list[Fault]:
-    """Return the fault of a job that no search has to find too large: its states alone are."""
+    """Return the fault of a job whose weights, gradients and optimizer states exceed all memory."""
     needed, room = least_bytes(spec), room_bytes(spec)
     if needed <= room:
         return []
@@ -316,7 +312,7 @@ def _memory(spec: JobSpec) -> list[Fault]:
 
 
 def _limits(spec: Spec, objective: object) -> list[Fault]:
-    """Return the faults of a specification that is sound in itself."""
+    """Return the faults of a valid specification with an objective, and by the limit of memory."""
     faults = []
     most_stages = min(spec.gpus, len(spec.layers))
     if objective == "t_oobleck" and spec.microbatches < most_stages:

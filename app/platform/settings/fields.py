@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     instance_name: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65_535)
-    # Ask everybody who they are. Always so where others than this machine's can reach the server.
+    # Require sign-in. It is always required where other machines can reach the server.
     require_sign_in: bool = False
     # Holds the first administrator's token, or gets it: `paceline migrate` reads or writes it.
     admin_token_file: Path | None = None

@@ -42,7 +42,7 @@ from app.platform.container import Container
 from app.platform.database.states import InboxKind
 from app.platform.resources import Place, Sum, spool_directory
 from app.platform.settings import MIB
-from app.pulse.receive import ArrivedPulse, Wanted, receive_pulses
+from app.pulse.receive import ArrivedPulse, PulseReply, receive_pulses
 from app.sessions.api.spool import ByteBudget, MultipartParts, MultipartReader, Spool, SpooledBody
 from app.sessions.chunks.inbox import ArrivedChunk, ChunkReceipt, Pressure
 from app.sessions.chunks.receive import receive_together
@@ -373,7 +373,7 @@ class Ingest:
         self.pressure = Pressure(settings)
         self.chunks: BatchWriter[ArrivedChunk, ChunkReceipt] = BatchWriter(self._store_chunks)
         self.pulse_pressure = Pressure(settings, InboxKind.PULSE)
-        self.pulses: BatchWriter[ArrivedPulse, Wanted] = BatchWriter(
+        self.pulses: BatchWriter[ArrivedPulse, PulseReply] = BatchWriter(
             self._store_pulses,
             gather_s=PULSES_GATHER_S,
             many_gather_s=min(MANY_PULSES_GATHER_S, MANY_PULSES_SHARE * settings.pulse_interval_s),
@@ -528,7 +528,7 @@ class Ingest:
 
     def _store_pulses(
         self, container: Container, pulses: Sequence[ArrivedPulse]
-    ) -> Sequence[Wanted | None]:
+    ) -> Sequence[PulseReply | None]:
         self.pulse_pressure.check(container.everywhere())
         return receive_pulses(container, pulses)
 

@@ -1,4 +1,4 @@
-"""What the page of a session shows of arrivals and of the breakdown of steps."""
+"""Arrivals at collectives and the breakdown of steps, on the page of a session and as CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from app.analysis.arrivals.document import (
     Breakdown,
     Collective,
     MeetingGroup,
-    RankArrivals,
     RankBreakdown,
 )
 from app.analysis.report.document import Report
@@ -32,22 +31,19 @@ from app.web.format import (
 from app.web.parts import Row
 from app.web.tables import Table
 
-# ---- The map of ranks and collectives as the first response has it: SVG, before any script -----
-
-
-# The scale is fixed: from here on a rank is as late as the darkest color says.
+# Lateness of the darkest color, as a share of a step; the scale is fixed.
 SCALE_END: Final = 0.05
-# Rows and columns that are drawn with gaps, and that are drawn at all: of more ranks each row has
-# the latest.
+# Rows or columns drawn with gaps.
 GAPPED: Final = 64
+# Rows of the map; with more ranks a row is the latest of several.
 MOST_ROWS: Final = 64
 # Labels that fit.
 ROW_LABELS: Final = 16
 COLUMN_LABELS: Final = 12
-# Pixels of a row, and of the whole map at least and at most.
+# Pixels of a row, and limits of the height of the map.
 ROW_HEIGHT: Final = 20
 HEIGHTS: Final = (60, 340)
-# Levels of lateness that make a difference to the eye.
+# Distinguishable levels of color.
 _LEVELS: Final = 20
 
 _SHORT: Final = {
@@ -66,18 +62,18 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A word at the edge of the map."""
+    """A label at the edge of the map."""
 
     at: float  # per cent
     text: str
-    minor: bool  # whether a narrow page leaves it out
+    minor: bool  # hidden on a narrow page
 
 
 @dataclass(frozen=True, slots=True)
 class MapColumn:
     """A collective of the map."""
 
-    key: str  # as an address asks for it
+    key: str  # value of the query parameter `collective`
     title: str
 
 
@@ -92,8 +88,8 @@ class ArrivalsMap:
     paths: tuple[tuple[str, str], ...]  # color, path
     row_labels: tuple[Label, ...]
     column_labels: tuple[Label, ...]
-    legend: str  # what the short names mean
-    about: str  # which ranks, and what of them was folded
+    legend: str  # short names with their meaning
+    about: str  # note on the ranks and on merged rows
 
 
 def abbreviated(op: str) -> str:
@@ -116,17 +112,24 @@ def named(collective: Collective) -> str:
 
 
 def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
-    """Return the map of the ranks that meet the worst one, and of their like on other stages."""
+    """Return the map of the groups of the worst rank: its own kind of group, on all stages."""
     rank = arrivals.worst.rank
     own = max(
         (group for group in arrivals.groups if rank in group.ranks),
-        key=lambda group: sum(one.waited_s for one in group.collectives),
+        key=lambda group: sum(collective.waited_s for collective in group.collectives),
     )
     shown = [
         (index, group) for index, group in enumerate(arrivals.groups) if group.kind == own.kind
     ]
-    names = _in_order(own, [group for _, group in shown])
-    ranks = sorted({one for _, group in shown for one in group.ranks})
+    # Those of the own group first.
+    names = list(
+        dict.fromkeys(
+            (collective.op, collective.order)
+            for group in (own, *(group for _, group in shown))
+            for collective in group.collectives
+        )
+    )
+    ranks = sorted({collective for _, group in shown for collective in group.ranks})
     late = _table(shown, names, ranks) / arrivals.step_s
     late, firsts = _folded(late, ranks)
     rows, columns = late.shape
@@ -138,7 +141,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
         height=min(max(rows * ROW_HEIGHT, low), high),
         dense=dense,
         paths=tuple(_paths(late)),
-        row_labels=_labels([str(one) for one in firsts], ROW_LABELS),
+        row_labels=_labels([str(collective) for collective in firsts], ROW_LABELS),
         column_labels=_labels([f"{abbreviated(op)}{order}" for op, order in names], COLUMN_LABELS),
         legend=", ".join(
             f"{short} {_LONG.get(short, short)}"
@@ -154,17 +157,9 @@ def _about(kind: GroupKind, ranks: int, rows: int, arrivals: Arrivals) -> str:
         parts.append(f"{_KINDS[kind]} alone")
     if rows < ranks:
         parts.append(f"a row has the latest of {-(-ranks // rows)} ranks")
-    if any(one.count > 1 for group in arrivals.groups for one in group.collectives):
+    if any(collective.count > 1 for group in arrivals.groups for collective in group.collectives):
         parts.append("neighboring collectives are put together")
     return "; ".join(parts)
-
-
-def _in_order(own: MeetingGroup, groups: Sequence[MeetingGroup]) -> list[tuple[str, int]]:
-    """Return the collectives of groups as (type, order), as the first group has them."""
-    found = dict.fromkeys((one.op, one.order) for one in own.collectives)
-    for group in groups:
-        found |= dict.fromkeys((one.op, one.order) for one in group.collectives)
-    return list(found)
 
 
 def _table(
@@ -172,14 +167,14 @@ def _table(
     names: Sequence[tuple[str, int]],
     ranks: Sequence[int],
 ) -> NDArray[np.float64]:
-    """Return how late each rank is at each collective, seconds; NaN where nothing is known."""
+    """Return the lateness, seconds, of shape (ranks, collectives); NaN where unknown."""
     row_of = {rank: row for row, rank in enumerate(ranks)}
     column_of = {name: column for column, name in enumerate(names)}
     table = np.full((len(ranks), len(names)), np.nan)
     for _, group in shown:
         rows = [row_of[rank] for rank in group.ranks]
-        columns = [column_of[one.op, one.order] for one in group.collectives]
-        # What is None is NaN there.
+        columns = [column_of[collective.op, collective.order] for collective in group.collectives]
+        # NumPy turns None into NaN.
         table[np.ix_(rows, columns)] = np.array(group.late_s, np.float64)
     return table
 
@@ -187,25 +182,25 @@ def _table(
 def _folded(
     late: NDArray[np.float64], ranks: Sequence[int]
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Return rows of which each has the latest of neighboring ranks, and the first of each."""
+    """Merge neighboring ranks into rows of the latest; return the rows and their first ranks."""
     each = -(-len(ranks) // MOST_ROWS)
     if each == 1:
         return late, list(ranks)
     starts = list(range(0, len(ranks), each))
-    known = np.where(np.isnan(late), -1.0, late)
-    found = np.maximum.reduceat(known, starts, axis=0)
-    return np.where(found < 0, np.nan, found), [ranks[start] for start in starts]
+    filled = np.where(np.isnan(late), -1.0, late)
+    latest = np.maximum.reduceat(filled, starts, axis=0)
+    return np.where(latest < 0, np.nan, latest), [ranks[start] for start in starts]
 
 
 def _paths(late: NDArray[np.float64]) -> list[tuple[str, str]]:
     shares = np.clip(late / SCALE_END, 0.0, 1.0)
     levels = np.where(np.isnan(shares), -1.0, (shares * _LEVELS).round())
-    found = []
+    paths = []
     for level in np.unique(levels[levels >= 0]).tolist():
         color = heat_color(SCALE_LOW + (SCALE_HIGH - SCALE_LOW) * level / _LEVELS)
         cells = np.argwhere(levels == level).tolist()
-        found.append((color, "".join(f"M{column} {row}h1v1h-1z" for row, column in cells)))
-    return found
+        paths.append((color, "".join(f"M{column} {row}h1v1h-1z" for row, column in cells)))
+    return paths
 
 
 def _labels(names: Sequence[str], most: int) -> tuple[Label, ...]:
@@ -217,39 +212,39 @@ def _labels(names: Sequence[str], most: int) -> tuple[Label, ...]:
 
 
 def _column(shown: Sequence[tuple[int, MeetingGroup]], name: tuple[str, int]) -> MapColumn:
-    """Return what a column leads to: of several groups' collectives, the one most waited for."""
-    index, place, one = max(
+    """Return a column of the map; it links to the group whose collective is waited for most."""
+    index, place, collective = max(
         (
-            (index, place, one)
+            (index, place, collective)
             for index, group in shown
-            for place, one in enumerate(group.collectives)
-            if (one.op, one.order) == name
+            for place, collective in enumerate(group.collectives)
+            if (collective.op, collective.order) == name
         ),
-        key=lambda found: found[2].waited_s,
+        key=lambda candidate: candidate[2].waited_s,
     )
-    return MapColumn(f"{index}.{place}", f"{named(one)}: {last_words(one)}")
+    return MapColumn(f"{index}.{place}", f"{named(collective)}: {last_words(collective)}")
 
 
-def last_words(one: Collective) -> str:
-    """Return who comes last at a collective, in words."""
-    if one.last is None:
+def last_words(collective: Collective) -> str:
+    """Return the last rank of a collective and its lateness, in words."""
+    if collective.last is None:
         return "ranks come together"
-    return f"rank {one.last} last, {seconds(one.late_s)} after the first"
+    return f"rank {collective.last} last, {seconds(collective.late_s)} after the first"
 
 
-# Ranks, and collectives, that have a row; all are in the files.
+# Ranks or collectives in a table; the CSV has all.
 SHORT_TABLE: Final = 8
 # Ranks of an opened collective.
 MEMBERS: Final = 16
-# What profilers have to be told for an interval of the slowdown.
+# Recorded steps that an interval of the slowdown needs.
 _FEWEST_STEPS: Final = 5
-# A rank that computes this many times as long as its peers is said to.
+# From this ratio of computing times on the title names a rank as slower than its peers.
 _LONGER: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRow:
-    """A rank in the table by what others wait for it."""
+    """A rank in the table of ranks that others wait for."""
 
     rank: int
     host: str
@@ -262,7 +257,7 @@ class ArrivalRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A collective in the table by what is waited for it."""
+    """A collective in the table of collectives with waiting ranks."""
 
     key: str
     name: str
@@ -285,7 +280,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The collective that the address asks for."""
+    """The collective selected by the address."""
 
     key: str
     title: str
@@ -295,7 +290,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownRow:
-    """What a step passes with, in words."""
+    """The breakdown of a step, in words."""
 
     name: str
     computing: str
@@ -314,7 +309,7 @@ class BreakdownTable:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalsView:
-    """Who comes last, and for whom the others wait."""
+    """The arrivals of ranks at collectives, as the page shows them."""
 
     title: str
     note: str
@@ -330,45 +325,43 @@ class ArrivalsView:
 
 
 def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
-    """Return what is shown of arrivals; None where no ranks meet.
+    """Return the arrivals for the page; None without collectives.
 
     Parameters
     ----------
     collective : str
-        The collective that is opened, ``group.place``; what does not exist is ignored.
+        The opened collective, ``group.place``; unknown ones are ignored.
     """
-    found = report.arrivals
-    if found is None:
+    arrivals = report.arrivals
+    if arrivals is None:
         return None
-    drawn = arrivals_map(found)
-    steps = plural(len(found.steps), "step")
-    rest = len(found.ranks) - SHORT_TABLE
+    drawn = arrivals_map(arrivals)
+    steps = plural(len(arrivals.steps), "step")
+    rest = len(arrivals.ranks) - SHORT_TABLE
     return ArrivalsView(
-        title=found.sentence,
+        title=arrivals.sentence,
         note=f"Later than the first to arrive, mean of {steps}; rank down, collectives of a step "
         f"across ({drawn.legend}){'; ' if drawn.about else ''}{drawn.about}",
         map=drawn,
-        waiting=found.waiting if found.straggles else "How long ranks keep others waiting",
-        rows=tuple(_rank_row(report, one) for one in found.ranks[:SHORT_TABLE]),
+        waiting=arrivals.waiting if arrivals.straggles else "How long ranks keep others waiting",
+        rows=tuple(
+            ArrivalRow(
+                rank=arrival.rank,
+                host=report.machine(arrival.rank).node or "",
+                gpu=report.machine(arrival.rank).gpu or "",
+                last=percent(arrival.last_share, 0),
+                waited_for=seconds(arrival.waited_for_s),
+                rank_seconds=_rank_seconds(arrival.rank_seconds),
+                missing=arrival.missing,
+            )
+            for arrival in arrivals.ranks[:SHORT_TABLE]
+        ),
         more=f"The other {rest:,} are in the file" if rest > 0 else "",
         hosts=bool(report.hosts),
         gpus=bool(report.gpus),
-        collectives=_most_waited(found),
-        parted=_parted(found),
-        opened=_opened(report, found, collective),
-    )
-
-
-def _rank_row(report: Report, one: RankArrivals) -> ArrivalRow:
-    machine = report.machine(one.rank)
-    return ArrivalRow(
-        rank=one.rank,
-        host=machine.node or "",
-        gpu=machine.gpu or "",
-        last=percent(one.last_share, 0),
-        waited_for=seconds(one.waited_for_s),
-        rank_seconds=_rank_seconds(one.rank_seconds),
-        missing=one.missing,
+        collectives=_most_waited(arrivals),
+        parted=_parted(arrivals),
+        opened=_opened(report, arrivals, collective),
     )
 
 
@@ -379,81 +372,82 @@ def _rank_seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _most_waited(found: Arrivals) -> tuple[CollectiveRow, ...]:
+def _most_waited(arrivals: Arrivals) -> tuple[CollectiveRow, ...]:
     every = [
-        (f"{index}.{place}", group, one)
-        for index, group in enumerate(found.groups)
-        for place, one in enumerate(group.collectives)
+        (f"{index}.{place}", group, collective)
+        for index, group in enumerate(arrivals.groups)
+        for place, collective in enumerate(group.collectives)
     ]
     every.sort(key=lambda row: -row[2].waited_s)
     return tuple(
         CollectiveRow(
             key,
-            _name_in(group, one, found),
-            one.op,
-            "together" if one.last is None else str(one.last),
-            seconds(one.late_s),
-            _rank_seconds(one.waited_s),
-            seconds(one.transfer_s),
+            _name_in(group, collective, arrivals),
+            collective.op,
+            "together" if collective.last is None else str(collective.last),
+            seconds(collective.late_s),
+            _rank_seconds(collective.waited_s),
+            seconds(collective.transfer_s),
         )
-        for key, group, one in every[:SHORT_TABLE]
+        for key, group, collective in every[:SHORT_TABLE]
     )
 
 
-def _name_in(group: MeetingGroup, one: Collective, found: Arrivals) -> str:
-    """Return a collective's name, with its group where there are several."""
-    if len(found.groups) == 1:
-        return named(one)
-    if len({other.stage for other in found.groups}) == len(found.groups):
-        return f"{named(one)}, stage {group.stage}"
-    return f"{named(one)}, ranks {group.ranks[0]}\N{EN DASH}{group.ranks[-1]}"
+def _name_in(group: MeetingGroup, collective: Collective, arrivals: Arrivals) -> str:
+    """Return the name of a collective, with its group if there are several."""
+    if len(arrivals.groups) == 1:
+        return named(collective)
+    if len({other.stage for other in arrivals.groups}) == len(arrivals.groups):
+        return f"{named(collective)}, stage {group.stage}"
+    return f"{named(collective)}, ranks {group.ranks[0]}\N{EN DASH}{group.ranks[-1]}"
 
 
-def _parted(found: Arrivals) -> str:
-    if not found.partings:
+def _parted(arrivals: Arrivals) -> str:
+    if not arrivals.partings:
         return ""
-    one = found.partings[0]
-    more = f"; {len(found.partings) - 1} more like it" if len(found.partings) > 1 else ""
+    parting = arrivals.partings[0]
+    more = f"; {len(arrivals.partings) - 1} more like it" if len(arrivals.partings) > 1 else ""
     return (
-        f"Rank {one.rank} recorded {one.recorded} {one.op} in step {one.step}, others "
-        f"{one.others}: from its number {one.recorded} on it is not known which is which{more}"
+        f"Rank {parting.rank} recorded {parting.recorded} {parting.op} in step {parting.step}, "
+        f"others {parting.others}: from its number {parting.recorded} on it is not known which is "
+        f"which{more}"
     )
 
 
-def _opened(report: Report, found: Arrivals, key: str) -> Opened | None:
+def _opened(report: Report, arrivals: Arrivals, key: str) -> Opened | None:
     index, _, place = key.partition(".")
-    if not (_is_number(index) and _is_number(place)) or int(index) >= len(found.groups):
+    if not (_is_number(index) and _is_number(place)) or int(index) >= len(arrivals.groups):
         return None
-    group = found.groups[int(index)]
+    group = arrivals.groups[int(index)]
     if int(place) >= len(group.collectives):
         return None
-    one = group.collectives[int(place)]
+    collective = group.collectives[int(place)]
     late = [(rank, row[int(place)]) for rank, row in zip(group.ranks, group.late_s, strict=True)]
-    known = sorted(
+    latest_first = sorted(
         ((rank, value) for rank, value in late if value is not None), key=lambda row: -row[1]
     )
     note = (
-        f"{one.op} {one.order} of each step, stage {group.stage}, {plural(len(late), 'rank')}: "
-        f"others wait {_rank_seconds(one.waited_s)} rank-seconds a step; the last one comes "
-        f"{seconds(one.margin_s)} after the next to last; the exchange takes "
-        f"{seconds(one.transfer_s)}"
+        f"{collective.op} {collective.order} of each step, stage {group.stage}, "
+        f"{plural(len(late), 'rank')}: others wait {_rank_seconds(collective.waited_s)} "
+        f"rank-seconds a step; the last one comes {seconds(collective.margin_s)} after "
+        f"the next to last; the exchange takes {seconds(collective.transfer_s)}"
     )
-    if one.count > 1:
-        note = f"{one.count} collectives together, from number {one.order} on. {note}"
-    if len(known) > MEMBERS:
+    if collective.count > 1:
+        note = f"{collective.count} collectives together, from number {collective.order} on. {note}"
+    if len(latest_first) > MEMBERS:
         note += f". The {MEMBERS} latest ranks; all are in the file"
     return Opened(
         key=key,
-        title=f"{abbreviated(one.op)} {one.order}: {last_words(one)}",
+        title=f"{abbreviated(collective.op)} {collective.order}: {last_words(collective)}",
         note=note,
         rows=tuple(
             MemberRow(
                 rank,
                 report.machine(rank).node or "",
                 seconds(value),
-                seconds(max(one.late_s - value, 0.0)),
+                seconds(max(collective.late_s - value, 0.0)),
             )
-            for rank, value in known[:MEMBERS]
+            for rank, value in latest_first[:MEMBERS]
         ),
     )
 
@@ -463,21 +457,23 @@ def _is_number(text: str) -> bool:
 
 
 def breakdown_view(report: Report) -> BreakdownTable | None:
-    """Return what a step of one rank passes with, next to its peers; None in older reports."""
-    found, compared = report.breakdown, report.breakdown_of_worst()
-    if found is None or compared is None:
+    """Return the breakdown of a step of the worst rank and its peers; None in older reports."""
+    breakdown, compared = report.breakdown, report.breakdown_of_worst()
+    if breakdown is None or compared is None:
         return None
-    one, peers = compared
-    rows = [_breakdown_row(f"Rank {one.rank}", [one], found)]
+    worst, peers = compared
+    rows = [_breakdown_row(f"Rank {worst.rank}", [worst], breakdown)]
     if not peers:
-        title = f"Computing takes {_share(one.computing_s, found)} of a step of rank {one.rank}"
-        return BreakdownTable(title, tuple(rows))
-    rows.append(_breakdown_row(f"Median of {len(peers)}", peers, found))
-    usual = median(peer.computing_s for peer in peers)
-    title = f"A step of rank {one.rank} and of its peers"
-    if usual > 0 and one.computing_s >= _LONGER * usual:
         title = (
-            f"Rank {one.rank} computes {seconds(one.computing_s)} a step, its peers "
+            f"Computing takes {_share(worst.computing_s, breakdown)} of a step of rank {worst.rank}"
+        )
+        return BreakdownTable(title, tuple(rows))
+    rows.append(_breakdown_row(f"Median of {len(peers)}", peers, breakdown))
+    usual = median(peer.computing_s for peer in peers)
+    title = f"A step of rank {worst.rank} and of its peers"
+    if usual > 0 and worst.computing_s >= _LONGER * usual:
+        title = (
+            f"Rank {worst.rank} computes {seconds(worst.computing_s)} a step, its peers "
             f"{seconds(usual)}"
         )
     return BreakdownTable(title, tuple(rows))
@@ -487,21 +483,21 @@ def _share(value_s: float, found: Breakdown) -> str:
     return rough_percent(value_s / found.step_s)
 
 
-def _breakdown_row(name: str, ranks: Sequence[RankBreakdown], found: Breakdown) -> BreakdownRow:
+def _breakdown_row(name: str, ranks: Sequence[RankBreakdown], breakdown: Breakdown) -> BreakdownRow:
     parts = zip(
-        *((one.computing_s, one.communication_s, one.data_s, one.idle_s) for one in ranks),
+        *((rank.computing_s, rank.communication_s, rank.data_s, rank.idle_s) for rank in ranks),
         strict=True,
     )
-    digits = 2 if found.step_s >= 1 else 4
+    digits = 2 if breakdown.step_s >= 1 else 4
     return BreakdownRow(name, *(f"{median(values):.{digits}f}" for values in parts))
 
 
 def unsaid_rows(report: Report) -> tuple[Row, ...]:
-    """Return what the recording cannot say, and the setting that would record it."""
+    """Return the information missing in the recording, with the setting that would record it."""
     rows = [
-        Row(f"{one.what[:1].upper()}{one.what[1:]}", one.remedy)
-        for one in report.coverage.unmapped
-        if one.remedy
+        Row(f"{unmapped.what[:1].upper()}{unmapped.what[1:]}", unmapped.remedy)
+        for unmapped in report.coverage.unmapped
+        if unmapped.remedy
     ]
     if not report.fidelity.replayed:
         missing = bool(report.coverage.missing)
@@ -513,11 +509,8 @@ def unsaid_rows(report: Report) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-# ---- Arrivals and breakdown as CSV -------------------------------------------------------------
-
-
 def arrivals_csv(report: Report) -> Table:
-    """Return how late each rank came to each collective, and what others waited there."""
+    """Return the lateness of each rank at each collective, with the waiting of the others."""
     groups = report.arrivals.groups if report.arrivals else ()
     return Table(
         (
@@ -526,19 +519,19 @@ def arrivals_csv(report: Report) -> Table:
         ),
         (
             (
-                group.kind, group.stage, one.op, one.order, one.count, rank,
-                report.hosts.get(rank), late[place], rank == one.last, one.last, one.last_share,
-                one.waited_s, one.transfer_s,
+                group.kind, group.stage, collective.op, collective.order, collective.count, rank,
+                report.hosts.get(rank), late[place], rank == collective.last, collective.last,
+                collective.last_share, collective.waited_s, collective.transfer_s,
             )
             for group in groups
-            for place, one in enumerate(group.collectives)
+            for place, collective in enumerate(group.collectives)
             for rank, late in zip(group.ranks, group.late_s, strict=True)
         ),
     )  # fmt: skip
 
 
 def ranks_csv(report: Report) -> Table:
-    """Return every rank that meets others: where it runs, and what others wait for it."""
+    """Return every rank with collectives: its host and GPU, and the waiting for it."""
     ranks = report.arrivals.ranks if report.arrivals else ()
     return Table(
         (
@@ -547,32 +540,32 @@ def ranks_csv(report: Report) -> Table:
         ),
         (
             (
-                one.rank, report.hosts.get(one.rank), report.gpus.get(one.rank), one.collectives,
-                one.last, one.last_share, one.waited_for_s, one.rank_seconds, one.waits_s,
-                one.missing,
+                rank.rank, report.hosts.get(rank.rank), report.gpus.get(rank.rank),
+                rank.collectives, rank.last, rank.last_share, rank.waited_for_s,
+                rank.rank_seconds, rank.waits_s, rank.missing,
             )
-            for one in ranks
+            for rank in ranks
         ),
     )  # fmt: skip
 
 
 def breakdown_csv(report: Report) -> Table:
-    """Return what a step of each rank passes with, seconds."""
-    found = report.breakdown
+    """Return the breakdown of a step of each rank, seconds."""
+    breakdown = report.breakdown
     return Table(
         ("rank", "host", "step_s", "computing_s", "communication_s", "data_s", "idle_s"),
         (
             (
-                one.rank, report.hosts.get(one.rank), found.step_s, one.computing_s,
-                one.communication_s, one.data_s, one.idle_s,
+                rank.rank, report.hosts.get(rank.rank), breakdown.step_s, rank.computing_s,
+                rank.communication_s, rank.data_s, rank.idle_s,
             )
-            for one in (found.ranks if found else ())
-            if found
+            for rank in (breakdown.ranks if breakdown else ())
+            if breakdown
         ),
     )  # fmt: skip
 
 
 def unsaid_csv(report: Report) -> Table:
-    """Return what the recording cannot say, and the setting that would record it."""
+    """Return `unsaid_rows` as CSV."""
     rows = unsaid_rows(report)
     return Table(("missing", "setting"), ((row.label, row.value) for row in rows))

@@ -1,4 +1,4 @@
-"""The small picture next to a cause: what the diagnosis kept of its sign, as rectangles."""
+"""The table of causes on a session's page, with small pictures of their evidence."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 WIDTH: Final = 240
 HEIGHT: Final = 40
-# More bars, or rows of a matrix, than this do not show: each one is then the worst of several.
+# Bars and rows of a picture; with more values, each is the worst of several.
 MOST_BARS: Final = 60
 MOST_ROWS: Final = 10
-# Marks of this width and more have a gap of a pixel between them.
+# From this width on marks have a gap of a pixel.
 _WITH_GAP: Final = 3.0
 _MARK: Final = "var(--mark)"
 _DOT: Final = 2.0
@@ -61,7 +61,7 @@ _LISTED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A rectangle of a picture of 240 × 40."""
+    """A rectangle of a picture of `WIDTH` × `HEIGHT`."""
 
     x: float
     y: float
@@ -72,9 +72,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Marks with a caption; `label` says in words what they show, `line` is a height to compare.
+    """Marks with a caption; `label` describes them in words, `line` is the height of a reference.
 
-    Evidence leads to it by its `id`.
+    Evidence links to it by its `id`.
     """
 
     caption: str
@@ -85,7 +85,7 @@ class Picture:
 
 
 def cause_pictures(cause: NamedCause) -> tuple[Picture, ...]:
-    """Return the pictures of a cause; none where there is nothing to draw."""
+    """Return the pictures of a cause's figure, if it has one."""
     parts = {} if cause.figure is None else _draw(cause.figure)
     return tuple(
         replace(picture, id=picture_id(cause.cause, part)) for part, picture in parts.items()
@@ -93,7 +93,7 @@ def cause_pictures(cause: NamedCause) -> tuple[Picture, ...]:
 
 
 def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: C901, PLR0911 - one for each kind
-    """Return the picture of each part of a figure that there is."""
+    """Return the pictures of a figure, by part."""
     match figure:
         case WorkerSteps():
             return {"": _worker_steps(figure)}
@@ -110,11 +110,31 @@ def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: C901, PLR0911 - on
         case Links():
             return {"": _links(figure)}
         case TransferLevels():
-            return {"": _transfer_levels(figure)}
+            than = "what they take in quiet steps"
+            return {
+                "": _ratios(
+                    figure.by_step,
+                    "All transfers ÷ those of quiet steps in each step",
+                    lambda high: f"transfers take up to {high} {than}",
+                    color=lambda _: _MARK,
+                )
+            }
         case ComputingLevels():
-            return {"": _computing_levels(figure)}
+            than = "as long as in its best steps"
+            return {
+                "": _ratios(
+                    figure.by_step,
+                    "Computing of all workers ÷ that of their best steps",
+                    lambda high: f"the median worker computes up to {high} {than}",
+                )
+            }
         case Rotation():
-            return {"": _rotation(figure), "workers": _turns(figure)}
+            ratios = _ratios(
+                figure.by_step,
+                "The slowest worker of each step ÷ its median step",
+                lambda high: f"the slowest worker takes up to {high} its median step",
+            )
+            return {"": ratios, "workers": _turns(figure)}
         case LateRanks():
             return {"": _late_ranks(figure)}
         case Lengths():
@@ -154,7 +174,7 @@ def _stage_load(figure: StageLoad) -> Picture:
 
 
 def _waits(what: str, by_step_s: Sequence[float], *, added: bool = False) -> Picture:
-    """Draw the wait in each step; `added` over all workers it may be longer than the step."""
+    """Draw the wait in each step; `added`: summed over all workers, possibly over a step."""
     bars, of = _worst(by_step_s, MOST_BARS)
     within = "each step, all workers added" if added else "each step"
     high = seconds(max(by_step_s))
@@ -206,36 +226,20 @@ def _links(figure: Links) -> Picture:
     )
 
 
-def _transfer_levels(figure: TransferLevels) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
+def _ratios(
+    by_step: Sequence[float],
+    caption: str,
+    label: Callable[[str], str],
+    *,
+    color: Callable[[float], str] = heat_color,
+) -> Picture:
+    """Draw a ratio of each step from 1.0; `label` describes the highest one."""
+    high = times(max(by_step))
+    bars, of = _worst(by_step, MOST_BARS)
     return Picture(
-        caption=f"All transfers ÷ those of quiet steps in each step, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: transfers take up to {high} what "
-        "they take in quiet steps",
-        marks=_bars(bars, base=1.0, color=lambda _: _MARK),
-    )
-
-
-def _computing_levels(figure: ComputingLevels) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
-    return Picture(
-        caption=f"Computing of all workers ÷ that of their best steps, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: the median worker computes up to "
-        f"{high} as long as in its best steps",
-        marks=_bars(bars, base=1.0, color=heat_color),
-    )
-
-
-def _rotation(figure: Rotation) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
-    return Picture(
-        caption=f"The slowest worker of each step ÷ its median step, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: the slowest worker takes up to "
-        f"{high} its median step",
-        marks=_bars(bars, base=1.0, color=heat_color),
+        caption=f"{caption}, from 1.0: up to {high}{of}",
+        label=f"Bars of {plural(len(by_step), 'step')}: {label(high)}",
+        marks=_bars(bars, base=1.0, color=color),
     )
 
 
@@ -299,19 +303,19 @@ def _squares(points: Squares) -> Picture:
 
 
 def _unit(values: Sequence[float]) -> list[float]:
-    """Return values from 0, the smallest, to 1."""
+    """Return values scaled to 0 (the smallest) to 1."""
     low, high = min(values), max(values)
     return [(value - low) / ((high - low) or 1.0) for value in values]
 
 
 def _grouped(values: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Return neighbors together, so that there are at most `most` groups."""
+    """Return neighboring values in at most `most` groups."""
     size = -(-len(values) // most)
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def _worst(values: Sequence[float], most: int) -> tuple[list[float], str]:
-    """Return the largest of each group, and what to say of that."""
+    """Return the largest value of each group of neighbors, and a note on the grouping."""
     groups = _grouped(values, most)
     size = len(groups[0])
     return [max(group) for group in groups], f"; a bar is the worst of {size}" if size > 1 else ""
@@ -320,7 +324,7 @@ def _worst(values: Sequence[float], most: int) -> tuple[list[float], str]:
 def _bars(
     values: Sequence[float], *, base: float, color: Callable[[float], str]
 ) -> tuple[Mark, ...]:
-    """Return bars from `base`, the longest as high as the picture."""
+    """Return bars from `base`; the longest has the height of the picture."""
     width = WIDTH / len(values)
     span = max(max(values) - base, 1e-9)
     marks = []
@@ -332,7 +336,7 @@ def _bars(
 
 
 def _matrix(values: Sequence[Sequence[float]], color: Callable[[float], str]) -> tuple[Mark, ...]:
-    """Return rows of marks; where they are too many each is the worst of its neighbors."""
+    """Return a matrix of marks; with too many values each is the worst of its neighbors."""
     rows = [[max(column) for column in zip(*group, strict=True)]
             for group in _grouped(values, MOST_ROWS)]  # fmt: skip
     matrix = [_worst(row, MOST_BARS)[0] for row in rows]
@@ -349,12 +353,9 @@ def _mark(x: float, y: float, width: float, height: float, color: str) -> Mark:
     return Mark(round(x, 2), round(y, 2), round(width - gap, 2), round(height, 2), color)
 
 
-# ---- The table of causes: what each one costs, with the evidence and where that is to be seen ----
-
-
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """A reason in words, and where on the page it is to be seen (empty: nowhere)."""
+    """A piece of evidence in words, with a link to its place on the page, if any."""
 
     text: str
     url: str
@@ -373,19 +374,18 @@ class CauseRow:
     pictures: tuple[Picture, ...] = ()
 
 
-def _share(contribution: float | None) -> str:
-    # Of two causes that may be each other the first has the share.
-    return "the same" if contribution is None else rough_percent(contribution)
-
-
 def causes_table(report: Report) -> tuple[CauseRow, ...]:
-    """Return the causes, and what was ruled out or cannot be judged."""
+    """Return the causes, followed by those ruled out and those that cannot be judged."""
     rows = [
         CauseRow(
             name=title_of(cause.cause),
-            share=_share(cause.contribution),
+            # Of two indistinguishable causes only the first has a share.
+            share="the same" if cause.contribution is None else rough_percent(cause.contribution),
             confidence="" if cause.confidence is None else sure(cause.confidence),
-            evidence=_evidence(report, cause),
+            evidence=tuple(
+                EvidenceLine(text, _view_url(report, cause, view) if view else "")
+                for text, view in zip(cause.evidence, cause.views, strict=True)
+            ),
             strong=index == 0,
             pictures=cause_pictures(cause),
         )
@@ -411,33 +411,24 @@ def _note(name: str, text: str) -> CauseRow:
     return CauseRow(name, "", "", (EvidenceLine(text, ""),), muted=True)
 
 
-def _evidence(report: Report, cause: NamedCause) -> tuple[EvidenceLine, ...]:
-    return tuple(
-        EvidenceLine(text, _view_url(report, cause, view) if view else "")
-        for text, view in zip(cause.evidence, cause.views, strict=True)
-    )
-
-
 def _view_url(report: Report, cause: NamedCause, view: View) -> str:
-    """Return where on this page a piece of evidence is to be seen; empty where nowhere."""
+    """Return the link to the place on the page that shows a piece of evidence; empty if none."""
     if isinstance(view, FigureView | LinkView):
         part = view.part if isinstance(view, FigureView) else ""
         target = picture_id(cause.cause, part)
         return f"#{target}" if any(p.id == target for p in cause_pictures(cause)) else ""
     if not report.fidelity.verdict:
-        # The page has no map and no timeline then, but how late launches are in each step.
+        # Without a verdict the page has no map and no timeline, but launch delays of each step.
         return "#launches" if isinstance(view, StepView) else ""
     return _place_url(report, view)
 
 
 def _place_url(report: Report, view: WorkerView | StageView | StepView | RegionView) -> str:
-    """Return where on a page with a verdict a view is.
-
-    A stage is a line of the map: its slowest worker is chosen there.
-    """
     match view:
         case StageView(pp=stage):
-            return _slowest_url(report, stage)
+            # A stage is a line of the map: its slowest worker is selected.
+            dp, pp = next((dp, pp) for _, dp, pp in report.ranked_workers() if pp == stage)
+            return f"?dp={dp}&pp={pp}"
         case WorkerView(dp=dp, pp=pp):
             return f"?dp={dp}&pp={pp}"
         case StepView(step=step):
@@ -445,8 +436,3 @@ def _place_url(report: Report, view: WorkerView | StageView | StepView | RegionV
         case RegionView(view="scatter"):
             return "#scatter"
     return "#heatmap"
-
-
-def _slowest_url(report: Report, stage: int) -> str:
-    dp, pp = next((dp, pp) for _, dp, pp in report.ranked_workers() if pp == stage)
-    return f"?dp={dp}&pp={pp}"

@@ -1,4 +1,4 @@
-"""What the page of a comparison shows: did it get faster, why, and what else changed."""
+"""The page of two sessions side by side, its CSV, and the routes of comparisons."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from app.sessions.pages.compare_parts import (
     bounds_of,
     chance,
     change_s,
+    changed_causes,
     histogram,
     map_title,
     moved_workers,
@@ -56,11 +57,9 @@ from app.web.pages import Pages
 from app.web.parts import Fact
 from app.web.tables import Table, csv_file, one_of
 
-# Fields that are listed.
+# Listed metadata fields.
 FIELDS: Final = 40
-
-
-# Hosts that are named of a cause that moved.
+# Listed hosts of a cause that moved to others.
 MOVED: Final = 2
 
 
@@ -89,7 +88,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class CauseLine:
-    """A cause in both sessions; `mark` is a glyph where it went or came."""
+    """A cause in both sessions; `mark` is a glyph if it disappeared or appeared."""
 
     cause: str
     before: str
@@ -140,46 +139,46 @@ class ComparePage:
     equal: str
 
 
-def compare_page(found: Comparison) -> ComparePage:
+def compare_page(comparison: Comparison) -> ComparePage:
     """Return the page of a comparison."""
-    a, b, steps = found.a, found.b, found.step_times
-    fix = _fix(found)
-    # What was predicted is held against what was measured only where it was done.
-    done = fix is not None and (fix.title in found.applied or found.incident is not None)
-    moved = moved_workers(found)
+    a, b, steps = comparison.a, comparison.b, comparison.step_times
+    fix = _fix(comparison)
+    # A prediction is compared with the measurement only if the fix was applied.
+    done = fix is not None and (fix.title in comparison.applied or comparison.incident is not None)
+    moved = moved_workers(comparison)
     place = compare_url(a.row.id, b.row.id)
     return ComparePage(
-        now=found.now,
+        now=comparison.now,
         title=f"{a.row.job}: {_name(a, b)} against {_name(b, a)}",
-        heading=_heading(found, fix if done else None),
-        resolved=_resolved(found, fix),
-        why="" if steps else _missing(found),
+        heading=_heading(comparison, fix if done else None),
+        resolved=_resolved(comparison, fix),
+        why="" if steps else _missing(comparison),
         job=a.row.job,
         sizes=sizes(b.row.dp, b.row.pp, b.row.tp, b.row.cp, b.row.vpp)
         + f" · {plural(b.row.world, 'GPU')}",
-        facts=_facts(found, fix, done=done),
+        facts=_facts(comparison, fix, done=done),
         a=_side(a, "Before"),
         b=_side(b, "After"),
-        options=_options(found),
+        options=_options(comparison),
         swap_url=compare_url(b.row.id, a.row.id),
         query=place.partition("?")[2],
-        data=slowdowns(found) if steps and found.same_shape else None,
-        map_title=map_title(found, moved),
+        data=slowdowns(comparison) if steps and comparison.same_shape else None,
+        map_title=map_title(comparison, moved),
         histogram=_histogram(a, b, fix if done else None),
         histogram_title=_histogram_title(steps),
         histogram_note="Steps by recorded time; gray before, blue after",
-        causes=[_cause(one) for one in found.causes],
-        causes_title=_causes_title(found),
-        arrivals=arrival_lines(found),
-        arrivals_title=arrivals_title(found),
-        workers=[worker_line(found, *cell) for cell in moved[:WORKERS]],
+        causes=[_cause(one) for one in comparison.causes],
+        causes_title=_causes_title(comparison),
+        arrivals=arrival_lines(comparison),
+        arrivals_title=arrivals_title(comparison),
+        workers=[worker_line(comparison, *cell) for cell in moved[:WORKERS]],
         workers_title=workers_title(moved),
         fields=[
             FieldLine(one.field, one.before or "none", one.after or "none")
-            for one in found.metadata.changed[:FIELDS]
+            for one in comparison.metadata.changed[:FIELDS]
         ],
-        fields_title=_fields_title(found),
-        equal=f"{plural(found.metadata.equal, 'other field')} equal",
+        fields_title=_fields_title(comparison),
+        equal=f"{plural(comparison.metadata.equal, 'other field')} equal",
     )
 
 
@@ -192,59 +191,59 @@ def _signed(share: float) -> str:
     return percent(share) if share < 0 else f"+{percent(share)}"
 
 
-def _fix(found: Comparison) -> Recommendation | None:
-    """Return the fix of which the most was promised, of the applied ones where there are any.
+def _fix(comparison: Comparison) -> Recommendation | None:
+    """Return the fix with the largest predicted gain, among the applied ones if there are any.
 
-    A bound is no promise.
+    Upper bounds are no predictions.
     """
-    if found.a.report is None:
+    if comparison.a.report is None:
         return None
-    promised = [one for one in found.a.report.recommendations if not one.at_most]
-    promised = [one for one in promised if one.title in found.applied] or promised
-    return max(promised, key=lambda one: one.predicted_gain, default=None)
+    promised = [fix for fix in comparison.a.report.recommendations if not fix.at_most]
+    promised = [fix for fix in promised if fix.title in comparison.applied] or promised
+    return max(promised, key=lambda fix: fix.predicted_gain, default=None)
 
 
-def _heading(found: Comparison, fix: Recommendation | None) -> str:
-    steps = found.step_times
+def _heading(comparison: Comparison, fix: Recommendation | None) -> str:
+    steps = comparison.step_times
     if steps is None:
         return "At least one session has no verdict: steps and causes cannot be compared"
-    who = f"{_name(found.b, found.a)} takes".capitalize()
+    who = f"{_name(comparison.b, comparison.a)} takes".capitalize()
     if not steps.real:
-        return f"{who} as long as {_name(found.a, found.b)}: no difference can be shown"
+        return f"{who} as long as {_name(comparison.a, comparison.b)}: no difference can be shown"
     faster = steps.change < 0
     text = f"Steps are {percent(abs(steps.change))} {'faster' if faster else 'slower'}"
     if fix is None or not faster:
-        return f"{text} than in {_name(found.a, found.b)}"
+        return f"{text} than in {_name(comparison.a, comparison.b)}"
     return f"{text}; the best fix was predicted to bring {percent(fix.predicted_gain)}"
 
 
-def _resolved(found: Comparison, fix: Recommendation | None) -> str:
-    if found.incident is None:
+def _resolved(comparison: Comparison, fix: Recommendation | None) -> str:
+    if comparison.incident is None:
         return ""
-    steps = found.step_times
+    steps = comparison.step_times
     if fix is None or steps is None or fix.predicted_gain <= 0:
         return "Resolved: nothing was predicted"
     share = -steps.change / fix.predicted_gain
     return f"Resolved: {percent(max(share, 0.0), 0)} of the predicted gain was realised"
 
 
-def _missing(found: Comparison) -> str:
+def _missing(comparison: Comparison) -> str:
     return listing(
         [
             f"session {count(side.row.number)} is {side.row.state.replace('_', ' ')}"
-            for side in (found.a, found.b)
+            for side in (comparison.a, comparison.b)
             if side.report is None
         ]
     )
 
 
-def _facts(found: Comparison, fix: Recommendation | None, *, done: bool) -> list[Fact]:
-    steps, a, b = found.step_times, found.a.report, found.b.report
+def _facts(comparison: Comparison, fix: Recommendation | None, *, done: bool) -> list[Fact]:
+    steps, a, b = comparison.step_times, comparison.a.report, comparison.b.report
     if steps is None or a is None or b is None:
         return []
     low, high = steps.ci95_s or (None, None)
-    gone = [title_of(one.cause) for one in found.causes if one.change is Change.GONE]
-    came = [title_of(one.cause) for one in found.causes if one.change is Change.CAME]
+    gone = [title_of(cause.cause) for cause in comparison.causes if cause.change is Change.GONE]
+    came = [title_of(cause.cause) for cause in comparison.causes if cause.change is Change.CAME]
     return [
         Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
         Fact(
@@ -278,7 +277,7 @@ def _facts(found: Comparison, fix: Recommendation | None, *, done: bool) -> list
 
 
 def _moved(a: Report, b: Report) -> Fact | None:
-    """Return which cause is on other machines now; None where each stayed, came or went."""
+    """Return the cause that moved to other hosts; None if there is none."""
     before, after = _hosts_by_cause(a), _hosts_by_cause(b)
     for cause, hosts in before.items():
         now = after.get(cause, ())
@@ -289,12 +288,12 @@ def _moved(a: Report, b: Report) -> Fact | None:
 
 
 def _hosts_by_cause(report: Report) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    hosts_by_cause: dict[str, tuple[str, ...]] = {}
     for cause in report.causes:
         if blames_machine(cause.cause):
             hosts = (gpu.host_words for gpu in blamed_gpus(report, cause.where))
-            found[cause.cause] = tuple(dict.fromkeys(host for host in hosts if host))
-    return found
+            hosts_by_cause[cause.cause] = tuple(dict.fromkeys(host for host in hosts if host))
+    return hosts_by_cause
 
 
 def _predicted(steps: Difference, fix: Recommendation | None, *, done: bool) -> Fact:
@@ -312,13 +311,13 @@ def _predicted(steps: Difference, fix: Recommendation | None, *, done: bool) -> 
 
 def _side(side: Side, word: str) -> SideView:
     row, report = side.row, side.report
-    said = row.state.replace("_", " ") if report is None else _worst(report)
+    state = row.state.replace("_", " ") if report is None else _worst(report)
     return SideView(
         url=f"/sessions/{row.id}",
         number=row.number,
         attempt=row.attempt,
         received_at=row.received_at,
-        title=f"{word}: {said}",
+        title=f"{word}: {state}",
         note=f"Slowdown of each worker alone, session {count(row.number)}",
     )
 
@@ -331,33 +330,36 @@ def _worst(report: Report) -> str:
     return f"worker {worker(dp, pp)} alone {times(slowdown)}{f', on {host}' if host else ''}"
 
 
-def _options(found: Comparison) -> list[Option]:
-    received = {one.id: When(one.received_at, Form.SHORT, found.now) for one in found.choices}
-    known = {
+def _options(comparison: Comparison) -> list[Option]:
+    received = {
+        choice.id: When(choice.received_at, Form.SHORT, comparison.now)
+        for choice in comparison.choices
+    }
+    options = {
         choice.id: Option(
             id=str(choice.id),
             label=f"session {count(choice.number)} · attempt {choice.attempt} · "
             f"{received[choice.id].text}"
             + ("" if choice.slowdown is None else f" · {times(choice.slowdown, 3)}"),
             received=received[choice.id],
-            is_a=choice.id == found.a.row.id,
-            is_b=choice.id == found.b.row.id,
+            is_a=choice.id == comparison.a.row.id,
+            is_b=choice.id == comparison.b.row.id,
         )
-        for choice in found.choices
+        for choice in comparison.choices
     }
-    # Those that are compared can be chosen even where they are not among the latest.
-    for side in (found.a, found.b):
+    # The compared sessions may be older than the latest.
+    for side in (comparison.a, comparison.b):
         row = side.row
-        known.setdefault(
+        options.setdefault(
             row.id,
             Option(
                 str(row.id),
                 f"{row.job}, session {count(row.number)}",
-                row.id == found.a.row.id,
-                row.id == found.b.row.id,
+                row.id == comparison.a.row.id,
+                row.id == comparison.b.row.id,
             ),
         )
-    return list(known.values())
+    return list(options.values())
 
 
 def _histogram(a: Side, b: Side, fix: Recommendation | None) -> Histogram | None:
@@ -394,34 +396,28 @@ def _cause(one: CauseChange) -> CauseLine:
     )
 
 
-def _causes_title(found: Comparison) -> str:
+def _causes_title(comparison: Comparison) -> str:
     gone, came = (
-        [title_of(one.cause) for one in found.causes if one.change is change]
+        [title_of(cause.cause) for cause in comparison.causes if cause.change is change]
         for change in (Change.GONE, Change.CAME)
     )
-    if not gone and not came:
-        return "No cause disappeared or appeared" if found.causes else "Neither session has a cause"
-    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
-    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
+    return changed_causes(gone, came) if comparison.causes else "Neither session has a cause"
 
 
-def _fields_title(found: Comparison) -> str:
-    changed = len(found.metadata.changed)
-    total = changed + found.metadata.equal
+def _fields_title(comparison: Comparison) -> str:
+    changed = len(comparison.metadata.changed)
+    total = changed + comparison.metadata.equal
     if not changed:
         return f"None of {plural(total, 'metadata field')} changed"
     return f"{count(changed)} of {plural(total, 'metadata field')} changed"
 
 
-# ---- The tables of a comparison as CSV ---------------------------------------------------------
-
-
-def workers_csv(found: Comparison) -> Table:
+def workers_csv(comparison: Comparison) -> Table:
     """Return the slowdown and host of every worker in both sessions; nothing without a verdict."""
-    a, b = found.a.report, found.b.report
+    a, b = comparison.a.report, comparison.b.report
     rows: list[Sequence[object]] = []
-    if a is not None and b is not None and found.same_shape:
-        for dp, pp in itertools.product(range(found.a.row.dp), range(found.a.row.pp)):
+    if a is not None and b is not None and comparison.same_shape:
+        for dp, pp in itertools.product(range(comparison.a.row.dp), range(comparison.a.row.pp)):
             before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
             hosts = a.host_of((dp, pp)), b.host_of((dp, pp))
             rows.append((dp, pp, *hosts, before, after, after - before))
@@ -429,13 +425,13 @@ def workers_csv(found: Comparison) -> Table:
     return Table((*header, "slowdown_before", "slowdown_after", "change"), rows)
 
 
-def steps_csv(found: Comparison) -> Table:
+def steps_csv(comparison: Comparison) -> Table:
     """Return the recorded time of every step of both sessions."""
     return Table(
         ("session", "step", "recorded_s"),
         (
             (side.row.number, step, time)
-            for side in (found.a, found.b)
+            for side in (comparison.a, comparison.b)
             if side.report is not None
             for step, time in zip(
                 side.report.steps.analyzed, side.report.step_times.recorded, strict=True
@@ -444,16 +440,16 @@ def steps_csv(found: Comparison) -> Table:
     )
 
 
-def causes_csv(found: Comparison) -> Table:
+def causes_csv(comparison: Comparison) -> Table:
     """Return the share of a step that each cause costs in both sessions."""
     return Table(
         ("cause", "share_before", "share_after", "change"),
-        ((one.cause, one.before, one.after, one.change) for one in found.causes),
+        ((cause.cause, cause.before, cause.after, cause.change) for cause in comparison.causes),
     )
 
 
-def arrivals_csv(found: Comparison) -> Table:
-    """Return how long others waited for each rank in both sessions."""
+def arrivals_csv(comparison: Comparison) -> Table:
+    """Return the waiting for each rank in both sessions."""
     return Table(
         (
             "rank",
@@ -465,27 +461,27 @@ def arrivals_csv(found: Comparison) -> Table:
         ),
         (
             (
-                one.rank,
-                one.last_share_before,
-                one.last_share_after,
-                one.waited_for_before_s,
-                one.waited_for_after_s,
-                one.change_s,
+                change.rank,
+                change.last_share_before,
+                change.last_share_after,
+                change.waited_for_before_s,
+                change.waited_for_after_s,
+                change.change_s,
             )
-            for one in found.arrivals
+            for change in comparison.arrivals
         ),
     )
 
 
-def metadata_csv(found: Comparison) -> Table:
+def metadata_csv(comparison: Comparison) -> Table:
     """Return every field of the metadata that differs."""
     return Table(
         ("field", "before", "after"),
-        ((one.field, one.before, one.after) for one in found.metadata.changed),
+        ((field.field, field.before, field.after) for field in comparison.metadata.changed),
     )
 
 
-# File name → what makes it of a comparison.
+# CSV tables of a comparison, by file name.
 EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
@@ -494,17 +490,14 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "metadata": metadata_csv,
 }
 
-# File name → what makes it of two times of a job.
+# CSV tables of two time ranges, by file name.
 OF_TIMES: Final[Mapping[str, Callable[[TimesComparison], Table]]] = {
     "causes": lambda found: Table.of(CauseCount, found.causes),
 }
 
 
-# ---- The page of two sessions side by side -----------------------------------------------------
-
-
 def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the page of a comparison to the dashboard."""
+    """Add the pages of comparisons to the dashboard."""
 
     @routes.get("/compare")
     def compare_route(
@@ -519,11 +512,11 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
             if not (a or b or incident or job):
                 return pages.render("sessions/compare/choose.html", nav, now=tx.now)
             try:
-                found = _found(tx, a, b, incident, job)
+                comparison = _found(tx, a, b, incident, job)
             except (ValueError, NotFoundError):
                 return pages.not_found(_what(a, b, incident, job), nav)
-        page = compare_page(found)
-        return pages.render("sessions/compare/page.html", nav, page=page, now=found.now)
+        page = compare_page(comparison)
+        return pages.render("sessions/compare/page.html", nav, page=page, now=comparison.now)
 
     @routes.get("/compare/times")
     def compare_times_route(  # noqa: PLR0913 - what an address may ask for
@@ -540,19 +533,21 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
                 return pages.render("sessions/compare/choose.html", nav, now=tx.now)
             bounds = bounds_of((a_from, a_to, b_from, b_to), tx.now)
             try:
-                found = compare_times(tx, job, *bounds)
+                comparison = compare_times(tx, job, *bounds)
             except NotFoundError:
                 return pages.not_found(f"job {job}", nav)
-        page = times_page(found)
-        return pages.render("sessions/compare/times.html", nav, page=page, now=found.now)
+        page = times_page(comparison)
+        return pages.render("sessions/compare/times.html", nav, page=page, now=comparison.now)
 
     @routes.get("/compare/{name}.csv")
     def compare_file_route(container: Here, name: str, a: uuid.UUID, b: uuid.UUID) -> Response:
         make = one_of(EXPORTS, name)
         with container.reading() as tx:
-            found = compare_sessions(tx, a, b)
-        file_name = f"paceline-compare-{found.a.row.number}-{found.b.row.number}-{name}.csv"
-        return csv_file(file_name, make(found))
+            comparison = compare_sessions(tx, a, b)
+        file_name = (
+            f"paceline-compare-{comparison.a.row.number}-{comparison.b.row.number}-{name}.csv"
+        )
+        return csv_file(file_name, make(comparison))
 
     @routes.get("/compare/times/{name}.csv")
     def compare_times_file_route(  # noqa: PLR0913 - what an address may ask for
@@ -568,17 +563,17 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
         make = one_of(OF_TIMES, name)
         with container.reading() as tx:
             bounds = bounds_of((a_from, a_to, b_from, b_to), tx.now)
-            found = compare_times(tx, job, *bounds)
-        return csv_file(f"paceline-compare-times-{name}.csv", make(found))
+            comparison = compare_times(tx, job, *bounds)
+        return csv_file(f"paceline-compare-times-{name}.csv", make(comparison))
 
 
 def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
-    """Return what an address asks for: two sessions, an incident's, or the last two of a job.
+    """Return the comparison of an address: two sessions, an incident's, or the last two of a job.
 
     Raises
     ------
     ValueError
-        If what it names is no id.
+        An id is malformed.
     NotFoundError
     """
     if incident:

@@ -1,4 +1,4 @@
-"""What the page shows of two times of a job: whether it is faster, and what is slow less often."""
+"""Parts of the pages of comparisons, and the page of two time ranges of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from app.analysis.arrivals.document import THRESHOLDS
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.charts import encode_heatmap
-from app.sessions.compare import CauseCount, Comparison, TimesComparison, TimeSide
+from app.sessions.compare import Comparison, TimesComparison, TimeSide
 from app.sessions.compare_steps import SIGNIFICANT, Difference
 from app.web.format import (
     EN_DASH,
@@ -35,15 +35,12 @@ from app.web.moments import span
 from app.web.parts import Fact
 from app.web.time_ranges import moment_in
 
-# ---- Words that pages of comparisons share -----------------------------------------------------
-
-
-# p below this is said as such.
+# Smaller p are shown as p < 0.001.
 SMALL: Final = 0.001
 
 
 def change_s(value: float) -> str:
-    """Return a change of a time: ``−3.91 s``, ``+120 ms``."""
+    """Return the change of a time in words: ``−3.91 s``, ``+120 ms``."""
     if value == 0.0:
         return f"0{NBSP}s"
     text = seconds(abs(value))
@@ -53,40 +50,47 @@ def change_s(value: float) -> str:
 def chance(
     steps: Difference, of: str = "step", within: Difference | None = None
 ) -> tuple[str, str, str]:
-    """Return whether a difference may be a chance finding, what says so, and what that means.
+    """Return whether a difference may be chance, the basis of the answer, and a hint.
 
     Parameters
     ----------
+    of : str
+        Name of the compared items.
     within : Difference or None
-        Of the steps within sessions, which answer where these are too few.
+        Difference of the steps within sessions, used where the sessions are too few.
     """
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
     hint = f"Probability of such a difference of ranks by chance; {of}s are assumed independent"
     if within is not None and within.tells and not steps.tells:
-        said, counted, hint = chance(within)
+        answer_p, counted, hint = chance(within)
         too_few = f"{count(first)} and {count(second)} {of}s are too few; by the steps within them"
-        return said, f"{too_few}: {counted}", f"{hint}, and {of}s alike but for what changed"
+        return answer_p, f"{too_few}: {counted}", f"{hint}, and {of}s alike but for what changed"
     if steps.p is None:
         return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
     if not steps.tells:
         least = f"of that many {of}s the test gives no less than p = {steps.least_p:.3f}"
         return "Cannot say", f"{note}: {least}", hint
-    said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
+    answer_p = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
     answer = "Chance" if steps.p >= SIGNIFICANT else "Change" if steps.real else "Unclear"
-    return f"{answer}, {said}", note, hint
+    return f"{answer}, {answer_p}", note, hint
 
 
-# ---- What the page of a comparison says of arrivals --------------------------------------------
+def changed_causes(gone: list[str], came: list[str]) -> str:
+    """Return the title of causes by what disappeared and appeared."""
+    if not gone and not came:
+        return "No cause disappeared or appeared"
+    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
+    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
 
 
-# Ranks that are listed; all are in the file.
+# Listed ranks; the CSV has all.
 RANKS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLine:
-    """A rank, and how long others waited for it."""
+    """The waiting for a rank, before and after."""
 
     rank: int
     last: str
@@ -95,26 +99,26 @@ class ArrivalLine:
     change: str
 
 
-def arrival_lines(found: Comparison) -> Sequence[ArrivalLine]:
-    """Return the ranks whose waiting changed most."""
+def arrival_lines(comparison: Comparison) -> Sequence[ArrivalLine]:
+    """Return the ranks for which the waiting changed most."""
     return [
         ArrivalLine(
-            one.rank,
-            f"{_share(one.last_share_before)} → {_share(one.last_share_after)}",
-            _arrival_time(one.waited_for_before_s),
-            _arrival_time(one.waited_for_after_s),
-            change_s(one.change_s),
+            change.rank,
+            f"{_share(change.last_share_before)} → {_share(change.last_share_after)}",
+            _arrival_time(change.waited_for_before_s),
+            _arrival_time(change.waited_for_after_s),
+            change_s(change.change_s),
         )
-        for one in found.arrivals[:RANKS]
+        for change in comparison.arrivals[:RANKS]
     ]
 
 
-def arrivals_title(found: Comparison) -> str:
-    """Return whom others waited for, and whether they still do."""
-    before, after = found.a.arrivals, found.b.arrivals
-    if before is None or after is None or not found.arrivals:
+def arrivals_title(comparison: Comparison) -> str:
+    """Return the title of the waiting for ranks: its largest change."""
+    before, after = comparison.a.arrivals, comparison.b.arrivals
+    if before is None or after is None or not comparison.arrivals:
         return ""
-    first = found.arrivals[0]
+    first = comparison.arrivals[0]
     least_s = THRESHOLDS.worth_saying * min(before.step_s, after.step_s)
     if abs(first.change_s) < least_s:
         if after.straggles:
@@ -132,9 +136,6 @@ def _arrival_time(value: float | None) -> str:
     return "none" if value is None else seconds(value)
 
 
-# ---- The step times of two sessions on one axis ------------------------------------------------
-
-
 WIDTH: Final = 420
 HEIGHT: Final = 132
 LEFT: Final = 8
@@ -142,13 +143,13 @@ TOP: Final = 40
 BASE: Final = HEIGHT - 20
 BINS: Final = 48
 TICKS: Final = 4
-# Of the range that is added on either side, so that no bar stands at an edge.
+# Share of the range added on either side.
 _MARGIN: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Steps of one session that took about as long."""
+    """Number of steps of one session within a bin."""
 
     x: float
     y: float
@@ -160,7 +161,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A word at a place of the axis."""
+    """A label on the axis."""
 
     x: float
     text: str
@@ -169,7 +170,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The figure; `predicted` is where the mean was predicted to be."""
+    """The step times of two sessions; `predicted` marks the predicted mean."""
 
     bars: Sequence[Bar]
     ticks: Sequence[Label]
@@ -199,7 +200,10 @@ def histogram(
     def place(value: float) -> float:
         return round(LEFT + (value - low) * scale, 1)
 
-    counts = [_counts(side, low, high) for side in (before, after)]
+    counts = [[0] * BINS, [0] * BINS]
+    for side, values in zip(counts, (before, after), strict=True):
+        for value in values:
+            side[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
     most = max(max(side) for side in counts)
     width = (WIDTH - 2 * LEFT) / BINS
     bars = [
@@ -209,38 +213,28 @@ def histogram(
             width=round(width - 1, 1),
             height=round(number / most * (BASE - TOP), 1),
             after=bool(side),
-            hint=f"{number} of {sum(counts[side])} steps at {_time(low, high, at)}",
+            hint=f"{number} of {sum(counts[side])} steps at "
+            f"{seconds(low + (high - low) * (at + 0.5) / BINS)}",
         )
         for side in (0, 1)
         for at, number in enumerate(counts[side])
         if number
     ]
     means = [math.fsum(side) / len(side) for side in (before, after)]
+    ticks = [low + (high - low) * at / TICKS for at in range(TICKS + 1)]
+    anchors = ["start", *["middle"] * (TICKS - 1), "end"]
     return Histogram(
         bars=bars,
-        ticks=[Label(place(value), seconds(value), anchor) for value, anchor in _ticks(low, high)],
+        ticks=[
+            Label(place(value), seconds(value), anchor)
+            for value, anchor in zip(ticks, anchors, strict=True)
+        ],
         before=_label(place(means[0]), f"before {seconds(means[0])}"),
         after=_label(place(means[1]), f"after {seconds(means[1])}"),
         predicted=None
         if predicted_s is None
         else _label(place(predicted_s), f"predicted {seconds(predicted_s)}"),
     )
-
-
-def _counts(values: Sequence[float], low: float, high: float) -> list[int]:
-    found = [0] * BINS
-    for value in values:
-        found[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
-    return found
-
-
-def _time(low: float, high: float, at: int) -> str:
-    return seconds(low + (high - low) * (at + 0.5) / BINS)
-
-
-def _ticks(low: float, high: float) -> list[tuple[float, str]]:
-    anchors = ["start", *["middle"] * (TICKS - 1), "end"]
-    return [(low + (high - low) * at / TICKS, anchor) for at, anchor in enumerate(anchors)]
 
 
 def _label(x: float, text: str) -> Label:
@@ -250,12 +244,9 @@ def _label(x: float, text: str) -> Label:
     return Label(x, text, anchor)
 
 
-# ---- What the page of a comparison shows of workers: both heatmaps, and whose slowdown changed ---
-
-
-# Workers that are listed.
+# Listed workers.
 WORKERS: Final = 8
-# A worker that changed by less is not worth naming.
+# A smaller change of a worker's slowdown is ignored.
 WORTH: Final = 0.02
 _MANY: Final = 3
 
@@ -273,21 +264,21 @@ class WorkerLine:
     change: str
 
 
-def slowdowns(found: Comparison) -> dict[str, Any]:
-    """Return the slowdowns of both as what the script draws."""
-    return {"dp": found.a.row.dp, "pp": found.a.row.pp} | {
+def slowdowns(comparison: Comparison) -> dict[str, Any]:
+    """Return the slowdowns of both sessions for the script, encoded as heatmaps."""
+    return {"dp": comparison.a.row.dp, "pp": comparison.a.row.pp} | {
         name: base64.b64encode(
             encode_heatmap(np.asarray(side.report.by_worker.exact, np.float32))
         ).decode()
-        for name, side in (("a", found.a), ("b", found.b))
+        for name, side in (("a", comparison.a), ("b", comparison.b))
         if side.report is not None
     }
 
 
-def moved_workers(found: Comparison) -> list[tuple[int, int]]:
-    """Return workers by how much their slowdown changed."""
-    a, b = found.a.report, found.b.report
-    if a is None or b is None or not found.same_shape:
+def moved_workers(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return the workers with a changed slowdown as (dp, pp), the largest change first."""
+    a, b = comparison.a.report, comparison.b.report
+    if a is None or b is None or not comparison.same_shape:
         return []
     before, after = np.asarray(a.by_worker.exact), np.asarray(b.by_worker.exact)
     order = np.argsort(-np.abs(after - before), axis=None, kind="stable")
@@ -295,20 +286,16 @@ def moved_workers(found: Comparison) -> list[tuple[int, int]]:
     return [cell for cell in changed if abs(after[cell] - before[cell]) >= WORTH]
 
 
-def map_title(found: Comparison, moved: Sequence[tuple[int, int]]) -> str:
+def map_title(comparison: Comparison, moved: Sequence[tuple[int, int]]) -> str:
     """Return the title of the heatmap of differences."""
-    if not found.same_shape:
+    if not comparison.same_shape:
         return "The sessions have other workers: no difference can be drawn"
     if not moved:
         return f"Difference: no worker changed by {WORTH:.2f} or more"
-    return f"Difference: {_changed(moved)}"
-
-
-def _changed(moved: Sequence[tuple[int, int]]) -> str:
     if len(moved) == 1:
-        return "one worker changed"
+        return "Difference: one worker changed"
     more = "at least " if len(moved) == WORKERS * _MANY else ""
-    return f"{more}{len(moved)} workers changed"
+    return f"Difference: {more}{len(moved)} workers changed"
 
 
 def workers_title(moved: Sequence[tuple[int, int]]) -> str:
@@ -318,10 +305,10 @@ def workers_title(moved: Sequence[tuple[int, int]]) -> str:
     return f"Worker {worker(*moved[0])} changed most"
 
 
-def worker_line(found: Comparison, dp: int, pp: int) -> WorkerLine:
-    """Return the line of a worker in both sessions; both have a report."""
-    a, b = found.a.report, found.b.report
-    assert a is not None  # noqa: S101 - there are none otherwise
+def worker_line(comparison: Comparison, dp: int, pp: int) -> WorkerLine:
+    """Return the row of a worker in both sessions, which have reports."""
+    a, b = comparison.a.report, comparison.b.report
+    assert a is not None  # noqa: S101 - no worker has changed otherwise
     assert b is not None  # noqa: S101 - as above
     before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
     hosts = [host for host in (a.host_of((dp, pp)), b.host_of((dp, pp))) if host]
@@ -337,7 +324,7 @@ def worker_line(found: Comparison, dp: int, pp: int) -> WorkerLine:
     )
 
 
-# What is compared where an address does not say: this long before and after.
+# Default length of both time ranges.
 USUAL: Final = timedelta(days=7)
 
 Bounds = tuple[datetime, datetime]
@@ -345,7 +332,7 @@ Bounds = tuple[datetime, datetime]
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """One of the two times; `begin` and `end` are as fields of the form have them."""
+    """One of the two time ranges; `begin` and `end` are values of form fields."""
 
     words: str
     begin: str
@@ -354,7 +341,7 @@ class TimeView:
 
 @dataclass(frozen=True, slots=True)
 class CountLine:
-    """A cause, and in how many sessions it is named."""
+    """The number of sessions with a cause, before and after."""
 
     cause: str
     before: str
@@ -363,7 +350,7 @@ class CountLine:
 
 @dataclass(frozen=True, slots=True)
 class TimesPage:
-    """The page of two times of a job."""
+    """The page of two time ranges of a job."""
 
     now: datetime
     title: str
@@ -381,12 +368,12 @@ class TimesPage:
 
 
 def bounds_of(texts: Sequence[str], now: datetime) -> tuple[Bounds, Bounds]:
-    """Return the two times that an address asks for; a week and the week before where it does not.
+    """Return the two time ranges of an address, by default the last week and the week before.
 
     Parameters
     ----------
     texts : sequence of str
-        Begin and end of the first, and of the second.
+        Begin and end of the first range, and of the second.
     now : datetime
     """
     a_from, a_to, b_from, b_to = (moment_in(text) for text in texts)
@@ -402,7 +389,7 @@ def _ordered(begin: datetime, end: datetime) -> Bounds:
 
 
 def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") -> str:
-    """Return the address of two times of a job, or of a file of them."""
+    """Return the address of a comparison of two time ranges, or of its CSV."""
     parameters = {
         "job": job,
         "a_from": _field(a.since),
@@ -413,31 +400,38 @@ def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") 
     return f"{path}?{urlencode(parameters)}"
 
 
-def times_page(found: TimesComparison) -> TimesPage:
-    """Return the page of two times of a job."""
-    a, b, steps = found.a, found.b, found.step_times
+def times_page(comparison: TimesComparison) -> TimesPage:
+    """Return the page of two time ranges of a job."""
+    a, b, steps = comparison.a, comparison.b, comparison.step_times
     return TimesPage(
-        now=found.now,
-        title=f"{found.job}: two times",
-        heading=_heading(found),
-        job=found.job,
+        now=comparison.now,
+        title=f"{comparison.job}: two times",
+        heading=_heading(comparison),
+        job=comparison.job,
         why=""
-        if found.same_sizes
+        if comparison.same_sizes
         else f"The job had other sizes: {listing(sorted(a.layouts | b.layouts))}; steps of "
         "different sizes say little of each other",
-        facts=_facts(found),
+        facts=_facts(comparison),
         a=_view(a),
         b=_view(b),
-        swap_url=times_url(found.job, b, a),
-        csv=times_url(found.job, a, b, "/compare/times/causes.csv"),
+        swap_url=times_url(comparison.job, b, a),
+        csv=times_url(comparison.job, a, b, "/compare/times/causes.csv"),
         histogram=histogram(a.step_times, b.step_times, None) if steps else None,
-        causes=[_cause(one, a, b) for one in found.causes],
-        causes_title=_causes_title(found),
+        causes=[
+            CountLine(
+                title_of(cause.cause),
+                f"{count(cause.before)} of {count(len(a.sessions))}",
+                f"{count(cause.after)} of {count(len(b.sessions))}",
+            )
+            for cause in comparison.causes
+        ],
+        causes_title=_causes_title(comparison),
     )
 
 
-def _heading(found: TimesComparison) -> str:
-    a, b, steps = found.a, found.b, found.step_times
+def _heading(comparison: TimesComparison) -> str:
+    a, b, steps = comparison.a, comparison.b, comparison.step_times
     if steps is None:
         return f"{_counted(a)} before and {_counted(b)} after: there is nothing to compare"
     if not steps.real:
@@ -453,8 +447,8 @@ def _counted(side: TimeSide) -> str:
     return plural(len(side.sessions), "session")
 
 
-def _facts(found: TimesComparison) -> list[Fact]:
-    a, b, steps = found.a, found.b, found.step_times
+def _facts(comparison: TimesComparison) -> list[Fact]:
+    a, b, steps = comparison.a, comparison.b, comparison.step_times
     if steps is None:
         return []
     low, high = steps.ci95_s or (None, None)
@@ -473,7 +467,7 @@ def _facts(found: TimesComparison) -> list[Fact]:
             if low is None or high is None
             else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
         ),
-        Fact("Chance or change?", *chance(steps, "session", found.within)),
+        Fact("Chance or change?", *chance(steps, "session", comparison.within)),
     ]
 
 
@@ -489,20 +483,13 @@ def _field(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="minutes")
 
 
-def _cause(one: CauseCount, a: TimeSide, b: TimeSide) -> CountLine:
-    return CountLine(
-        title_of(one.cause),
-        f"{count(one.before)} of {count(len(a.sessions))}",
-        f"{count(one.after)} of {count(len(b.sessions))}",
-    )
-
-
-def _causes_title(found: TimesComparison) -> str:
-    gone = [title_of(one.cause) for one in found.causes if one.before and not one.after]
-    came = [title_of(one.cause) for one in found.causes if one.after and not one.before]
-    if not found.causes:
+def _causes_title(comparison: TimesComparison) -> str:
+    gone = [
+        title_of(cause.cause) for cause in comparison.causes if cause.before and not cause.after
+    ]
+    came = [
+        title_of(cause.cause) for cause in comparison.causes if cause.after and not cause.before
+    ]
+    if not comparison.causes:
         return "No session of either time has a cause"
-    if not gone and not came:
-        return "No cause disappeared or appeared"
-    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
-    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
+    return changed_causes(gone, came)

@@ -1,4 +1,4 @@
-"""The data behind each figure as CSV: what "Copy" and "CSV" give."""
+"""The data behind each figure of a session's page as CSV, for "Copy" and "CSV"."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from app.web.tables import Table
 
 
 def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> Table:
-    """Return every worker: where it runs, its slowdown, and its times against its peers'.
+    """Return every worker: host and GPU, slowdown S_w, ratios of its times to its peers'.
 
     Parameters
     ----------
     step_map : float array, shape (dp, pp), optional
-        Slowdowns of one step, which then stand in place of the mean over all steps.
+        Slowdowns of one step instead of the mean over all steps.
     """
     by_worker, ranks = report.by_worker, report.workers.rank
     hosts, gpus = report.hosts, report.gpus
@@ -80,7 +80,7 @@ def steps_csv(report: Report) -> Table:
 
 
 def budget_csv(report: Report) -> Table:
-    """Return where the time goes: of all, of each worker and of each step; shares of its wall."""
+    """Return the time budget of all, of each worker and of each step; shares of `wall_s`."""
     budget = report.budget
     rows: list[Sequence[object]] = []
     if budget is not None:
@@ -117,33 +117,33 @@ def microbatches_csv(report: Report) -> Table:
 
 
 def causes_csv(report: Report) -> Table:
-    """Return every cause, with its evidence; and what was ruled out or cannot be judged."""
+    """Return every cause with its evidence, those ruled out and those that cannot be judged."""
     diagnosis = report.diagnosis
     return Table(
         ("cause", "found", "contribution", "cost_s", "confidence", "evidence"),
         (
             *(
-                (one.cause, "yes", one.contribution, one.cost_s, one.confidence,
-                 " ".join(one.evidence))
-                for one in report.causes
+                (cause.cause, "yes", cause.contribution, cause.cost_s, cause.confidence,
+                 " ".join(cause.evidence))
+                for cause in report.causes
             ),
             *((cause, "no", None, None, None, None) for cause in diagnosis.ruled_out),
             *(
-                (one.cause, "cannot say", None, None, None, one.reason)
-                for one in diagnosis.cannot_judge
+                (unjudged.cause, "cannot say", None, None, None, unjudged.reason)
+                for unjudged in diagnosis.cannot_judge
             ),
         ),
     )  # fmt: skip
 
 
 def fixes_csv(report: Report) -> Table:
-    """Return what was recommended, with what its replay brings."""
+    """Return the recommended fixes with their predicted gains."""
     names = ("action", "title", "predicted_step_time", "predicted_gain", "at_most", "cause")
     return Table.of(Recommendation, report.recommendations, *names, "detail")
 
 
 def recovered_csv(report: Report) -> Table:
-    """Return what would bring the lost time back."""
+    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
     m_w, m_s = report.m_w, report.m_s
     none = (None, None)
     return Table(
@@ -157,23 +157,15 @@ def recovered_csv(report: Report) -> Table:
 
 
 def template_csv(report: Report) -> Table:
-    """Return the stages as they are and as a template would have them; none without one."""
-    found = report.template
-    sides = (
-        ()
-        if found is None or isinstance(found, WithheldTemplate)
-        else (
-            ("now", range(len(found.layers.today)), found.layers.today, found.stage_ms.today),
-            *(
-                (
-                    "recommended",
-                    found.worker_of_stage,
-                    found.layers.template,
-                    found.stage_ms.template,
-                ),
-            ),
+    """Return the current and the recommended stages; no rows without a template."""
+    template = report.template
+    sides: tuple[tuple[str, Sequence[int], Sequence[int], Sequence[float]], ...] = ()
+    if template is not None and not isinstance(template, WithheldTemplate):
+        layers, stage_ms = template.layers, template.stage_ms
+        sides = (
+            ("now", range(len(layers.today)), layers.today, stage_ms.today),
+            ("recommended", template.worker_of_stage, layers.template, stage_ms.template),
         )
-    )
     return Table(
         ("division", "stage", "workers_of_stage", "layers", "microbatch_ms"),
         (
@@ -185,7 +177,7 @@ def template_csv(report: Report) -> Table:
 
 
 def tensor_ranks_csv(report: Report) -> Table:
-    """Return the ranks of the groups whose work is to be shared out anew."""
+    """Return the ranks of the tensor-parallel groups with advised work control."""
     groups = report.tensor.groups if report.tensor else ()
     return Table(
         ("dp", "pp", "rank", "host", "now_s", "predicted_s", "resized", "migrated", "received"),
@@ -202,7 +194,7 @@ def tensor_ranks_csv(report: Report) -> Table:
 
 
 def tensor_methods_csv(report: Report) -> Table:
-    """Return the methods for these groups."""
+    """Return the methods of work control for these groups."""
     groups = report.tensor.groups if report.tensor else ()
     return Table(
         ("dp", "pp", "method", "criterion", "predicted_s", "gamma", "loss_risk", "within_budget"),
@@ -218,11 +210,11 @@ def tensor_methods_csv(report: Report) -> Table:
 
 
 def coverage_csv(report: Report) -> Table:
-    """Return what arrived, what was repaired and what was left out, as the page says it."""
+    """Return the table of coverage as the page shows it."""
     return Table.of(Row, coverage_rows(report))
 
 
-# File name → what makes it of a report; `workers` also knows single steps.
+# CSV tables of a report, by file name; `workers` also has single steps.
 EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
@@ -242,7 +234,7 @@ EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
     "coverage": coverage_csv,
 }
 
-# File name → what makes it of a session, which may have no report.
+# CSV tables of a session that need no report, by file name.
 WITHOUT_REPORT: Final[Mapping[str, Callable[[SessionView], Table]]] = {
     "faults": lambda view: Table.of(Row, fault_rows(view)),
     "unmapped": lambda view: Table.of(Unmapped, unmapped_of(view.meta)),

@@ -1,11 +1,11 @@
-"""What the page of a session shows while there is no report, and where there is none any more."""
+"""The facts below a session's verdict, and the head of a session's page in each state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from app.analysis.budget.split import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import title_of
@@ -21,18 +21,20 @@ from app.web.format import byte_size, count, percent, plural, rough_percent, tim
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, STATES, Fact, Row, StateLabel
 
-# ---- The row of facts below the verdict, as far as the report has them -------------------------
-
-
-# Fewer are said in minutes or seconds.
+# Fewer GPU-hours are shown in minutes or seconds.
 _FEW_GPU_HOURS: Final = 0.01
 
 
 def verdict_facts(report: Report) -> list[Fact]:
-    """Return the facts that come from the report: how slow, what it costs, why."""
+    """Return the facts of a report: slowdown, GPU-hours lost, cause and runner-up."""
     causes = report.causes
     return [
-        _slowdown_fact(report),
+        Fact(
+            "Slowdown",
+            times(report.headline.slowdown),
+            shown_interval(report.headline),
+            hint=f"{whole(report.headline)}: {against(report.headline)}",
+        ),
         _lost_fact(report),
         _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
         _runner_up(causes),
@@ -40,7 +42,7 @@ def verdict_facts(report: Report) -> list[Fact]:
 
 
 def _lost_fact(report: Report) -> Fact:
-    """Return what is lost: first what the verdict says first."""
+    """Return the GPU-hours lost, the largest loss first."""
     in_steps = "to its causes" if report.headline.kind.without_causes else "to stragglers, by S"
     hint = "In the session, by all ranks together"
     of_all = _lost_by_all(report)
@@ -49,33 +51,33 @@ def _lost_fact(report: Report) -> Fact:
         return Fact(
             "GPU-hours lost", _lost(report.lost_gpu_hours), more, hint=f"{hint}: {in_steps}"
         )
-    parts = sorted({**of_all, in_steps: report.lost_gpu_hours}.items(), key=lambda one: -one[1])
+    parts = sorted({**of_all, in_steps: report.lost_gpu_hours}.items(), key=lambda part: -part[1])
     (first, most), *rest = parts
     also = " and ".join(f"{_lost(lost)} {what}" for what, lost in rest)
     return Fact("GPU-hours lost", _lost(most), f"{first}; {also}", hint=hint)
 
 
 def _lost_by_all(report: Report) -> dict[str, float]:
-    """Return what is in no slowdown, GPU-hours, as far as it is worth saying."""
+    """Return the relevant losses outside the slowdown, in GPU-hours."""
     budget = report.budget
     if budget is None:
         return {}
     known_s = sum(cause.between_s for cause in report.causes)
     shares = {"between steps": lost_between(budget.shares, known_s, report.diagnosis.turn_s)}
     if report.headline.slowdown < STRAGGLING:
-        # else it is one of the causes
+        # Otherwise it is one of the causes.
         shares["as all compute slower"] = budget.shares.slow_together
     gpu_hours = report.sizes.world * budget.wall_s / SECONDS_AN_HOUR
     return {what: gpu_hours * share for what, share in shares.items() if share >= WORTH_SAYING}
 
 
 def _lost(gpu_hours: float) -> str:
-    """Return GPU-hours, the unit left to the label, unless they are next to none."""
+    """Return GPU-hours without a unit; very few as minutes or seconds with their unit."""
     return gpu_time(gpu_hours) if 0 < abs(gpu_hours) < _FEW_GPU_HOURS else hours(gpu_hours)
 
 
 def known_fact(report: Report) -> Fact | None:
-    """Return what the named causes cost where S is withheld; None where none is named."""
+    """Return the cost of the named causes where S is withheld; None without a cause."""
     waste = report.known_waste
     if waste is None:
         return None
@@ -88,7 +90,7 @@ def known_fact(report: Report) -> Fact | None:
 
 
 def quality_fact(report: Report) -> Fact:
-    """Return whether the report may be believed."""
+    """Return the trace quality: the replay's discrepancy against its limit."""
     fidelity = report.fidelity
     sign = "<" if fidelity.verdict else ">"
     return Fact(
@@ -100,7 +102,7 @@ def quality_fact(report: Report) -> Fact:
 
 
 def launch_fact(report: Report) -> Fact:
-    """Return the operation type that is launched latest, and the worker that has most of it."""
+    """Return the operation type with the largest launch delay, and its worst worker."""
     shares = report.launch_by_optype
     name = max(shares, key=lambda key: shares[key])
     note = f"{percent(shares[name])} of each step, before it"
@@ -109,16 +111,6 @@ def launch_fact(report: Report) -> Fact:
             first = late.workers[0]
             note += f"; worker {worker(*first.worker)} alone {percent(first.share)}"
     return Fact("Most launch delay", name, note)
-
-
-def _slowdown_fact(report: Report) -> Fact:
-    """Return the slowdown as everything on the first screen says it."""
-    return Fact(
-        "Slowdown",
-        times(report.headline.slowdown),
-        shown_interval(report.headline),
-        hint=f"{whole(report.headline)}: {against(report.headline)}",
-    )
 
 
 def _cause_fact(cause: NamedCause, label: str = "Cause") -> Fact:
@@ -139,10 +131,7 @@ def _runner_up(causes: Sequence[NamedCause]) -> Fact:
     return Fact(label, title_of(other), "costs too little to name")
 
 
-# ---- What pages show of a session that came in chunks ------------------------------------------
-
-
-# Producers and chunks that are named one by one.
+# Listed producers or chunks.
 NAMED: Final = 6
 
 SEALED_BY: Final = {
@@ -153,12 +142,15 @@ SEALED_BY: Final = {
 
 
 def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fact]:
-    """Return how far an open session has come."""
+    """Return the progress of an open session's intake."""
     producers = intake.producers
     ready = sum(producer.final for producer in producers)
     names = _some([producer.producer for producer in producers])
+    chunks = plural(intake.chunks, "chunk")
+    if intake.waiting_chunks:
+        chunks += f", {count(intake.waiting_chunks)} waiting"
     return [
-        Fact("Operations", count(row.operations), f"in {_chunks(intake)}"),
+        Fact("Operations", count(row.operations), f"in {chunks}"),
         Fact(
             "Producers",
             count(len(producers)),
@@ -174,25 +166,21 @@ def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fa
     )
 
 
-def _chunks(intake: IntakeView) -> str:
-    """Return how many chunks there are, and how many wait to be decoded."""
-    taken = plural(intake.chunks, "chunk")
-    return f"{taken}, {count(intake.waiting_chunks)} waiting" if intake.waiting_chunks else taken
-
-
 def refused_facts(intake: IntakeView | None) -> list[Fact]:
-    """Return how much of a session was refused, if anything was."""
+    """Return the refused chunks of a session, if any."""
     if intake is None or not intake.refused_chunks:
         return []
     chunks = plural(intake.refused_chunks, "chunk")
     if intake.refused:
-        named = [f"{one.producer}/{one.number} ({one.code})" for one in intake.refused]
+        named = [
+            f"{refusal.producer}/{refusal.number} ({refusal.code})" for refusal in intake.refused
+        ]
         chunks += f": {_some(named)}"
     return [Fact("Refused", byte_size(intake.refused_bytes), chunks)]
 
 
 def chunk_rows(report: Report) -> tuple[Row, ...]:
-    """Return who sent what of a session, and what was dropped of it."""
+    """Return the chunks and producers of a session, and its dropped operations."""
     chunks = report.coverage.chunks
     if chunks is None:
         return ()
@@ -208,7 +196,7 @@ def chunk_rows(report: Report) -> tuple[Row, ...]:
         Row("Operations sent twice, dropped", count(dropped.operations), _some(again)),
     ]
     if chunks.ended_early:
-        early = [one.words for one in chunks.ended_early]
+        early = [recording.words for recording in chunks.ended_early]
         rows.append(Row("Recordings that ended early", count(len(early)), _some(early)))
     if chunks.refused_chunks:
         size = byte_size(chunks.refused_bytes)
@@ -223,7 +211,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(shown)
 
 
-# What to do about a session without a verdict, by the code of the reason.
+# Remedy of a discarded session, by the code of its reason.
 REMEDIES: Final = {
     "trace.no_complete_step": ("Send every rank", "a step counts when all of its ranks are there"),
     "trace.dependency_cycle": ("Look at the profiler", "operations wait for each other"),
@@ -233,7 +221,7 @@ OTHER_REMEDY: Final = ("Correct the trace", "and send it again")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What differs by state."""
+    """The head of a session's page, which depends on its state."""
 
     state: StateLabel
     short: str
@@ -245,7 +233,7 @@ class Body:
 
 
 def arriving(view: SessionView, intake: IntakeView) -> Body:
-    """Return what is known of a session whose chunks still come."""
+    """Return the head for a session that takes chunks."""
     row = view.row
     chunks, producers = (
         plural(intake.chunks, "chunk"),
@@ -263,7 +251,7 @@ def arriving(view: SessionView, intake: IntakeView) -> Body:
 
 
 def underway(view: SessionView, max_attempts: int) -> Body:
-    """Return what is known of a session that waits for its analysis or is in it."""
+    """Return the head for a session that is queued or being analyzed."""
     row, work = view.row, view.work
     attempt = work.attempt if work else 0
     workers = row.dp * row.pp
@@ -309,7 +297,7 @@ def underway(view: SessionView, max_attempts: int) -> Body:
 
 
 def without_report(view: SessionView) -> Body:
-    """Return what lists still know of a session whose report went by its age."""
+    """Return the head for a session whose report was deleted by retention."""
     row = view.row
     shown = row.headline
     sentence = row.verdict.sentence if row.verdict is not None else "The report was deleted"
@@ -328,7 +316,7 @@ def without_report(view: SessionView) -> Body:
 
 
 def ended(view: SessionView) -> Body:
-    """Return what is known of a session that ended without a report, and what to do about it."""
+    """Return the head for a discarded or failed session, with its reason and remedy."""
     row, work = view.row, view.work
     reason = row.reason or "the reason was not recorded"
     code = row.reason_code or (work.error_code if work else None) or "unknown"
@@ -367,14 +355,14 @@ def ended(view: SessionView) -> Body:
 
 
 def fault_rows(view: SessionView) -> tuple[Row, ...]:
-    """Return what was wrong with what arrived."""
+    """Return the faults of a session's trace: code, message and position."""
     faults = (view.reason_detail or {}).get("faults") or []
+    places = ("file", "row", "line", "column")
     return tuple(
-        Row(fault.get("code", ""), fault.get("message", ""), _position(fault)) for fault in faults
-    )
-
-
-def _position(fault: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {fault[name]}" for name in ("file", "row", "line", "column") if name in fault
+        Row(
+            fault.get("code", ""),
+            fault.get("message", ""),
+            ", ".join(f"{place} {fault[place]}" for place in places if place in fault),
+        )
+        for fault in faults
     )

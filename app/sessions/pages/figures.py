@@ -1,7 +1,7 @@
-"""Figures of a report: reports in, what the page's script draws out, nothing else.
+"""Figures of a session's page: the time budget, data for the script, the map of workers as SVG.
 
-Bars over steps are drawn by our own script, so that the first screen needs no library; scatter
-plots by plotly. What depends on the width of the window is the script's of the page.
+bars.js draws bars over steps, so that the first screen needs no library; plotly draws scatter
+plots.
 """
 
 from __future__ import annotations
@@ -41,18 +41,15 @@ from app.web.format import (
     times,
 )
 
-# ---- Where the time of a session goes: a bar of its parts, and a table of them -----------------
-
-
-# A smaller share of the time has no line of its own.
+# Smaller shares of the time have no row.
 _SHOWN: Final = 0.0005
-# Under this share nothing is lost.
+# A smaller lost share is called nothing.
 _NEGLIGIBLE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """A part: its piece of the bar, per cent from the left, and what the table says of it."""
+    """A part of the time budget: its piece of the bar, in per cent, and its row in the table."""
 
     part: str
     name: str
@@ -65,7 +62,7 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True)
 class BudgetTable:
-    """Where the time goes; what is lost comes last."""
+    """The time budget; losses come last."""
 
     title: str
     note: str
@@ -73,7 +70,7 @@ class BudgetTable:
 
 
 def budget_table(report: Report) -> BudgetTable | None:
-    """Return where the time goes; None in a report of an older version."""
+    """Return the time budget; None in a report of an older version."""
     budget = report.budget
     if budget is None:
         return None
@@ -111,7 +108,7 @@ def _title(report: Report) -> str:
     return f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.words}"
 
 
-# The strip is so high between its margins, and labels at its right so high, in pixels.
+# Heights in pixels of the strip between its margins, and of a label at its right.
 STRIP_HEIGHT: Final = 80.0
 LABEL_HEIGHT: Final = 13.0
 
@@ -135,7 +132,7 @@ class StepBars:
     base: float  # where bars begin
     range: tuple[float, float]  # of the upright axis
     ticks: list[Label]
-    words: list[str]  # of each bar, when it is pointed at
+    words: list[str]  # hint of each bar
     unit: str = ""  # above the upright axis
     right: tuple[Label, ...] = ()  # other units at the right
     level: Level | None = None
@@ -147,7 +144,8 @@ def strip(report: Report) -> StepBars:
     """Return the slowdown of each step: bars from 1.0, the job dashed, seconds at the right."""
     steps, slowdowns = report.steps.analyzed, step_slowdowns(report)
     total = report.headline.slowdown
-    reference_s = _mean(report.step_times.simulated) / total
+    simulated = report.step_times.simulated
+    reference_s = sum(simulated) / len(simulated) / total
     top = max(1.1, math.ceil(max(*slowdowns, total) * 10 + 0.01) / 10)
     tick = nice_tick(top - 1, 3)
     values = [1 + index * tick for index in range(int((top - 1) / tick + 1e-9) + 1)]
@@ -169,7 +167,7 @@ def strip(report: Report) -> StepBars:
 
 
 def recorded_times(report: Report) -> StepBars:
-    """Return recorded and replayed time of each step, seconds from 0: what is left without S."""
+    """Return recorded and replayed time of each step, seconds from 0; for pages without S."""
     recorded, simulated = report.step_times.recorded, report.step_times.simulated
     ticks = _ticks(0.0, max(*recorded, *simulated))
     return StepBars(
@@ -188,7 +186,7 @@ def recorded_times(report: Report) -> StepBars:
 
 
 def launch_delays(report: Report) -> StepBars:
-    """Return what the launch delays add to each step, per cent of its replay without them."""
+    """Return the launch delays of each step, in per cent of its replay without them."""
     shares = [value - 1 for value in report.per_step.launch_slowdown]
     values = [100 * share for share in shares]
     low, high = min(0.0, *values), max(0.1, *values)
@@ -236,17 +234,8 @@ def _ticks(low: float, high: float) -> list[Label]:
 
 
 def _label_shift(values: Sequence[float], top: float, total: float) -> float:
-    """Return by how much the label of the dashed line is above it, to cover no other."""
-    at = _height(total, top)
-    return _free([_height(value, top) for value in values], at) - at
-
-
-def _height(value: float, top: float) -> float:
-    return STRIP_HEIGHT * (value - 1) / (top - 1)
-
-
-def _free(taken: Sequence[float], at: float) -> float:
-    """Return the height nearest to `at` where a label covers none of those that are there."""
+    """Return the shift of the dashed line's label upwards, in pixels, to cover no other label."""
+    at, taken = _height(total, top), [_height(value, top) for value in values]
     edges = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
     free = [
         height
@@ -254,29 +243,26 @@ def _free(taken: Sequence[float], at: float) -> float:
         if height <= STRIP_HEIGHT
         and all(abs(height - tick) >= LABEL_HEIGHT - 1e-9 for tick in taken)
     ]
-    return min(free, key=lambda height: abs(height - at))
+    return min(free, key=lambda height: abs(height - at)) - at
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _height(value: float, top: float) -> float:
+    return STRIP_HEIGHT * (value - 1) / (top - 1)
 
 
-# ---- The map of workers as the first response has it: SVG, before any script -------------------
-
-
-# Of more workers, or more DP ranks or stages, cells stand without gaps.
+# Cells have gaps up to this number of workers, DP ranks and stages.
 GAPPED_CELLS: Final = 1024
 GAPPED_RANKS: Final = 64
 GAPPED_STAGES: Final = 24
-# Digits that make a difference to the eye, so that many cells have the same color.
+# Slowdowns are rounded to visible differences: cells of one color share a path.
 DIGITS: Final = 2
-# A longer picture would be more than the rest of the page: the script alone draws it.
+# A longer SVG would outweigh the rest of the page: only the script draws the map then.
 MOST_CHARACTERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class FirstMap:
-    """Cells of the map by color; a cell is 1 high and wide, DP ranks across, stages down."""
+    """The map of workers before any script, as paths by color: DP ranks across, stages down."""
 
     dp: int
     pp: int
@@ -285,7 +271,7 @@ class FirstMap:
 
 
 def first_map(report: Report) -> FirstMap | None:
-    """Return the map of mean slowdowns, or None where it would be too long."""
+    """Return the map of mean slowdowns; None where its SVG would be too long."""
     dp, pp = report.sizes.dp, report.sizes.pp
     dense = dp * pp > GAPPED_CELLS or dp > GAPPED_RANKS or pp > GAPPED_STAGES
     by_stage = np.clip(
@@ -293,30 +279,31 @@ def first_map(report: Report) -> FirstMap | None:
     )
     shown = by_stage.round(DIGITS)
     if not dense:
-        # What was not recorded has no color: the script hatches it.
+        # Missing workers have no color: the script hatches them.
         for missing in report.coverage.missing:
             shown[missing.worker[::-1]] = np.nan
     levels, counts = np.unique(shown[~np.isnan(shown)], return_counts=True)
     paths = []
     if dense:
-        # One color below all others: that of most cells.
+        # The most frequent color is the background.
         common = levels[counts.argmax()]
         paths.append((heat_color(float(common)), f"M0 0h{dp}v{pp}h{-dp}z"))
         levels = levels[levels != common]
     for level in levels:
-        runs = _runs(shown == level) if dense else _cells(shown == level)
-        paths.append((heat_color(float(level)), "".join(runs)))
+        cells = shown == level
+        parts = (
+            _runs(cells)
+            if dense
+            else [f"M{rank} {stage}h1v1h-1z" for stage, rank in np.argwhere(cells).tolist()]
+        )
+        paths.append((heat_color(float(level)), "".join(parts)))
     if sum(len(path) for _, path in paths) > MOST_CHARACTERS:
         return None
     return FirstMap(dp, pp, dense, tuple(paths))
 
 
-def _cells(chosen: NDArray[np.bool_]) -> list[str]:
-    return [f"M{rank} {stage}h1v1h-1z" for stage, rank in np.argwhere(chosen).tolist()]
-
-
 def _runs(chosen: NDArray[np.bool_]) -> list[str]:
-    """Return neighboring cells of a stage as one rectangle."""
+    """Return the chosen cells as rectangles; neighbors on a stage share one."""
     edges = np.diff(np.pad(chosen, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     begins, ends = np.argwhere(edges == 1).tolist(), np.argwhere(edges == -1).tolist()
     return [

@@ -1,4 +1,4 @@
-"""The titles of figures: what each one shows, said in a sentence. Reports in, text out."""
+"""Texts of a session's page: titles of its figures, its slowdown in words, its hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.analysis.diagnosis.headline import WHY_S_DIFFERS, Headline, HeadlineKin
 from app.analysis.replay.confidence import Interval
 from app.analysis.report.document import Recommendation, Report
 from app.analysis.report.session_verdict import GpuOfWorker
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.web.format import (
     NBSP,
     count,
@@ -29,16 +29,13 @@ from app.web.format import (
 )
 from app.web.parts import Row
 
-# ---- How slow a session is: one number wherever the page says it, and what stands behind it ----
-
-
-# Digits behind the point of the slowdown and of its interval, and of exact figures.
+# Decimals of the slowdown and its interval, and of exact figures.
 SHOWN_DIGITS: Final = 2
 EXACT_DIGITS: Final = 3
 
 
 def shown_interval(shown: Headline) -> str:
-    """Return the interval of the slowdown, rounded as the slowdown is."""
+    """Return the 95 % interval of the slowdown, rounded like the slowdown."""
     if shown.ci95 is None:
         return "no interval"
     text = interval(*shown.ci95, SHOWN_DIGITS)
@@ -47,32 +44,29 @@ def shown_interval(shown: Headline) -> str:
 
 
 def whole(shown: Headline) -> str:
-    """Return the slowdown in all its digits, with its interval or why it has none."""
-    if shown.ci95 is None:
-        why = f", no interval: {shown.ci95_reason}" if shown.ci95_reason else ", no interval"
-        return f"{times(shown.slowdown, EXACT_DIGITS)}{why}"
-    return f"{times(shown.slowdown, EXACT_DIGITS)}, {_exact(shown.ci95)}"
+    """Return the exact slowdown, with its interval or the reason for none."""
+    return f"{times(shown.slowdown, EXACT_DIGITS)}, {_interval_or_why(shown)}"
 
 
 def against(shown: Headline) -> str:
-    """Return what the slowdown is held against."""
+    """Return the definition of the slowdown: step time ÷ reference step time."""
     if shown.kind.without_causes:
         return "step time \N{DIVISION SIGN} step time without its causes"
     return "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
 
 
 def step_slowdowns(report: Report) -> list[float]:
-    """Return the slowdown of each step, of which that of the job is the mean.
+    """Return the slowdown of each step; their mean is that of the job.
 
-    Reports have simulated time ÷ ideal time, whose mean is S. Where the slowdown is counted
-    against the job without its causes, an ideal step is as much too long in every step.
+    Reports have simulated ÷ ideal time, whose mean is S. Where the job's slowdown is relative to
+    the job without its causes, every step is scaled by the same factor.
     """
     factor = report.headline.slowdown / report.slowdown
     return [value * factor for value in report.step_slowdown]
 
 
 def exact_rows(report: Report) -> tuple[Row, ...]:
-    """Return what the slowdown is made of: exact figures, their intervals and definitions."""
+    """Return the exact figures behind the slowdown, with their intervals and definitions."""
     shown = report.headline
     published = shown.kind is HeadlineKind.PUBLISHED
     why = f"; it is the published S: {why_published(named=bool(report.causes))}"
@@ -144,27 +138,27 @@ def _note(*parts: str) -> str:
 
 Ranked = list[tuple[float, int, int]]
 
-# Below this a slowdown is not worth a sentence of its own: 1 % of a step.
+# A cost of less than this share of a step is not mentioned.
 NEGLIGIBLE: Final = 0.01
-# A worker explains the slowdown when it alone costs this share of what is lost.
+# A worker explains the slowdown if it alone costs this share of the lost time.
 EXPLAINED_SHARE: Final = 0.9
-# Steps whose slowdowns differ by less are as slow as each other.
+# Steps are equally slow if their slowdowns differ by less.
 ALIKE: Final = 0.1
-# A worker stands out when it costs at least this share of what the worst one costs.
+# A worker stands out if it costs at least this share of the worst worker's cost.
 OUTSTANDING_SHARE: Final = 0.5
-# Most workers that are named one by one.
+# Listed workers.
 NAMED_WORKERS: Final = 3
-# Forward and backward against the stage's peers: slower than this is slow.
+# From this ratio of forward or backward time to the stage's peers on a worker is slow.
 SLOW_RATIO: Final = 1.05
-# Every step is slow when the fastest keeps this share of the job's slowdown.
+# Every step is slow if the fastest has this share of the job's excess time.
 STEADY_SHARE: Final = 0.5
-# A set explains a slowdown when it brings back this share of the lost time.
+# A set of workers explains a slowdown if it recovers this share of the lost time.
 MAJORITY: Final = 0.5
-# What costs less than this share of the worst is left out.
+# Operation types below this share of the worst one's cost are left out.
 WORTH_NAMING: Final = 0.1
-# Less lost time than this share of a step needs no cause.
+# A smaller lost share of a step needs no cause.
 UNEXPLAINED: Final = 0.05
-# The paper's bound for sequence lengths as the cause.
+# The paper's bound of the correlation for sequence lengths as the cause.
 CORRELATION_BOUND: Final = 0.9
 
 
@@ -174,32 +168,34 @@ def cost(slowdown: float) -> float:
 
 
 def map_finding(report: Report) -> str:
-    """Return the title of the worker map: who alone costs how much."""
+    """Return the title of the worker map: the workers that stand out and their cost."""
     ranked = report.ranked_workers()
     worst = cost(ranked[0][0])
     if worst < NEGLIGIBLE:
         return f"No worker alone costs 1{NBSP}% of a step"
-    standing = [item for item in ranked if cost(item[0]) >= OUTSTANDING_SHARE * worst]
-    rest = ranked[len(standing) :]
-    if len(standing) <= NAMED_WORKERS:
-        return _named(standing, rest, report)
-    low, high = rough_percent(cost(standing[-1][0])), rough_percent(worst)
+    outstanding = [item for item in ranked if cost(item[0]) >= OUTSTANDING_SHARE * worst]
+    rest = ranked[len(outstanding) :]
+    if len(outstanding) <= NAMED_WORKERS:
+        return _named(outstanding, rest, report)
+    low, high = rough_percent(cost(outstanding[-1][0])), rough_percent(worst)
     costs = high if low == high else f"{low} to {high}"
     for axis, name in ((2, "Stage"), (1, "DP rank")):
-        places = {item[axis] for item in standing}
+        places = {item[axis] for item in outstanding}
         if len(places) == 1:
             return f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
-    return f"No one place stands out: {count(len(standing))} workers alone cost {costs} of a step"
+    return (
+        f"No one place stands out: {count(len(outstanding))} workers alone cost {costs} of a step"
+    )
 
 
-def _named(standing: Ranked, rest: Ranked, report: Report) -> str:
-    names = listing([worker(dp, pp) for _, dp, pp in standing])
-    if len(standing) == 1 and _explains(standing[0][0], report):
+def _named(outstanding: Ranked, rest: Ranked, report: Report) -> str:
+    names = listing([worker(dp, pp) for _, dp, pp in outstanding])
+    if len(outstanding) == 1 and _explains(outstanding[0][0], report):
         head = f"Worker {names} alone explains the slowdown"
-    elif len(standing) == 1:
-        head = f"Worker {names} alone costs {rough_percent(cost(standing[0][0]))} of every step"
+    elif len(outstanding) == 1:
+        head = f"Worker {names} alone costs {rough_percent(cost(outstanding[0][0]))} of every step"
     else:
-        costs = listing([rough_percent(cost(item[0])) for item in standing])
+        costs = listing([rough_percent(cost(item[0])) for item in outstanding])
         head = f"Workers {names} alone cost {costs} of every step"
     if not rest:
         return head
@@ -208,14 +204,14 @@ def _named(standing: Ranked, rest: Ranked, report: Report) -> str:
 
 
 def _explains(slowdown: float, report: Report) -> bool:
-    """Return whether a worker of a slowdown is all there is to say; it needs no other number."""
+    """Return whether a worker with this slowdown explains the slowdown of the job alone."""
     lost = min(cost(report.slowdown), report.headline.waste)
     most = max(cost(report.slowdown), report.headline.waste)
     return cost(slowdown) >= EXPLAINED_SHARE * lost and cost(slowdown) >= MAJORITY * most
 
 
 def workers_finding(report: Report) -> str:
-    """Return the title of the worker table: who computes slower than its peers."""
+    """Return the title of the worker table: the workers slower than their peers."""
     slow = slow_workers(report)
     if not slow:
         bound = percent(SLOW_RATIO - 1, 0)
@@ -235,7 +231,7 @@ def workers_finding(report: Report) -> str:
 def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
     """Return (dp, pp, forward, backward) of workers slower than their stage's peers."""
     by_worker = report.by_worker
-    found = [
+    slow = [
         (dp, pp, forward or 1.0, backward or 1.0)
         for dp, (forwards, backwards) in enumerate(
             zip(by_worker.forward_ratio, by_worker.backward_ratio, strict=True)
@@ -243,11 +239,11 @@ def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
         for pp, (forward, backward) in enumerate(zip(forwards, backwards, strict=True))
         if max(forward or 1.0, backward or 1.0) >= SLOW_RATIO
     ]
-    return sorted(found, key=lambda item: -max(item[2], item[3]))
+    return sorted(slow, key=lambda item: -max(item[2], item[3]))
 
 
 def strip_finding(report: Report) -> str:
-    """Return the title of the strip: whether the cause comes and goes."""
+    """Return the title of the strip of steps: whether the slowdown is constant."""
     slowdowns = step_slowdowns(report)
     low, high = min(slowdowns), max(slowdowns)
     total = report.headline.slowdown
@@ -333,7 +329,7 @@ def causes_finding(report: Report) -> str:
 
 
 def recovery_finding(report: Report) -> str:
-    """Return the title of what recovers the lost time."""
+    """Return the title of the table of recoverable time: M_W, M_S, k50."""
     m_w, m_s, k50 = report.m_w.rem, report.m_s.rem, report.k50
     if m_w is None or m_s is None:
         return "Too little is lost to say what would recover it"
@@ -351,7 +347,7 @@ def recovery_finding(report: Report) -> str:
 
 
 def _of_all(share: float) -> str:
-    """Return a share in words; idealized, what is worse than the mean brings back more than all."""
+    """Return a share in words; above 1 too, since ideal durations are means over all workers."""
     return "all of" if share >= 1 - NEGLIGIBLE / 2 else f"{rough_percent(share)} of"
 
 
@@ -383,7 +379,7 @@ def launch_finding(report: Report) -> str:
 
 
 def coverage_finding(report: Report) -> str:
-    """Return the title of what arrived."""
+    """Return the title of the table of coverage: what is missing."""
     coverage, dropped = report.coverage, report.steps.dropped
     parts = []
     if coverage.missing:
@@ -410,31 +406,28 @@ def coverage_finding(report: Report) -> str:
     if coverage.unknown_op_types:
         parts.append(f"{plural(len(coverage.unknown_op_types), 'unknown type')} of operation")
     if coverage.unmapped:
-        things = plural(sum(one.count for one in coverage.unmapped), "thing")
+        things = plural(sum(unmapped.count for unmapped in coverage.unmapped), "thing")
         parts.append(f"{things} of the recording not mapped")
     text = listing(parts)
     return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"
 
 
-# ---- Where workers run, as the page's script needs it: short also for thousands of them --------
-
-
-# In place of the host of a worker of which nothing was recorded.
+# Replaces the host of a worker without a recording.
 _MISSING: Final = "missing"
 
 
 class GpuNames(TypedDict):
-    """The names of GPUs, and by worker the place of its own among them; -1 where unknown."""
+    """The names of GPUs, and by worker the index of its name; -1 where unknown."""
 
     names: list[str]
     of: list[int]
 
 
 class Places(TypedDict):
-    """Where each worker runs, stage by stage and there by DP rank.
+    """Host, GPU and rank of each worker for the page's script, by stage and DP rank.
 
-    `hosts` are (name as it is shown, number of consecutive workers), None where unknown; of those
-    `ranks` are named, which are given as soon as one host is unknown.
+    `hosts` is run-length encoded, (shown name or None, number of workers), to stay short for
+    thousands of workers; `ranks` is given only if a host is unknown.
     """
 
     hosts: list[tuple[str | None, int]]
@@ -443,35 +436,31 @@ class Places(TypedDict):
 
 
 def places_of(report: Report) -> Places:
-    """Return where the workers of a report run."""
+    """Return the hosts and GPUs of the workers of a report."""
     by_rank = report.workers.rank
     ranks = [row[stage] for stage in range(len(by_rank[0])) for row in by_rank]
     guessed = report.whereabouts.guessed_hosts
-    missing = {one.rank for one in report.coverage.missing}
+    missing = {absent.rank for absent in report.coverage.missing}
     hosts = [
-        (host and called(host, guessed=host in guessed), sum(1 for _ in alike))
+        (host and node_label(host, guessed=host in guessed), sum(1 for _ in alike))
         for host, alike in groupby(
             _MISSING if rank in missing else report.hosts.get(rank) for rank in ranks
         )
     ]
     return Places(
         hosts=hosts,
-        gpus=_gpus(_names(report)) if report.gpus else None,
+        gpus=_gpu_names(report) if report.gpus else None,
         ranks=ranks if any(host is None for host, _ in hosts) else None,
     )
 
 
-def _names(report: Report) -> list[str]:
-    """Return what is known of each worker's GPU, stage by stage; "" where that is nothing."""
+def _gpu_names(report: Report) -> GpuNames:
     by_rank, gpu_of = report.workers.rank, GpuOfWorker(report)
-    missing = {one.worker for one in report.coverage.missing}
-    return [
+    missing = {absent.worker for absent in report.coverage.missing}
+    gpus = [
         "" if (dp, stage) in missing else gpu_of.words((dp, stage))
         for stage in range(len(by_rank[0]))
         for dp in range(len(by_rank))
     ]
-
-
-def _gpus(gpus: list[str]) -> GpuNames:
-    known = {gpu: place for place, gpu in enumerate(filter(None, dict.fromkeys(gpus)))}
-    return GpuNames(names=list(known), of=[known.get(gpu, -1) for gpu in gpus])
+    index_of = {gpu: index for index, gpu in enumerate(filter(None, dict.fromkeys(gpus)))}
+    return GpuNames(names=list(index_of), of=[index_of.get(gpu, -1) for gpu in gpus])

@@ -51,7 +51,9 @@ def add_session_pages(routes: APIRouter, pages: Pages) -> None:
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
             plannable = document is not None and view.row.headline is not None and kept(view).trace
-            done = remedies(tx, session=view.row.id, planned_by=view.row.id if plannable else None)
+            applied_remedies = remedies(
+                tx, session=view.row.id, planned_by=view.row.id if plannable else None
+            )
         report = (
             None
             if document is None
@@ -78,11 +80,11 @@ def add_session_pages(routes: APIRouter, pages: Pages) -> None:
             page=page,
             now=page.now,
             applied=applied_fixes(
-                done, f"/sessions/{view.row.id}/applied.csv", view.now, unapply=True
+                applied_remedies, f"/sessions/{view.row.id}/applied.csv", view.now, unapply=True
             ),
             exact=query.exact,
-            whole_job=whole_job_line(done.whole_job),
-            whole_job_lacking=lacking_text(done.whole_job),
+            whole_job=whole_job_line(applied_remedies.whole_job),
+            whole_job_lacking=lacking_text(applied_remedies.whole_job),
         )
 
     @routes.get("/sessions/{session}/{name}.csv")

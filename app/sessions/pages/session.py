@@ -1,4 +1,4 @@
-"""What the page of one session shows, whatever state it is in."""
+"""The page of a session in any state, with the sections of its report."""
 
 from __future__ import annotations
 
@@ -67,18 +67,15 @@ from app.web.links import QueryText, asked_for
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, Row, StateLabel, sparkline
 
-# ---- What the page of an analyzed session shows, made from its report --------------------------
-
-
-# Most lanes of recorded operations that are drawn at once: stages of DP ranks.
+# Lanes of the timeline drawn at once, one per worker.
 LANES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenStep:
-    """The step and the worker that the page opens with.
+    """The step and the worker selected when the page opens.
 
-    `ranks` are the DP ranks of its timeline, those around the worker; empty where these are all.
+    `ranks` are the DP ranks of its timeline, around the worker; empty if all are drawn.
     """
 
     index: int
@@ -90,12 +87,12 @@ class ChosenStep:
 
     @property
     def timeline_query(self) -> str:
-        """Return what an address of the timeline asks for."""
+        """Return the query of the timeline's address."""
         return urlencode([("step", self.step), *(("dp", rank) for rank in self.ranks)])
 
     @property
     def timeline_words(self) -> str:
-        """Return what such an address leads to."""
+        """Return the step and ranks of the timeline, in words."""
         if not self.ranks:
             return f"step {self.step}"
         first, last = self.ranks[0], self.ranks[-1]
@@ -105,7 +102,7 @@ class ChosenStep:
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """Everything that the sections of a report's page show."""
+    """The sections of a report on the page of a session."""
 
     verdict: bool
     replayed: bool
@@ -151,14 +148,14 @@ def report_view(
     pp: int | None = None,
     collective: str = "",
 ) -> ReportView:
-    """Return what the page of a report shows.
+    """Return the sections of a report.
 
     Parameters
     ----------
     step, dp, pp : int, optional
-        The step and the worker that the address asks for; what does not exist is ignored.
+        The selected step and worker; unknown ones are ignored.
     collective : str
-        The collective that it asks for; likewise.
+        The selected collective; an unknown one is ignored.
     """
     chosen = _choose(report, step, dp, pp)
     times_s = report.step_times
@@ -217,28 +214,23 @@ def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) ->
         cell = (dp, pp)
     else:
         cell = report.worst_worker()[1:]
-    ranks = _timeline_ranks(sizes.dp, sizes.pp, cell[0])
-    return ChosenStep(index, steps[index], by_request, *cell, ranks)
-
-
-def _timeline_ranks(dp: int, pp: int, around: int) -> tuple[int, ...]:
-    """Return the DP ranks whose lanes are drawn; none where there is room for all."""
-    most = max(1, LANES // pp)
-    if dp <= most:
-        return ()
-    first = min(max(0, around - (most - 1) // 2), dp - most)
-    return tuple(range(first, first + most))
+    ranks: Sequence[int] = ()
+    drawn = max(1, LANES // sizes.pp)
+    if sizes.dp > drawn:
+        first = min(max(0, cell[0] - (drawn - 1) // 2), sizes.dp - drawn)
+        ranks = range(first, first + drawn)
+    return ChosenStep(index, steps[index], by_request, *cell, tuple(ranks))
 
 
 def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
-    """Return what the page's script needs; times in seconds."""
+    """Return the data of the page's script; times in seconds."""
     sizes = report.sizes
     data: dict[str, Any] = {
         "dp": sizes.dp,
         "pp": sizes.pp,
         "steps": report.steps.analyzed,
-        "recorded_s": _short_report(report.step_times.recorded),
-        "ideal_s": _short_report(report.step_times.ideal),
+        "recorded_s": _rounded(report.step_times.recorded),
+        "ideal_s": _rounded(report.step_times.ideal),
         "index": chosen.index,
         "by_request": chosen.by_request,
         "cell": [chosen.dp, chosen.pp],
@@ -251,50 +243,43 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     per_step = report.per_step
     data |= {
         "slowdown": report.headline.slowdown,
-        "simulated_s": _short_report(report.step_times.simulated, 6),
-        "map": _stages(report),
-        "step_slowdown": _short_report(step_slowdowns(report)),
-        "by_dp": _short_report(report.by_dp),
-        "by_pp": _short_report(report.by_pp),
-        "by_dp_step": [_short_report(row, 3) for row in per_step.by_dp],
-        "by_pp_step": [_short_report(row, 3) for row in per_step.by_pp],
+        "simulated_s": _rounded(report.step_times.simulated, 6),
+        # By stage, in as many digits as the page shows.
+        "map": [_rounded(row, EXACT_DIGITS) for row in zip(*report.by_worker.exact, strict=True)],
+        "step_slowdown": _rounded(step_slowdowns(report)),
+        "by_dp": _rounded(report.by_dp),
+        "by_pp": _rounded(report.by_pp),
+        "by_dp_step": [_rounded(row, 3) for row in per_step.by_dp],
+        "by_pp_step": [_rounded(row, 3) for row in per_step.by_pp],
         "places": places_of(report),
-        # how the heatmaps of steps come over HTTP
+        # Encoding of the heatmaps of steps over HTTP.
         "heatmap_scale": HEATMAP_SCALE,
     }
     if report.coverage.missing:
-        data["missing"] = [one.worker for one in report.coverage.missing]
+        data["missing"] = [missing.worker for missing in report.coverage.missing]
     data["figures"]["strip"] = asdict(figures.strip(report))
     if report.fb_correlation.sample.forward_s:
         data["figures"]["scatter"] = figures.scatter(report)
     return data
 
 
-def _stages(report: Report) -> list[list[float]]:
-    """Return the slowdown of each worker in the digits that the page can show, by stage."""
-    return [_short_report(row, EXACT_DIGITS) for row in zip(*report.by_worker.exact, strict=True)]
-
-
-def _short_report(values: Sequence[float], digits: int = 4) -> list[float]:
+def _rounded(values: Sequence[float], digits: int = 4) -> list[float]:
     return [round(value, digits) for value in values]
-
-
-# ---- What a session's page says and offers of what is kept of it -------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What may be done with a session, and what is gone of it."""
+    """The stored parts of a session, which decide on the actions that the page offers."""
 
-    note: str  # what retention took away; empty where all is there
+    note: str  # parts deleted by retention; empty if none
     pinned: bool
     again: bool  # whether it can be analyzed again
-    trace: bool  # whether its operations are there, for timelines and questions
-    heatmaps: bool  # whether those of single steps are there; the mean is in the report
+    trace: bool  # whether operations are stored, for timelines and questions
+    heatmaps: bool  # whether those of single steps are stored; the report has the mean
 
 
 def kept(view: SessionView) -> Kept:
-    """Return what is kept of a session."""
+    """Return the stored parts of a session."""
     row = view.row
     gone = [
         (what, at)
@@ -304,7 +289,11 @@ def kept(view: SessionView) -> Kept:
         )
         if at is not None
     ]
-    note = _note(gone)
+    note = ""
+    if gone:
+        note = f"Deleted: {', '.join(f'{what} since {at:%-d %B %Y}' for what, at in gone)}."
+        if [what for what, _ in gone] == ["its operations"]:
+            note += " The report stays; timelines, questions and another analysis need operations."
     if view.has_report and not view.has_heatmaps:
         note = f"{note} Only the mean of the heatmaps over the steps is kept."
     return Kept(
@@ -314,18 +303,6 @@ def kept(view: SessionView) -> Kept:
         trace=row.trace_removed_at is None,
         heatmaps=view.has_heatmaps,
     )
-
-
-def _note(gone: list[tuple[str, datetime]]) -> str:
-    if not gone:
-        return ""
-    said = [f"{what} since {at:%-d %B %Y}" for what, at in gone]
-    text = f"Deleted: {', '.join(said)}."
-    if len(gone) == 1 and gone[0][0] == "its operations":
-        return (
-            f"{text} The report stays; timelines, questions and another analysis need operations."
-        )
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +315,7 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class SessionPage:
-    """The page of a session; `report` is None while, or where, there is none."""
+    """The page of a session; `report` is None without a report."""
 
     id: uuid.UUID
     now: datetime
@@ -363,7 +340,7 @@ class SessionPage:
     kept: Kept
 
 
-def session_page(  # noqa: PLR0913 - everything that is on it
+def session_page(  # noqa: PLR0913 - parts of the page
     view: SessionView,
     around: Around,
     report: Report | None,
@@ -378,13 +355,13 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     Parameters
     ----------
     onset : Onset or None
-        Since when the job had been slow by then; None where it was not.
+        Start of the job's slowness; None if it was not slow.
     max_attempts : int
-        Attempts after which an analysis is given up.
+        Limit of the attempts of an analysis.
     """
     row = view.row
     body = _body(view, around, onset, report, max_attempts)
-    # What the sender said, before there is a report of it.
+    # Before the report, hosts are only in the metadata.
     hosts = set((view.meta.get("hosts", {}) if report is None else report.hosts).values())
     gpus = plural(row.world, "GPU")
     where = f"{gpus} on {plural(len(hosts), 'host')}" if hosts else gpus
@@ -405,7 +382,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         facts=tuple(body.facts),
         why=body.why,
         faults=fault_rows(view),
-        # With a report it is among what that covers.
+        # With a report they are in its coverage.
         unmapped=unmapped_rows(unmapped_of(view.meta)) if report is None else (),
         ghosts=body.ghosts,
         report=shown,
@@ -472,7 +449,7 @@ def _short(report: Report) -> str:
 
 
 def _before(view: SessionView, around: Around) -> Fact:
-    """Return the slowdown of the session before, and of all of them as a sparkline."""
+    """Return the slowdown of the session before, with a sparkline of all."""
     *earlier, _ = around.sessions
     if not earlier:
         return Fact("Before", "First session", "nothing to compare with")
@@ -493,7 +470,7 @@ def _before(view: SessionView, around: Around) -> Fact:
 
 
 def _since(view: SessionView, around: Around, onset: Onset) -> Fact:
-    """Return since when the job is slow, and what it was before."""
+    """Return the session since which the job is slow, and its slowdown before."""
     was = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
     return Fact(
         "Since",
@@ -525,6 +502,9 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     ]
     known = known_fact(report)
     facts += [known] if known else []
+    fixable = bool(report.recommendations)
+    shown = "the cause and its fix, " if fixable else ""
+    off = "S and the map" if fixable else "S, the map and fixes"
     facts += [quality_fact(report), launch_fact(report)]
     facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
     return Body(
@@ -536,13 +516,14 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
             "a cause is known" if report.causes else "no cause is named",
         ),
         facts=facts,
-        why=_why_no_more(report),
+        why=f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: "
+        "they would rest on a replay that is off.",
     )
 
 
 def _unreplayed(view: SessionView, report: Report) -> Body:
-    """Return the head of a page that shows who comes last, and no slowdown."""
-    row, found, recorded = view.row, report.arrivals, report.step_times.recorded
+    """Return the head for a report with arrivals only: no replay, no slowdown."""
+    row, arrivals, recorded = view.row, report.arrivals, report.step_times.recorded
     facts = [
         Fact(
             "Step recorded",
@@ -550,8 +531,8 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
             f"mean of {plural(len(recorded), 'step')}",
         )
     ]
-    if found is not None:
-        worst = found.worst
+    if arrivals is not None:
+        worst = arrivals.worst
         facts += [
             Fact("Comes last", f"Rank {worst.rank}", f"at {percent(worst.last_share, 0)} of all"),
             Fact("Others wait", seconds(worst.waited_for_s), "for it, each of them in a step"),
@@ -559,7 +540,7 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
     facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
-        short="no slowdown" if found is None else found.sentence,
+        short="no slowdown" if arrivals is None else arrivals.sentence,
         heading=report.verdict.sentence,
         line=(plural(row.operations, "operation"), "arrivals and breakdown alone"),
         facts=facts,
@@ -567,31 +548,18 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
     )
 
 
-def _why_no_more(report: Report) -> str:
-    fixable = bool(report.recommendations)
-    shown = "the cause and its fix, " if fixable else ""
-    off = "S and the map" if fixable else "S, the map and fixes"
-    return (
-        f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: they "
-        "would rest on a replay that is off."
-    )
-
-
 def _neighbor(session: SessionRow | None) -> Neighbor | None:
     return None if session is None else Neighbor(session.number, f"/sessions/{session.id}")
 
 
-# ---- What an address asks of the page of a session ---------------------------------------------
-
-
-# Longer numbers are no step of any training, and too long ones are slow to parse.
+# Longer numbers are no valid step, and slow to parse.
 MAX_DIGITS: Final = 19
 
 
 class SessionQuery:
-    """A step and a worker, where they are numbers, a collective, and whether figures are exact.
+    """The query of a session's page: step, worker, collective, exact figures.
 
-    Pages are forgiving: they ignore a parameter that is no number.
+    A parameter that should be a number and is none is ignored.
     """
 
     def __init__(
@@ -604,12 +572,12 @@ class SessionQuery:
     ) -> None:
         self.step, self.dp, self.pp = _number(step), _number(dp), _number(pp)
         self.collective = collective
-        # By its name alone.
+        # Present without a value.
         self.exact = exact is not None
 
 
 def _number(text: str) -> int | None:
-    """Return the step, DP rank or stage that an address asks for, if it is one."""
+    """Return a step, DP rank or stage of an address; None if it is no number."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 

@@ -1,20 +1,18 @@
-"""The tables of a report's page: workers, fixes, operation types, coverage."""
+"""Tables of a session's page: workers, fixes, operation types, coverage, work control."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from markupsafe import Markup
 
 from app.analysis.mitigation.tensor.document import Alternative, Method, RankShare
 from app.analysis.mitigation.tensor.session_advice import GroupAdvice
-from app.analysis.replay.impossible_times import ImpossibleDuration
 from app.analysis.replay.layout.dense import DroppedStep
-from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
+from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Recovery, Report
 from app.analysis.report.session_verdict import BlamedGpu, GpuOfWorker
 from app.analysis.trace.metadata import Unmapped
@@ -38,34 +36,33 @@ from app.web.format import (
 from app.web.parts import Row
 from app.web.terms import term
 
-# Rows of the worker table that are on the page at once; a button shows the others.
+# Rows of the worker table shown at first; a button shows the others.
 SHORT_TABLE: Final = 6
-# Rows that are in the page at all; every worker is in the file.
+# Rows of the worker table in the page; the CSV has every worker.
 LONG_TABLE: Final = 128
 # Operation types in the table of launch delays.
 LAUNCH_ROWS: Final = 4
-# Steps that are named one by one where some were left out.
+# Listed dropped steps, operations with impossible durations, and missing workers.
 NAMED_STEPS: Final = 8
-# Operations with impossible durations that are named.
 IMPOSSIBLE_NAMED: Final = 4
 MISSING_NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker in the table next to the map; what is not known is an empty text."""
+    """A worker in the table next to the map; unknown texts are empty."""
 
     dp: int
     pp: int
     name: str
     place: str
-    guessed: bool  # whether the place is a host whose name is a guess
+    guessed: bool  # whether the host's name is a guess
     gpu: str
     gpu_hint: str
     slowdown: float
     slowdown_text: str
     hint: str
-    share: float  # of the fixed scale
+    share: float  # of the scale of colors
     color: str
     forward: float | None
     forward_text: str
@@ -75,7 +72,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class BarRow:
-    """A line with a bar; `share` is the bar's length in per cent of the longest possible."""
+    """A row with a bar; `share` is its length in per cent of the longest possible."""
 
     name: str
     share: float
@@ -109,7 +106,7 @@ class FixChoice:
 class Fixes:
     """The fixes with their predicted step times, on one axis from 0 with the reference marked.
 
-    `reference` is what the headline is counted against, in words; no fix is beyond it.
+    `reference` is the headline's reference step time, in words; no fix is faster.
     """
 
     title: str
@@ -184,7 +181,7 @@ def fixes_table(report: Report) -> Fixes:
     simulated = report.step_times.simulated
     now_s = sum(simulated) / len(simulated)
     if best is not None:
-        # Late launches that have a cause are part of it.
+        # Includes late launches with a cause, which the replay leaves out.
         now_s = best.predicted_step_time / (1 - best.predicted_gain)
     shown = report.headline
     reference_s = now_s / shown.slowdown
@@ -239,7 +236,7 @@ def attribution_table(report: Report) -> Attribution:
 
 
 def recovered_rows(report: Report) -> tuple[Row, ...]:
-    """Return what would bring the lost time back."""
+    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
     m_w, m_s, k50 = report.m_w, report.m_s, report.k50
     stage = report.sizes.pp - 1
     rows = [
@@ -274,7 +271,7 @@ def _range(recovery: Recovery) -> str:
     ci95 = recovery.ci95
     if ci95 is None:
         return ""
-    # with the digits that the share itself is said with, which would seem to be outside otherwise
+    # The digits of the share itself: rounded otherwise, it could lie outside its interval.
     digits = rough_digits(recovery.rem or 0.0)
     low, high = (percent(end, digits) for end in ci95)
     return f", 95\N{NO-BREAK SPACE}% interval {low} to {high}"
@@ -291,11 +288,13 @@ def launch_rows(report: Report) -> tuple[Row, ...]:
 
 
 def coverage_rows(report: Report) -> tuple[Row, ...]:
-    """Return what arrived, what was repaired and what was left out."""
+    """Return the coverage of a report: received, repaired and dropped operations and steps."""
     coverage, steps, clocks = report.coverage, report.steps, report.clocks
     dropped = steps.dropped
     unknown = coverage.unknown_op_types
     present, expected = coverage.ranks_present, coverage.ranks_expected
+    read = "starts are host clock readings" if clocks.absolute else "starts count from each step"
+    clock_note = "; ".join([read, *clocks.warnings])
     rows = [
         Row("Workers", f"{count(present)} of {count(expected)}", "one rank of each is traced"),
         *(
@@ -304,11 +303,15 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
             else []
         ),
         Row("Operations", count(coverage.operations)),
-        _recreated(coverage.recreated),
+        Row(
+            "Of these re-created",
+            count(coverage.recreated.operations),
+            ", ".join(f"{name} ({count(n)})" for name, n in coverage.recreated.by_optype.items()),
+        ),
         Row("Steps analyzed", count(len(steps.analyzed))),
         Row("Steps left out", count(len(dropped)), _dropped(dropped)),
         *([Row("Odd steps", count(len(steps.odd)), _dropped(steps.odd))] if steps.odd else []),
-        Row("Clocks", "aligned" if clocks.aligned else "as recorded", _clock_note(clocks)),
+        Row("Clocks", "aligned" if clocks.aligned else "as recorded", clock_note),
         Row("Transfers below 0, cut", count(coverage.clamped_transfers)),
         Row("Launch delays below 0, cut", count(coverage.clamped_launch_delays)),
     ]
@@ -322,7 +325,12 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     if coverage.copies:
         rows.append(Row("Operations twice, dropped once", count(coverage.copies)))
     if coverage.impossible_durations:
-        rows.append(_impossible(coverage.impossible_durations))
+        durations = coverage.impossible_durations
+        named = "; ".join(
+            f"{item.op_type} of rank {item.rank} in step {item.step}, {item.recorded_s:,.1f} s"
+            for item in durations[:IMPOSSIBLE_NAMED]
+        )
+        rows.append(Row("Impossible durations, repaired", count(len(durations)), named))
     absent = coverage.absent_op_types
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
@@ -330,49 +338,31 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
 
 
 def _missing(report: Report) -> str:
-    """Return which workers were not recorded, and when the others waited for them."""
+    """Return the missing workers, with the number of steps in which others waited for them."""
     named = [
-        f"{worker(*one.worker)}, rank {one.rank}"
-        + (f", last in {plural(len(one.came_last), 'step')}" if one.came_last else "")
-        for one in report.coverage.missing[:MISSING_NAMED]
+        f"{worker(*missing.worker)}, rank {missing.rank}"
+        + (f", last in {plural(len(missing.came_last), 'step')}" if missing.came_last else "")
+        for missing in report.coverage.missing[:MISSING_NAMED]
     ]
     if len(report.coverage.missing) > MISSING_NAMED:
         named.append(f"and {count(len(report.coverage.missing) - MISSING_NAMED)} more")
     return "; ".join(named)
 
 
-def _impossible(found: Sequence[ImpossibleDuration]) -> Row:
-    """Return the durations that are not believed; the first of them are named."""
-    named = (
-        f"{one.op_type} of rank {one.rank} in step {one.step}, {one.recorded_s:,.1f} s"
-        for one in found[:IMPOSSIBLE_NAMED]
-    )
-    return Row("Impossible durations, repaired", count(len(found)), "; ".join(named))
-
-
 def unmapped_rows(unmapped: Sequence[Unmapped]) -> tuple[Row, ...]:
-    """Return what a recording holds that is no operation, and the setting that would record it."""
+    """Return the contents of a recording without an operation, with the setting that records it."""
     return tuple(
-        Row(f"Not mapped: {one.what}", count(one.count), one.remedy or "") for one in unmapped
+        Row(f"Not mapped: {entry.what}", count(entry.count), entry.remedy or "")
+        for entry in unmapped
     )
 
 
 def _adaptation(made: MadeAdaptation) -> Row:
-    """Return how the replay follows this job, and what that brings."""
+    """Return an adaptation of the replay to the job, with the discrepancy before and after."""
     value = "as recorded"
     if made.discrepancy_before is not None and made.discrepancy_after is not None:
         value = f"{percent(made.discrepancy_before)} → {percent(made.discrepancy_after)} off"
     return Row(made.sentence, value, "; ".join(made.where))
-
-
-def _recreated(recreated: Recreated) -> Row:
-    named = ", ".join(f"{name} ({count(n)})" for name, n in recreated.by_optype.items())
-    return Row("Of these re-created", count(recreated.operations), named)
-
-
-def _clock_note(clocks: Clocks) -> str:
-    read = "starts are host clock readings" if clocks.absolute else "starts count from each step"
-    return "; ".join([read, *clocks.warnings])
 
 
 def _dropped(dropped: Sequence[DroppedStep]) -> str:
@@ -382,12 +372,9 @@ def _dropped(dropped: Sequence[DroppedStep]) -> str:
     return ", ".join(named)
 
 
-# ---- Work control of a slow tensor-parallel group on the page of a session ---------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """A rank in the table."""
+    """A rank of the tensor-parallel group, with its columns before and after."""
 
     rank: int
     where: str
@@ -401,7 +388,7 @@ class ShareRow:
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """A method; `share` is per cent of the slowest rank's time today."""
+    """A method of work control; `share` is in per cent of the slowest rank's current time."""
 
     name: str
     share: float
@@ -415,7 +402,7 @@ class MethodRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionTensor:
-    """The region of the group that waits longest."""
+    """Work control of the tensor-parallel group that waits longest."""
 
     title: str
     note: str
@@ -425,17 +412,17 @@ class SessionTensor:
 
 
 def session_tensor(report: Report) -> SessionTensor | None:
-    """Return the region of a report's page; None where no work is to be shed."""
-    found = report.tensor
-    if found is None or found.groups[0].advice.best.method is Method.NONE:
+    """Return the work control of the group that waits longest; None where none is advised."""
+    tensor = report.tensor
+    if tensor is None or tensor.groups[0].advice.best.method is Method.NONE:
         return None
-    group = found.groups[0]
+    group = tensor.groups[0]
     advice = group.advice
     fix = next((item for item in report.recommendations if item.action == "shed_work"), None)
-    gain = found.predicted_gain if fix is None else fix.predicted_gain
-    step_s = found.predicted_step_time if fix is None else fix.predicted_step_time
+    gain = tensor.predicted_gain if fix is None else fix.predicted_gain
+    step_s = tensor.predicted_step_time if fix is None else fix.predicted_step_time
     slow = group.ranks[advice.stragglers[0]]
-    more = len(found.groups) - 1
+    more = len(tensor.groups) - 1
     return SessionTensor(
         title=f"Taking work off rank {slow} would save {percent(gain)} of every step",
         note=f"Tensor-parallel group {worker(*group.worker)}, a step without waiting at "
@@ -465,16 +452,12 @@ def _rank(group: GroupAdvice, share: RankShare, report: Report) -> ShareRow:
             resized=share.resized_columns,
             given=share.migrated_columns,
             received=share.received_columns,
-            amount=partial(_amount, group),
+            amount=lambda columns: (
+                count(columns) if group.columns_known else percent(columns / group.advice.columns)
+            ),
         ),
         slow=share.rank in advice.stragglers,
     )
-
-
-def _amount(group: GroupAdvice, columns: int) -> str:
-    if group.columns_known:
-        return count(columns)
-    return percent(columns / group.advice.columns)
 
 
 def _method(item: Alternative, group: GroupAdvice) -> MethodRow:

@@ -1,4 +1,4 @@
-"""The pipeline template that the page of a session recommends."""
+"""The recommended pipeline template on the page of a session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from app.analysis.report.document import Report
 from app.plans.pages.parts import layer_ticks, milliseconds
 from app.web.format import heat_color, listing, percent, rough_percent, seconds, times
 
-# Below it a template is not worth a restart.
+# A template with a smaller gain is not worth a restart.
 MIN_GAIN: Final = 0.02
-# Workers within this of their peers are not called slow.
+# From this slowdown on a worker is called slow.
 _SLOW: Final = 1.05
-# Where a label finds no room behind its block, in per cent.
+# Behind this place, in per cent, a label has no room to the right of its block.
 _LATE: Final = 84.0
-# A proven gap below this rounds to nothing.
+# A smaller gap to the optimum is shown as proven optimal.
 _EXACT: Final = 0.0005
+# From this slowdown on a block is too dark for a label.
 _DARK: Final = 1.15
 
 
@@ -50,7 +51,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SessionTemplate:
-    """The region; without `sides` the template is withheld, and `note` says why."""
+    """The current and the recommended division; a withheld template has only a reason, `note`."""
 
     title: str
     note: str
@@ -59,32 +60,35 @@ class SessionTemplate:
     remarks: str = ""
 
 
-def _proof(found: PlannedTemplate) -> str:
-    if found.proven or (found.gap is not None and found.gap < _EXACT):
+def _proof(template: PlannedTemplate) -> str:
+    if template.proven or (template.gap is not None and template.gap < _EXACT):
         return ", proven optimal for the measured times"
-    if found.gap is None:
+    if template.gap is None:
         return ""
-    return f", at most {rough_percent(found.gap)} above the fastest possible for the measured times"
+    return (
+        f", at most {rough_percent(template.gap)} above the fastest possible for the measured times"
+    )
 
 
 def session_template(report: Report) -> SessionTemplate | None:
-    """Return the region of a report's page; None where there is nothing to say."""
-    found = report.template
-    if found is None:
+    """Return the recommended template; None where there is none or it gains too little."""
+    template = report.template
+    if template is None:
         return None
-    if isinstance(found, WithheldTemplate):
-        return SessionTemplate("No template can be recommended", found.reason)
-    gain = found.predicted_gain
+    if isinstance(template, WithheldTemplate):
+        return SessionTemplate("No template can be recommended", template.reason)
+    gain = template.predicted_gain
     if gain < MIN_GAIN:
         return None
-    now_s = _mean(report.step_times.simulated)
-    layers, moved = found.layers, _moved(found)
-    longest = max(found.stage_ms.today + found.stage_ms.template)
+    simulated = report.step_times.simulated
+    now_s = sum(simulated) / len(simulated)
+    layers, moved = template.layers, _moved(template)
+    longest = max(template.stage_ms.today + template.stage_ms.template)
     today = list(range(len(layers.today)))
-    proof = _proof(found)
+    proof = _proof(template)
     return SessionTemplate(
         title="Dividing the layers by what each worker can do saves "
-        f"{'up to ' if found.at_most else ''}{percent(gain)} of every step",
+        f"{'up to ' if template.at_most else ''}{percent(gain)} of every step",
         note="Layers of each stage now and in the recommended pipeline template, replayed on this "
         "session’s own durations; color: "
         "slowdown of the slowest worker of the stage",
@@ -93,21 +97,21 @@ def session_template(report: Report) -> SessionTemplate | None:
             Side(
                 "Now",
                 f"{seconds(now_s)} a step",
-                _placed(found, today, (layers.today, found.stage_ms.today), longest),
+                _placed(template, today, (layers.today, template.stage_ms.today), longest),
             ),
             Side(
                 "Recommended",
-                f"{seconds(found.predicted_step_time)} a step{proof}",
+                f"{seconds(template.predicted_step_time)} a step{proof}",
                 _placed(
-                    found,
-                    found.worker_of_stage,
-                    (layers.template, found.stage_ms.template),
+                    template,
+                    template.worker_of_stage,
+                    (layers.template, template.stage_ms.template),
                     longest,
                 ),
             ),
         ),
         remarks=" ".join(
-            part for part in (moved, _UP_TO if found.at_most else "", _MEMORY) if part
+            part for part in (moved, _UP_TO if template.at_most else "", _MEMORY) if part
         ),
     )
 
@@ -122,22 +126,22 @@ _MEMORY: Final = (
 )
 
 
-def _moved(found: PlannedTemplate) -> str:
+def _moved(template: PlannedTemplate) -> str:
     moves = [
         f"stage {stage} gets those of today’s stage {worker}"
-        for stage, worker in enumerate(found.worker_of_stage)
+        for stage, worker in enumerate(template.worker_of_stage)
         if stage != worker
     ]
     return f"Workers move: {listing(moves)}." if moves else ""
 
 
 def _placed(
-    found: PlannedTemplate,
+    template: PlannedTemplate,
     workers: Sequence[int],
     side: tuple[Sequence[int], Sequence[float]],
     longest: float,
 ) -> tuple[PlacedStage, ...]:
-    (counts, times_ms), speeds = side, found.speed_of_worker
+    (counts, times_ms), speeds = side, template.speed_of_worker
     total = sum(counts)
     ends = list(accumulate(counts))
     return tuple(
@@ -157,7 +161,7 @@ def _stage(
 ) -> PlacedStage:
     first, end, total = layers
     left, right = 100 * first / total, 100 * end / total
-    # Labels stand on pale blocks, and next to dark ones.
+    # On dark blocks labels would be unreadable: they are next to them.
     inside = slowdown < _DARK
     late = (left if inside else right) > _LATE
     slow = f"{times(slowdown)} slower" if slowdown >= _SLOW else ""
@@ -175,7 +179,3 @@ def _stage(
         share=100 * time_ms[0] / time_ms[1],
         text=f"{milliseconds(time_ms[0])} ms",
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

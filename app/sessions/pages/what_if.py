@@ -1,4 +1,4 @@
-"""The form on a session's page that asks what the step would take with other durations."""
+"""The form for what-if questions on a session's page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.web.format import seconds, times
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An entry of a list; `value` is as the script and the address write it."""
+    """An entry of a list; `value` is used by the script and in addresses."""
 
     value: str
     name: str
@@ -18,9 +18,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfForm:
-    """What the form offers, and the step times that its answers are held against.
+    """The choices of the form and the step times to compare answers with.
 
-    `reference` is empty where it is the ideal.
+    `reference` is empty where it equals the ideal.
     """
 
     op_types: tuple[Choice, ...]
@@ -33,7 +33,7 @@ class WhatIfForm:
 
 
 def what_if_form(report: Report) -> WhatIfForm:
-    """Return the form: operation types that the session has, the costliest first."""
+    """Return the form with the session's operation types, the costliest first."""
     costs = report.by_optype
     names = sorted(costs, key=lambda name: (-costs[name], name))
     computing = [name for name in names if name.endswith("-compute")]

@@ -1,8 +1,8 @@
 """Archives of a folder: tar, plain or compressed with gzip or zstd, and zip.
 
-An archive may have been made to harm. Its entries go to files of our own names, one after the
-other, counted while they come; what could lead out of the folder, or is no file, is refused with
-its entry. What is in memory is one piece of an entry and the list of names.
+An archive may be malicious. Its entries are written to files with generated names, counted on the
+way; a name that leads out of the folder and an entry that is no file are refused. Only one piece of
+an entry and the list of names are in memory.
 
 Codes of `InvalidArchiveError`, each with the entry's 0-based position and its name:
 
@@ -58,16 +58,14 @@ from app.sessions.recordings.choose import (
     other_archive,
 )
 
-# ---- How long the directory of a zip is, which a reader takes into memory whole ----------------
-
-
-# Its entries have 46 bytes, a name, and at most some dozens of bytes more.
+# Limit of a zip's directory, which is read into memory: an entry has 46 bytes, a name, and some
+# dozens of bytes at most.
 MAX_DIRECTORY_BYTES: Final = 4 * MIB
-# APPNOTE.TXT 6.3.10, 4.3.16: the end of the directory, before a comment of at most 64 KiB.
+# APPNOTE.TXT 6.3.10, 4.3.16: end of the directory, before a comment of at most 64 KiB.
 _END: Final = struct.Struct("<4s4H2LH")
 _END_MAGIC: Final = b"PK\x05\x06"
 _MAX_COMMENT: Final = (1 << 16) - 1
-# 4.3.14 and 4.3.15: of a zip of over 4 GiB or 65,535 entries, before that.
+# 4.3.14 and 4.3.15: precede it in a zip of over 4 GiB or 65,535 entries.
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _LOCATOR_MAGIC: Final = b"PK\x06\x07"
 _END_64: Final = struct.Struct("<4sQ2H2L4Q")
@@ -98,39 +96,39 @@ def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
     if large is not None:
         sizes.append(large)
     for count, directory_bytes in sizes:
-        # These stand for what the other end of the directory says.
-        told = count if count != _ELSEWHERE_16 else 0
-        told_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
-        if told > max_entries or told_bytes > MAX_DIRECTORY_BYTES:
+        # The largest values mean: see the other record.
+        known_count = count if count != _ELSEWHERE_16 else 0
+        known_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
+        if known_count > max_entries or known_bytes > MAX_DIRECTORY_BYTES:
             message = f"the archive has over {max_entries} entries, or too long names"
             raise InvalidArchiveError(message, code="archive.too_many_entries")
 
 
 def _of_zip64(file: io.BufferedIOBase, end: int) -> tuple[int, int] | None:
-    """Return number and bytes of the directory as a large zip says them; None of another one."""
+    """Return the number of entries and bytes of a zip64's directory; None of a plain zip."""
     if end < _LOCATOR.size:
         return None
     file.seek(end - _LOCATOR.size)
     magic, _, _, _ = _LOCATOR.unpack(file.read(_LOCATOR.size))
     if magic != _LOCATOR_MAGIC or end < _LOCATOR.size + _END_64.size:
         return None
-    # Readers look for it right here, whatever the locator says.
+    # Readers expect it here, whatever the locator says.
     file.seek(end - _LOCATOR.size - _END_64.size)
-    found = _END_64.unpack(file.read(_END_64.size))
-    if found[0] != _END_64_MAGIC:
+    fields = _END_64.unpack(file.read(_END_64.size))
+    if fields[0] != _END_64_MAGIC:
         return None
-    return found[7], found[8]
+    return fields[7], fields[8]
 
 
 MAX_ENTRIES: Final = 10_000
-# Of an extended header of a tar, which is read whole: names and comments.
+# Limit of an extended tar header (names and comments), which is read into memory.
 MAX_HEADER_BYTES: Final = MIB
 MAX_NAME_CHARS: Final = 4096
 SHOWN_NAME_CHARS: Final = 120
 _PIECE_BYTES: Final = 64 * 1024
 _ENCRYPTED: Final = 0x1
 _STORED_OR_DEFLATED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# What refusals of compressed text are called where that is an archive.
+# Codes for archives, by the code of refused compressed text.
 _CODES: Final = {
     "trace.truncated": "archive.truncated",
     "trace.corrupt": "archive.corrupt",
@@ -139,29 +137,29 @@ _CODES: Final = {
 
 
 class Files(Protocol):
-    """Where entries are written to."""
+    """Storage of unpacked entries."""
 
     def new(self, number: int) -> AbstractContextManager[tuple[IO[bytes], Path]]:
-        """Return an empty file to write, and where it can be opened once more."""
+        """Return an empty file to write, and a path to open it again."""
 
 
 @contextmanager
 def unpacked(
     body: Path | bytes, limits: Limits, *, directory: Path | None, nameless: bool
 ) -> Iterator[list[NamedFile]]:
-    """Unpack an archive for as long as the context lasts.
+    """Unpack an archive for the duration of the context.
 
     Parameters
     ----------
     body : Path or bytes
-        An archive, as `archive_at` says.
+        An archive, recognized by `archive_at`.
     limits : Limits
-        What it may unpack to.
+        Limits of the unpacked bytes.
     directory : Path or None
-        Where to put the files; None is the temporary directory.
+        Parent of the files; None is the temporary directory.
     nameless : bool
-        The files have no name, so that a killed process leaves nothing behind; each takes an open
-        file of the process. Else they lie in a directory of their own.
+        Whether the files have no names: a killed process leaves nothing behind, but each occupies a
+        file descriptor. Otherwise they are in a temporary directory.
 
     Yields
     ------
@@ -171,7 +169,7 @@ def unpacked(
     Raises
     ------
     InvalidArchiveError, BodyTooLargeError, InsufficientStorageError
-        See the table in this module. Nothing is left of it.
+        See the table in this module. All files are deleted.
     OSError
         The archive cannot be read.
     """
@@ -205,8 +203,8 @@ class _Nameless:
 
     @contextmanager
     def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:  # noqa: ARG002 - they have no names
-        # Closed with the context of all of them.
-        made = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see above
+        made = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see below
+        # Closed with all files of the archive.
         file = self._stack.enter_context(made)
         yield file, Path(f"/dev/fd/{file.fileno()}")
 
@@ -223,7 +221,7 @@ class _Named:
 
 
 class _Unpacking:
-    """What has come of an archive so far, against what may."""
+    """The entries of an archive so far, checked against the limits."""
 
     def __init__(self, store: Files, limits: Limits, size: int) -> None:
         self._store, self._limits = store, limits
@@ -234,7 +232,7 @@ class _Unpacking:
         self.files: list[NamedFile] = []
 
     def entry(self, raw_name: str) -> _Entry:
-        """Return the next entry, whose name is checked."""
+        """Check the name of the next entry and return the entry."""
         entry = _Entry(self._entries, raw_name)
         self._entries += 1
         if self._entries > MAX_ENTRIES:
@@ -251,7 +249,7 @@ class _Unpacking:
         return entry
 
     def keep(self, entry: _Entry, pieces: Iterator[bytes]) -> None:
-        """Write an entry that is a file, unless it is none that is looked at."""
+        """Write a file of the archive if it may be a recording or metadata; count it anyway."""
         if not entry.name:
             entry.refuse("corrupt", "an entry has no name")
         if entry.name in self._names:
@@ -266,7 +264,9 @@ class _Unpacking:
             with self._store.new(entry.number) as (file, path):
                 for piece in pieces:
                     self._count(entry, piece)
-                    _write(file, piece)
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[file.write(rest) :]
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 message = "There is no room on the disk to unpack the archive."
@@ -285,7 +285,7 @@ class _Unpacking:
 
 @dataclass(slots=True)
 class _Entry:
-    """An entry, by what refusals call it."""
+    """An entry of an archive, with the names for refusals."""
 
     number: int
     raw_name: str
@@ -301,12 +301,6 @@ class _Entry:
         ) from cause
 
 
-def _write(file: IO[bytes], piece: bytes) -> None:
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
 def _of_zip(file: io.BufferedIOBase, unpacking: _Unpacking) -> list[NamedFile]:
     check_directory(file, MAX_ENTRIES)
     try:
@@ -315,7 +309,7 @@ def _of_zip(file: io.BufferedIOBase, unpacking: _Unpacking) -> list[NamedFile]:
         raise InvalidArchiveError(f"the zip is damaged: {error}", code="archive.corrupt") from error
     with archive:
         for info in archive.infolist():
-            # As Windows writes them.
+            # Windows writes backslashes.
             entry = unpacking.entry(info.filename.replace("\\", "/"))
             mode = info.external_attr >> 16
             if info.flag_bits & _ENCRYPTED:
@@ -367,7 +361,7 @@ def _of_tar(body: Path | bytes, limits: Limits, unpacking: _Unpacking) -> list[N
 
 
 def _is_file(member: tarfile.TarInfo, entry: _Entry) -> bool:
-    """Return whether an entry of a tar is a file, not a folder; what is neither is refused."""
+    """Return whether an entry of a tar is a file; False for a folder, others are refused."""
     if member.issym() or member.islnk():
         _refuse_link(entry)
     if member.ischr() or member.isblk() or member.isfifo():
@@ -380,12 +374,12 @@ def _is_file(member: tarfile.TarInfo, entry: _Entry) -> bool:
 
 
 def _check_end(stream: _Forward, entry: _Entry) -> None:
-    """Refuse a tar that does not end with a block of zeros; the library takes any end for one."""
+    """Refuse a tar without a final block of zeros; `tarfile` accepts any end."""
     if len(stream.last) < TAR_BLOCK:
         entry.refuse("truncated", "the archive ends after it, without an end mark")
     if stream.last.strip(b"\0"):
         entry.refuse("corrupt", "what follows it is no entry")
-    # The rest is padding; behind it is the check sum of what was compressed.
+    # Read the padding to the end: the decompressor checks its checksum there.
     while stream.read(_PIECE_BYTES):
         pass
 
@@ -401,18 +395,18 @@ def _pieces_of_tar(stream: _Forward, size: int, entry: _Entry) -> Iterator[bytes
 
 
 class _Forward(io.RawIOBase):
-    """What is decompressed, as a file that is read once and to which nothing leads back."""
+    """A forward-only file of decompressed pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
         self._pieces = pieces
         self._held = b""
-        self._at = 0  # in what is held
+        self._at = 0  # within the held piece
         self._position = 0
-        self.last = b""  # what was read last
+        self.last = b""  # the latest read
 
     def read(self, size: int = -1) -> bytes:
-        """Return that many bytes, fewer at the end only."""
+        """Return `size` bytes; fewer only at the end."""
         if not 0 <= size <= MAX_HEADER_BYTES:
             message = f"the header of an entry is over {MAX_HEADER_BYTES} bytes"
             raise InvalidArchiveError(message, code="archive.bomb")
@@ -433,11 +427,11 @@ class _Forward(io.RawIOBase):
         return self.last
 
     def tell(self) -> int:
-        """Return how much was read."""
+        """Return the number of bytes read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Skip what is before `offset`."""
+        """Skip forward to `offset`."""
         if whence != io.SEEK_SET or offset < self._position:
             raise InvalidArchiveError("the tar leads back", code="archive.corrupt")
         while self._position < offset:

@@ -1,7 +1,8 @@
-"""Files of one session: which of them are recordings, and why the others are not read."""
+"""Choose the recordings among the files of a folder or archive, with the reason for the others."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,10 +25,7 @@ from app.errors import (
 )
 from app.platform.identity import clipped
 
-# ---- Which kind of archive a file is, by its first bytes ---------------------------------------
-
-
-# What senders call them; the bytes say what they are.
+# Media types of archives; the kind is detected from the bytes.
 MEDIA_TYPES: Final = frozenset(
     {
         "application/x-tar",
@@ -39,7 +37,7 @@ MEDIA_TYPES: Final = frozenset(
     }
 )
 TAR_BLOCK: Final = 512
-# An archive with entries, and one without any.
+# First bytes of a zip with entries, and of an empty one.
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _OTHERS: Final = {
     b"BZh": "compressed with bzip2",
@@ -48,26 +46,26 @@ _OTHERS: Final = {
     b"Rar!\x1a\x07": "RAR",
 }
 _MOST_MAGIC: Final = 8
-# Where a tar header has its own check sum, which counts as blanks in itself.
+# Place of the checksum in a tar header; it is computed with blanks in this place.
 _CHECKSUM: Final = slice(148, 156)
 
 
 class ArchiveKind(StrEnum):
-    """An archive that is read."""
+    """A supported kind of archive."""
 
     TAR = "tar"  # plain, or compressed with gzip or zstd
     ZIP = "zip"
 
 
 def archive_of(head: Head) -> ArchiveKind | None:
-    """Return the kind of archive that begins so; None for other files."""
+    """Return the kind of archive with this beginning; None for other files."""
     if head.start.startswith(_ZIP):
         return ArchiveKind.ZIP
     return ArchiveKind.TAR if is_tar_header(head.text[:TAR_BLOCK]) else None
 
 
 def archive_at(body: Path | bytes) -> ArchiveKind | None:
-    """Return the kind of archive that a file, or what was in one, is; None for others.
+    """Return the kind of archive of a file or its content; None for other files.
 
     Raises
     ------
@@ -78,11 +76,18 @@ def archive_at(body: Path | bytes) -> ArchiveKind | None:
         start = file.read(_MOST_MAGIC)
     if start.startswith(_ZIP):
         return ArchiveKind.ZIP
-    return ArchiveKind.TAR if is_tar_header(_first_block(body)) else None
+    block = b""
+    # A damaged body is refused by its reader.
+    with contextlib.suppress(InvalidTraceError, BodyTooLargeError):
+        for piece in read_text(body, Limits()):
+            block += piece[:TAR_BLOCK]
+            if len(block) >= TAR_BLOCK:
+                break
+    return ArchiveKind.TAR if is_tar_header(block[:TAR_BLOCK]) else None
 
 
 def other_archive(body: Path | bytes) -> str | None:
-    """Return what an archive is that is not read, in words; None where it is none.
+    """Return the kind of an unsupported archive in words; None for other files.
 
     Raises
     ------
@@ -95,36 +100,24 @@ def other_archive(body: Path | bytes) -> str | None:
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Return whether a block of 512 bytes begins an entry of a tar: it has the sum of its bytes."""
+    """Return whether a block of 512 bytes is a tar header: its checksum is right."""
     if len(block) < TAR_BLOCK or block[0] == 0:
         return False
     try:
-        said = int(block[_CHECKSUM].strip(b" \0") or b"x", 8)
+        checksum = int(block[_CHECKSUM].strip(b" \0") or b"x", 8)
     except ValueError:
         return False
-    return said == sum(block) - sum(block[_CHECKSUM]) + len(block[_CHECKSUM]) * ord(" ")
-
-
-def _first_block(body: Path | bytes) -> bytes:
-    block = b""
-    try:
-        for piece in read_text(body, Limits()):
-            block += piece[:TAR_BLOCK]
-            if len(block) >= TAR_BLOCK:
-                break
-    except (InvalidTraceError, BodyTooLargeError):
-        # Damaged: whoever reads it says so.
-        return block[:TAR_BLOCK]
-    return block[:TAR_BLOCK]
+    return checksum == sum(block) - sum(block[_CHECKSUM]) + len(block[_CHECKSUM]) * ord(" ")
 
 
 META_NAME: Final = "meta.yaml"
-# Of these a folder of `paceline synth` has one next to its trace, and a folder of a job may.
+# Files next to traces, some of them written by `paceline synth`, that are no traces.
 NO_TRACES: Final = frozenset({META_NAME, "meta.yml", "meta.json", "truth.json", "fleet.json"})
-# What a Mac puts into an archive next to each file.
+# Folder with metadata of files in archives of macOS.
 _RESOURCE_FORKS: Final = "__MACOSX"
 
-# What lies next to recordings and is never mistaken for one: not mentioned, unless nothing is read.
+# Suffixes of documentation, pictures and programs: never mistaken for recordings, so not mentioned
+# in the result unless there are no recordings.
 _NEXT_TO_THEM: Final = frozenset(
     {
         *(".md", ".rst", ".txt", ".pdf", ".html", ".ipynb", ".py", ".sh"),
@@ -137,10 +130,10 @@ SHOWN_NAME_CHARS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file and what the folder or archive that it is in calls it."""
+    """A file with its name in its folder or archive."""
 
-    name: str  # from that folder on, with slashes
-    path: Path  # where its bytes can be read
+    name: str  # relative to the folder, with slashes
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +148,11 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a file's beginning says."""
+    """The format of a file, judged by its beginning."""
 
     name: str
-    known: TraceFormat | None  # None where it is no recording
-    why: str  # it is none; empty for a recording
+    known: TraceFormat | None  # None if it is no recording
+    why: str  # reason that it is none; empty for a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,42 +165,42 @@ class Chosen:
 
 
 def may_be_trace(name: str) -> bool:
-    """Return whether a file is looked at: not the metadata, and nothing that is hidden."""
+    """Return whether a file may be a recording by its name: not hidden, and no metadata."""
     parts = PurePosixPath(name).parts
     hidden = any(part.startswith(".") or part == _RESOURCE_FORKS for part in parts)
     return not hidden and bool(parts) and parts[-1] not in NO_TRACES
 
 
 def look(name: str, head: Head) -> Looked:
-    """Return what a file is by its beginning, and by its name where that alone is not enough."""
+    """Return the format of a file by its beginning, and by its name if that is ambiguous."""
     if archive_of(head) is not None:
         return Looked(name, None, "it is an archive, which is read by itself: unpack it")
-    known = format_of(head)
-    if known is None:
+    recognized = format_of(head)
+    if recognized is None:
         return Looked(name, None, f"it is {why_unread(head)}")
     # Other programs write JSON with the fields that NDJSON's header has.
-    named = any(suffix in name for suffix in known.suffixes)
-    if not known.recorder and not named:
-        return Looked(name, None, f"it is no {known.title} by its name")
-    return Looked(name, known, "")
+    has_suffix = any(suffix in name for suffix in recognized.suffixes)
+    if not recognized.recorder and not has_suffix:
+        return Looked(name, None, f"it is no {recognized.title} by its name")
+    return Looked(name, recognized, "")
 
 
 def look_at(files: Iterable[NamedFile]) -> tuple[Looked, ...]:
-    """Return what files are, of which only the beginnings are read.
+    """Return the formats of files; reads only their beginnings.
 
     Raises
     ------
     OSError
         One cannot be read.
     """
-    return tuple(_look_at(one) for one in files if may_be_trace(one.name))
-
-
-def _look_at(file: NamedFile) -> Looked:
-    try:
-        return look(file.name, head_of(file.path))
-    except InvalidTraceError as error:
-        return Looked(file.name, None, error.message)
+    looked: list[Looked] = []
+    for file in files:
+        if may_be_trace(file.name):
+            try:
+                looked.append(look(file.name, head_of(file.path)))
+            except InvalidTraceError as error:
+                looked.append(Looked(file.name, None, error.message))
+    return tuple(looked)
 
 
 def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = None) -> Chosen:
@@ -216,9 +209,9 @@ def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = No
     Parameters
     ----------
     where : str
-        What the folder or archive is called, for the refusal.
+        Words for the folder or archive, for the refusal.
     wanted : TraceFormat or None
-        Of which format they are; None takes what is there, which must be one.
+        Format of the recordings; None takes the only file there is.
 
     Raises
     ------
@@ -226,60 +219,59 @@ def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = No
         ``file.no_trace``; ``file.mixed_formats``: there are several formats.
     """
     examples: dict[str, Looked] = {}
-    for one in looked:
-        if one.known is not None:
-            examples.setdefault(one.known.name, one)
+    for file in looked:
+        if file.known is not None:
+            examples.setdefault(file.known.name, file)
     if wanted is None and len(examples) > 1:
         found = " and ".join(
-            f"{one.known.title} ({_shown(one.name)})"
-            for one in examples.values()
-            if one.known is not None
+            f"{file.known.title} ({_shown(file.name)})"
+            for file in examples.values()
+            if file.known is not None
         )
-        message = f"{where} holds files of {found}: move one kind to a folder of its own"
+        message = f"{where} holds files of {found}: move file kind to a folder of its own"
         faults = tuple(
-            Fault("mixed_formats", f"It is {one.known.title}.", file=_shown(one.name))
-            for one in examples.values()
-            if one.known is not None
+            Fault("mixed_formats", f"It is {file.known.title}.", file=_shown(file.name))
+            for file in examples.values()
+            if file.known is not None
         )
         raise InvalidFolderError(message, code="file.mixed_formats", faults=faults)
-    known = wanted or next((one.known for one in examples.values()), None)
-    alike = [one.name for one in looked if one.known is not None and one.known is known]
+    known = wanted or next((file.known for file in examples.values()), None)
+    alike = [file.name for file in looked if file.known is not None and file.known is known]
     copies = _copies(alike, known)
     taken = tuple(name for name in alike if name not in copies)
     not_read = tuple(
-        NotRead(one.name, one.why or f"it is {one.known.title}" if one.known else one.why)
-        for one in looked
-        if one.known is None or one.known is not known
+        NotRead(file.name, file.why or f"it is {file.known.title}" if file.known else file.why)
+        for file in looked
+        if file.known is None or file.known is not known
     ) + tuple(NotRead(name, f"it is a shortened copy of {of}") for name, of in copies.items())
     if known is None or not taken:
         raise _no_trace(where, wanted, not_read)
-    none = {one.name for one in looked if one.known is None}
-    mentioned = (one for one in not_read if one.name not in none or not _lies_next(one.name))
+    none = {file.name for file in looked if file.known is None}
+    mentioned = (
+        skipped
+        for skipped in not_read
+        if skipped.name not in none
+        or PurePosixPath(skipped.name).suffix.lower() not in _NEXT_TO_THEM
+    )
     return Chosen(known, taken, tuple(mentioned))
 
 
-def _lies_next(name: str) -> bool:
-    """Return whether a file is documentation, a picture or a program by its name."""
-    return PurePosixPath(name).suffix.lower() in _NEXT_TO_THEM
-
-
 def _copies(names: Sequence[str], known: TraceFormat | None) -> dict[str, str]:
-    """Return which files say no more than another one that is there."""
+    """Return the files that are shortened copies of another one, by name."""
     if known is None or known.copy_of is None:
         return {}
-    there = set(names)
-    found = ((name, known.copy_of(name)) for name in names)
-    return {name: of for name, of in found if of is not None and of in there}
+    originals = ((name, known.copy_of(name)) for name in names)
+    return {name: of for name, of in originals if of is not None and of in set(names)}
 
 
 def metadata_among(files: Sequence[NamedFile]) -> NamedFile | None:
-    """Return the file of metadata, of several the one that is closest to the top."""
-    found = [one for one in files if PurePosixPath(one.name).name == META_NAME]
-    return min(found, key=lambda one: (one.name.count("/"), one.name), default=None)
+    """Return the metadata file closest to the top of the folder, if any."""
+    metadata_files = [file for file in files if PurePosixPath(file.name).name == META_NAME]
+    return min(metadata_files, key=lambda file: (file.name.count("/"), file.name), default=None)
 
 
 def metadata_of(file: NamedFile) -> SessionMeta:
-    """Return what a file of metadata says.
+    """Return the metadata of a file.
 
     Raises
     ------
@@ -303,7 +295,8 @@ def _no_trace(
 ) -> InvalidFolderError:
     title = "trace" if wanted is None else f"{wanted.title} file"
     faults = tuple(
-        Fault("not_read", f"Not read: {one.why}.", file=_shown(one.name)) for one in not_read[:10]
+        Fault("not_read", f"Not read: {skipped.why}.", file=_shown(skipped.name))
+        for skipped in not_read[:10]
     )
     return InvalidFolderError(
         f"there is no {title} in {where}", code="file.no_trace", faults=faults

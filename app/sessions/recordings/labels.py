@@ -1,4 +1,4 @@
-r"""What people write of their job's own ranges: patterns of names, and the operation that each is.
+r"""Read labels: patterns of the names of a job's profiler ranges, with their operation types.
 
 ::
 
@@ -45,7 +45,7 @@ _DOCUMENT: Final = TypeAdapter(
 
 
 def read_labels(text: str) -> OwnRanges:
-    """Return the rules of a document of YAML or JSON: patterns, and the operation type of each.
+    """Return the rules of a YAML or JSON document: patterns with their operation types.
 
     Raises
     ------
@@ -63,12 +63,20 @@ def read_labels(text: str) -> OwnRanges:
     try:
         written = _DOCUMENT.validate_python(document)
     except ValidationError as error:
-        _refuse([_fault(item["loc"], predicate(item), lines) for item in error.errors()])
+        faults = []
+        for item in error.errors():
+            bad = str(item["loc"][0]) if item["loc"] else None
+            where = "the labels" if bad is None else f"the label {bad!r}"
+            message = (
+                f"{where} {predicate(item)}; they are a mapping of patterns to operation types"
+            )
+            faults.append(Fault("bad_value", message, line=lines.get(bad or ""), column=bad))
+        _refuse(faults)
     rules = [
         RangeRule(pattern, normalize(SHORT_NAMES.get(op, op)), lines.get(pattern))
         for pattern, op in written.items()
     ]
-    faults = [fault for rule in rules for fault in _faults(rule)]
+    faults = [fault for rule in rules for fault in _faults_of(rule)]
     if faults:
         _refuse(faults)
     return OwnRanges(rules)
@@ -93,14 +101,7 @@ def labels_at(path: Path) -> OwnRanges:
         raise InvalidLabelsError(message, code=error.stable_code, faults=error.faults) from error
 
 
-def _fault(place: tuple[int | str, ...], said: str, lines: dict[str, int]) -> Fault:
-    pattern = str(place[0]) if place else None
-    where = "the labels" if pattern is None else f"the label {pattern!r}"
-    message = f"{where} {said}; they are a mapping of patterns to operation types"
-    return Fault("bad_value", message, line=lines.get(pattern or ""), column=pattern)
-
-
-def _faults(rule: RangeRule) -> list[Fault]:
+def _faults_of(rule: RangeRule) -> list[Fault]:
     faults = []
     if rule.op not in (STEP, *KNOWN_OP_TYPES):
         near = get_close_matches(rule.op, (STEP, *KNOWN_OP_TYPES), 1)

@@ -1,8 +1,8 @@
-"""What a browser says of a folder before it sends its files: names, sizes, beginnings and ends.
+"""Look at a folder's listing, sent by a browser before its files: which of them are recordings.
 
 A line of JSON, ``{"files": [{"name", "size", "head", "tail"}, …]}``, where ``head`` and ``tail``
-are numbers of bytes; behind it these bytes of one file after the other. So it is known which files
-are worth sending, and whether the same ones were sent before.
+are numbers of bytes, followed by these bytes of each file. It tells which files are worth sending,
+and whether the folder was sent before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from app.sessions.recordings.choose import META_NAME, Looked, NotRead, choose, l
 
 MAX_FILES: Final = 10_000
 MAX_LINE_BYTES: Final = 8 * MIB
-# As much of a file says what it is: a block of zstd has up to 128 KiB.
+# Enough to recognize a format: a block of zstd has up to 128 KiB.
 HEAD_BYTES: Final = 160 * 1024
-# The end of a compressed file has a check sum, that of another one its last events.
+# The end of a compressed file has a checksum, that of any other its last events.
 TAIL_BYTES: Final = 4096
-# Of the beginnings of all files: of very many each is shorter.
+# Limit of the beginnings of all files together.
 MAX_BEGINNINGS: Final = 64 * MIB
-# The same limits for the scripts of the pages.
+# These limits for the scripts of the pages.
 UPLOADED_BYTES: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
 MAX_FILE_NAME_CHARS: Final = 1000
 
@@ -73,23 +73,25 @@ class FolderLook:
 
 
 def look_at_listing(path: Path) -> FolderLook:
-    """Return what is to be sent of a folder.
+    """Return the files of a listed folder that are to be sent.
 
     Raises
     ------
     InvalidFolderError
-        ``folder.malformed``: the listing is none; ``file.no_trace``, ``file.mixed_formats``.
+        ``folder.malformed``: the listing is invalid; ``file.no_trace``, ``file.mixed_formats``.
     """
     with path.open("rb") as file:
         listing = _listing(file)
         looked: list[Looked] = []
         digests: dict[str, bytes] = {}
-        for one in listing.files:
-            head, tail = _taken(file, one.head), _taken(file, one.tail)
-            digests[one.name] = _digest(one, head, tail)
-            if may_be_trace(one.name):
-                looked.append(_looked(one, head))
-    metas = [one.name for one in listing.files if PurePosixPath(one.name).name == META_NAME]
+        for listed in listing.files:
+            head, tail = _taken(file, listed.head), _taken(file, listed.tail)
+            digests[listed.name] = _digest(listed, head, tail)
+            if may_be_trace(listed.name):
+                looked.append(_looked(listed, head))
+    metas = [
+        listed.name for listed in listing.files if PurePosixPath(listed.name).name == META_NAME
+    ]
     meta = min(metas, key=lambda name: (name.count("/"), name), default=None)
     chosen = choose(looked, "the folder")
     names = (*sorted(chosen.names), *filter(None, [meta]))
@@ -108,17 +110,17 @@ def _looked(file: ListedFile, head: bytes) -> Looked:
     if file.head == 0 and file.size:
         return Looked(file.name, None, "it is too large a folder to look at all of its files")
     try:
-        found = look(file.name, head_of(head))
+        looked = look(file.name, head_of(head))
     except InvalidTraceError as error:
         return Looked(file.name, None, error.message)
-    if found.known is not None and found.known.local_only:
-        why = f"it is {found.known.title}, which the command line reads: paceline upload FOLDER"
+    if looked.known is not None and looked.known.local_only:
+        why = f"it is {looked.known.title}, which the command line reads: paceline upload FOLDER"
         return Looked(file.name, None, why)
-    if found.known is not None and found.known.numbers_ranks:
-        # Only all of them together say which rank each is.
-        why = f"it is {found.known.title}, which comes as an archive of its folder"
+    if looked.known is not None and looked.known.numbers_ranks:
+        # Ranks are numbered from all files together.
+        why = f"it is {looked.known.title}, which comes as an archive of its folder"
         return Looked(file.name, None, why)
-    return found
+    return looked
 
 
 def _listing(file: IO[bytes]) -> Listing:
@@ -131,7 +133,7 @@ def _listing(file: IO[bytes]) -> Listing:
         first = error.errors(include_url=False)[0]
         column = ".".join(map(str, first["loc"]))
         raise _malformed(f"the list of files is not valid: {first['msg']}", column) from error
-    names = {one.name for one in listing.files}
+    names = {listed.name for listed in listing.files}
     if len(names) != len(listing.files):
         raise _malformed("a name is there twice")
     return listing

@@ -1,4 +1,4 @@
-"""Files of one session, a file a rank as a rule, read together as one trace."""
+"""Read the files of one session, usually one per rank, as one trace."""
 
 from __future__ import annotations
 
@@ -38,33 +38,32 @@ from app.errors import (
 )
 from app.sessions.recordings.choose import NamedFile, NotRead
 
-# How a file is refused that holds nothing, as where a profiler's schedule was cut off in its next
-# cycle: the session is judged without it.
+# Code of a file without operations, as from a profiler stopped at the start of a cycle: the session
+# is analyzed without it.
 _EMPTY: Final = "trace.no_rows"
-# Files that are named one by one among what was left out of a session.
+# Listed files that were not read.
 NAMED: Final = 8
 _NAME_CHARS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A trace, and what of the recordings is not in it."""
+    """A trace, with the contents of its recordings that are no operations."""
 
     trace: Trace
-    trace_format: str  # the name of the format of all of them
+    trace_format: str
     unmapped: tuple[Unmapped, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files are read."""
+    """Options of reading files."""
 
     limits: Limits
-    # The limits are those of all files together, as of one body; else of each.
-    together: bool = False
-    format_name: str | None = None  # None lets the decoder look
-    local: bool = False  # they are this machine's own
-    own: OwnRanges | None = None  # what the job calls ranges of its own
+    together: bool = False  # whether the limits are for all files together or for each
+    format_name: str | None = None  # None if the decoder detects it
+    local: bool = False  # whether they are files of this machine
+    own: OwnRanges | None = None  # the job's labels of profiler ranges
 
 
 def read_files(
@@ -74,21 +73,21 @@ def read_files(
     *,
     shown: Callable[[Sequence[NamedFile]], Iterable[NamedFile]] = iter,
 ) -> Recorded:
-    """Read files of one session together.
+    """Read the files of one session together.
 
-    A file that holds nothing is left out, and named, unless no other one holds anything.
+    Files without operations are left out and listed, unless all are.
 
     Parameters
     ----------
     meta : SessionMeta or None
-        The session's metadata, where the files do not say them.
+        The session's metadata, if the files have none.
     shown : callable
-        Returns the files one by one, while it shows how far it is.
+        Iterates over the files and shows the progress.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
-        As of a body, with the name of the file; ``metadata.conflict`` names both files.
+        As for a body, with the name of the file; ``metadata.conflict`` names both files.
     UnanalyzableError
         The files contradict each other: see `merge`, `in_order`, `check_one_recording`,
         `check_cells` and `check_ranks`.
@@ -97,28 +96,28 @@ def read_files(
     """
     alone = len(files) == 1
     left = _Left(reading)
-    names = [one.name for one in files]
+    names = [file.name for file in files]
     read, empty = _read_all(shown(files), meta, left, names)
-    files, parts = [one for one, _ in read], [part for _, part in read]
-    names = [one.name for one in files]
-    unmapped = total((*(one for part in parts for one in part.unmapped), *left_out(empty)))
+    files, parts = [file for file, _ in read], [part for _, part in read]
+    names = [file.name for file in files]
+    unmapped = total((*(file for part in parts for file in part.unmapped), *left_out(empty)))
     if alone:
         return Recorded(parts[0].trace, parts[0].trace_format, unmapped)
     if all(FORMATS[part.trace_format].numbers_ranks for part in parts):
         numbered = number_ranks(names, [part.trace for part in parts], meta)
-        parts = [replace(part, trace=one) for part, one in zip(parts, numbered, strict=True)]
+        parts = [replace(part, trace=file) for part, file in zip(parts, numbered, strict=True)]
     joint = _joint(files, parts)
     chunks = [
-        TraceChunk(one.name, number, part.trace)
-        for number, (one, part) in enumerate(zip(files, parts, strict=True))
+        TraceChunk(file.name, number, part.trace)
+        for number, (file, part) in enumerate(zip(files, parts, strict=True))
     ]
     merged = join_files(chunks, joint, parts[0].trace_format)
-    copies = merged.trace.copies + sum(one.operations for one in merged.dropped)
+    copies = merged.trace.copies + sum(file.operations for file in merged.dropped)
     return Recorded(replace(merged.trace, copies=copies), parts[0].trace_format, unmapped)
 
 
 def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: str) -> Merged:
-    """Put the files of one session together, each a chunk.
+    """Join the files of one session, each a chunk.
 
     Raises
     ------
@@ -140,7 +139,7 @@ def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: st
 
 
 def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
-    """Return what was recorded; its metadata say which files were not read."""
+    """Return the recording with the files that were not read in its metadata."""
     if not not_read:
         return recorded
     before = recorded.trace.meta
@@ -149,23 +148,23 @@ def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
 
 
 def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
-    """Yield files that are not read as metadata and reports say them."""
-    for one in not_read[:NAMED]:
-        text = f"file that is not read, {one.name[-_NAME_CHARS:]}: {one.why}"
+    """Yield the files that were not read, as entries of metadata and reports."""
+    for skipped in not_read[:NAMED]:
+        text = f"file that is not read, {skipped.name[-_NAME_CHARS:]}: {skipped.why}"
         yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
     if len(not_read) > NAMED:
         yield Unmapped("more files that are not read", len(not_read) - NAMED)
 
 
 class _Left:
-    """What the next file may cost."""
+    """The remaining limits for the next files."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.limits = reading.limits
 
     def check(self, file: NamedFile) -> None:
-        """Count what a file decompresses to, of files that have one limit together."""
+        """Subtract a file's decompressed size, if the files share their limits."""
         if not self.reading.together:
             return
         left = self.limits.max_decompressed_bytes - file.path.stat().st_size
@@ -182,7 +181,7 @@ class _Left:
         self.limits = replace(self.limits, max_decompressed_bytes=left)
 
     def count(self, rows: int) -> None:
-        """Count the operations of a file that was read."""
+        """Subtract the operations of a file, if the files share their limits."""
         if not self.reading.together:
             return
         left = self.limits.max_rows - rows
@@ -195,20 +194,20 @@ class _Left:
 def _read_all(
     files: Iterable[NamedFile], meta: SessionMeta | None, left: _Left, names: Sequence[str]
 ) -> tuple[list[tuple[NamedFile, Decoded]], list[NotRead]]:
-    """Return what files hold, and those that hold nothing."""
+    """Return the decoded files, and those without operations."""
     read: list[tuple[NamedFile, Decoded]] = []
     empty: list[NotRead] = []
     refusal: InvalidTraceError | None = None
-    for one in files:
+    for file in files:
         try:
-            part = _read(one, meta, left, names_of(one.name, names), part=len(names) > 1)
+            part = _read(file, meta, left, names_of(file.name, names), part=len(names) > 1)
         except InvalidTraceError as error:
             if error.stable_code != _EMPTY:
                 raise
             refusal = refusal or error
-            empty.append(NotRead(one.name, error.message.removeprefix(f"{one.name}: ")))
+            empty.append(NotRead(file.name, error.message.removeprefix(f"{file.name}: ")))
         else:
-            read.append((one, part))
+            read.append((file, part))
     if refusal is not None and not read:
         raise refusal
     return read, empty
@@ -238,7 +237,7 @@ def _read(
 
 
 def _joint(files: Sequence[NamedFile], parts: Sequence[Decoded]) -> SessionMeta:
-    """Return the metadata of all files; of two that contradict each other both are named."""
+    """Return the metadata of all files; the error of a contradiction names two files."""
     metas = [part.trace.meta for part in parts]
     try:
         return reduce(join_metadata, metas)
@@ -262,15 +261,12 @@ def _name_both(
         raise InvalidMetadataError(message, code=error.stable_code, faults=error.faults) from error
 
 
-# ---- The files of a folder with its subfolders -------------------------------------------------
-
-
-# Above it a folder is taken for a wrong one, such as that of all runs.
+# A folder with more files is probably a wrong one, such as that of all runs.
 MAX_FILES: Final = 20_000
 
 
 def files_of(folder: Path) -> tuple[list[NamedFile], list[NotRead]]:
-    """Return the files of a folder in the order of their names, and what is not followed.
+    """Return the files of a folder and its subfolders by name, and the links not followed.
 
     Raises
     ------
@@ -279,24 +275,24 @@ def files_of(folder: Path) -> tuple[list[NamedFile], list[NotRead]]:
     OSError
         The folder cannot be read.
     """
-    found: list[NamedFile] = []
+    files: list[NamedFile] = []
     links: list[NotRead] = []
     for at, folders, names in os.walk(folder, onerror=_raise):
-        here = Path(at)
+        parent = Path(at)
         folders[:] = [name for name in folders if not name.startswith(".")]
         links += [
-            NotRead(_name(here / name, folder), "it is a link to a folder")
+            NotRead(_name(parent / name, folder), "it is a link to a folder")
             for name in folders
-            if (here / name).is_symlink()
+            if (parent / name).is_symlink()
         ]
         for name in names:
-            path = here / name
+            path = parent / name
             if path.is_file():
-                found.append(NamedFile(_name(path, folder), path))
-        if len(found) > MAX_FILES:
+                files.append(NamedFile(_name(path, folder), path))
+        if len(files) > MAX_FILES:
             message = f"{folder} has over {MAX_FILES} files: name the folder of one recording"
             raise InvalidFolderError(message, code="folder.too_many_files")
-    return sorted(found, key=lambda one: one.name), links
+    return sorted(files, key=lambda file: file.name), links
 
 
 def _name(path: Path, folder: Path) -> str:

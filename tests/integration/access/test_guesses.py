@@ -233,7 +233,7 @@ def test_several_processes_at_once_let_through_no_more(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is counted is in the database: another process has no count of its own to begin with."""
-    monkeypatch.setattr("app.access.sign_ins._fits", lambda _stored, _password: False)
+    monkeypatch.setattr("app.access.sign_ins._is_correct", lambda _stored, _password: False)
     with serving(settings) as company:
         create_person(company.container, "ada", PASSWORD, Role.READER, None)
         at_once = 8

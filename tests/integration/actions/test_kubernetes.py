@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.actions.kinds.kind import Means, Order
+from app.actions.kinds.kind import AttemptTools, Order
 from app.actions.kinds.kubernetes import CORDONED_BY, KubernetesConfig, act, release
 from app.actions.models import ActionMode
 from app.actions.orders import put_back
@@ -51,9 +51,9 @@ def cluster() -> Iterator[Kubernetes]:
 
 
 @pytest.fixture
-def means() -> Iterator[Means]:
+def means() -> Iterator[AttemptTools]:
     with Outbound(AddressGuard((ip_network("127.0.0.0/8"),)), 15.0) as outbound:
-        yield Means(outbound)
+        yield AttemptTools(outbound)
 
 
 def _config(cluster: Kubernetes, *, cordon: bool = False) -> KubernetesConfig:
@@ -83,7 +83,7 @@ def test_what_is_blamed_is_tainted_and_put_back(acting: Acting, cluster: Kuberne
     assert (cluster.taints("node-1"), cluster.condition("node-1")) == ([], "False")
 
 
-def test_done_twice_it_comes_to_the_same(cluster: Kubernetes, means: Means) -> None:
+def test_done_twice_it_comes_to_the_same(cluster: Kubernetes, means: AttemptTools) -> None:
     for _ in range(2):
         act(_config(cluster, cordon=True), ORDER, means)
     assert cluster.taints("node-1") == [OURS]
@@ -94,7 +94,7 @@ def test_done_twice_it_comes_to_the_same(cluster: Kubernetes, means: Means) -> N
 
 
 def test_a_node_is_cordoned_where_asked_and_only_ours_is_taken_back(
-    cluster: Kubernetes, means: Means
+    cluster: Kubernetes, means: AttemptTools
 ) -> None:
     cluster.change("node-2", {"unschedulable": True})
     for node in ("node-1", "node-2"):
@@ -109,7 +109,7 @@ def test_a_node_is_cordoned_where_asked_and_only_ours_is_taken_back(
 
 
 def test_taints_of_others_stay_whoever_changes_the_node_meanwhile(
-    cluster: Kubernetes, means: Means
+    cluster: Kubernetes, means: AttemptTools
 ) -> None:
     cluster.change("node-1", {"taints": [OTHER]})
     cluster.changes = 3
@@ -124,7 +124,9 @@ def test_taints_of_others_stay_whoever_changes_the_node_meanwhile(
     assert (refused.value.code, refused.value.permanent) == ("kubernetes.busy", False)
 
 
-def test_what_another_action_tainted_is_left_to_it(cluster: Kubernetes, means: Means) -> None:
+def test_what_another_action_tainted_is_left_to_it(
+    cluster: Kubernetes, means: AttemptTools
+) -> None:
     act(_config(cluster), ORDER, means)
     other = replace(ORDER, id=uuid.UUID(int=9))
     with pytest.raises(DeliveryError) as refused:
@@ -135,7 +137,7 @@ def test_what_another_action_tainted_is_left_to_it(cluster: Kubernetes, means: M
 
 
 def test_nodes_of_another_cluster_and_rights_that_are_missing_have_codes(
-    cluster: Kubernetes, means: Means
+    cluster: Kubernetes, means: AttemptTools
 ) -> None:
     with pytest.raises(DeliveryError) as refused:
         act(_config(cluster), replace(ORDER, node="node-77"), means)
@@ -150,7 +152,7 @@ def test_nodes_of_another_cluster_and_rights_that_are_missing_have_codes(
     "node", ["", "..", "node-1/status", "node-1?x=1", "n" * 300, "nöde-1", "a b", "ALL", "%2e"]
 )
 def test_names_that_are_no_single_node_s_are_never_asked_for(
-    cluster: Kubernetes, means: Means, node: str
+    cluster: Kubernetes, means: AttemptTools, node: str
 ) -> None:
     for do in (act, release):
         with pytest.raises(DeliveryError) as refused:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from app.actions.listed import SHOWN, Show, machine_actions
+from app.actions.listed import STATES_SHOWN, Show, machine_actions
 from app.actions.models import ActionMode, ActionState
 from app.actions.pages import STATES
 from app.hosts.repairs import note_repair
@@ -112,5 +112,7 @@ def test_of_a_machine_only_what_is_the_project_s_is_read(
 
 def test_every_state_has_a_word_and_a_place() -> None:
     assert set(STATES) == set(ActionState)
-    parts = [state for show, states in SHOWN.items() if show is not Show.ALL for state in states]
+    parts = [
+        state for show, states in STATES_SHOWN.items() if show is not Show.ALL for state in states
+    ]
     assert sorted(parts) == sorted(ActionState)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.actions.kinds.kind import Means, Order
+from app.actions.kinds.kind import AttemptTools, Order
 from app.actions.kinds.slurm import SlurmConfig as Config
 from app.actions.kinds.slurm import act, release
 from app.actions.models import ActionMode
@@ -78,9 +78,9 @@ def slurming(acting: Acting, cluster: Slurm) -> Iterator[Acting]:
 
 
 @pytest.fixture
-def means() -> Iterator[Means]:
+def means() -> Iterator[AttemptTools]:
     with Outbound(AddressGuard(), 15.0) as outbound:
-        yield Means(outbound, _scontrol())
+        yield AttemptTools(outbound, _scontrol())
 
 
 def _scontrol() -> str:
@@ -186,13 +186,13 @@ def test_names_that_are_no_single_node_s_never_reach_scontrol(
     with Outbound(AddressGuard(), 15.0) as outbound:
         for do in (act, release):
             with pytest.raises(DeliveryError) as refused:
-                do(Config(), replace(ORDER, node=node), Means(outbound, str(spy)))
+                do(Config(), replace(ORDER, node=node), AttemptTools(outbound, str(spy)))
             assert (refused.value.code, refused.value.permanent) == ("action.not_one_node", True)
     assert not called.exists()
     assert not any(cluster.is_drained(one) for one in slurm.NODES)
 
 
-def test_the_same_order_twice_comes_to_the_same(cluster: Slurm, means: Means) -> None:
+def test_the_same_order_twice_comes_to_the_same(cluster: Slurm, means: AttemptTools) -> None:
     act(Config(), ORDER, means)
     reason = cluster.reason("node-1")
     assert act(Config(), ORDER, means).text.startswith("drained already")
@@ -202,7 +202,7 @@ def test_the_same_order_twice_comes_to_the_same(cluster: Slurm, means: Means) ->
     assert not cluster.is_drained("node-1")
 
 
-def test_words_of_an_order_are_words_to_slurm(cluster: Slurm, means: Means) -> None:
+def test_words_of_an_order_are_words_to_slurm(cluster: Slurm, means: AttemptTools) -> None:
     wild = replace(ORDER, cause_title="x' state=down; $(reboot)\nnodename=node-2 \x00")
     act(Config(), wild, means)
     assert [cluster.is_drained(node) for node in slurm.NODES] == [True, False]

@@ -67,7 +67,7 @@ def message(*incidents: Incident, job: str = "llm") -> Message:
             present=tuple(item(i) for i in incidents if i.state is not IncidentState.RESOLVED),
             resolved=tuple(item(i) for i in incidents if i.state is IncidentState.RESOLVED),
         ),
-        told_before=set(),
+        sent_before=set(),
         incidents={found.id: found for found in incidents},
         rule_names={RULE: "Slow job"},
         base_url="https://paceline.example/",

@@ -11,9 +11,18 @@ from sqlalchemy import delete, select, update
 from app.access.moves import move_job
 from app.access.projects import create_project
 from app.analysis.report.session_verdict import SuspectedCause
-from app.incidents.evaluate import acknowledge_incident, reopen_incident, resolve_incident
+from app.incidents.evaluate import (
+    acknowledge_incident,
+    reopen_incident,
+    reopening,
+    resolve_incident,
+    resolving,
+    silencing,
+    unacknowledging,
+)
+from app.incidents.machines import members_ended_with
 from app.incidents.models.tables import AlertGroup, AlertOnHost, IncidentState
-from app.incidents.triage import reopen_many, resolve_many, silence_many, unacknowledge_many
+from app.incidents.triage import order_many
 from app.incidents.views import incidents
 from tests.support.alerting import Alerting
 from tests.support.reads import read
@@ -209,7 +218,8 @@ def test_an_order_is_for_all_inside(alerting: Alerting, receiver: Receiver) -> N
     assert {found.acknowledged_by for found in alerting.incidents()} == {"ann"}
     with alerting.container.uow() as tx:
         until = tx.now + timedelta(hours=1)
-    silence_many(alerting.container, [lead.id], until=until, reason="drained", by="ann")
+    ann = alerting.container.principal.called("ann")
+    order_many(alerting.container, [lead.id], silencing(ann, until, "drained"), ann, "drained")
     assert {found.state for found in alerting.incidents()} == {IncidentState.SILENCED}
     resolve_incident(alerting.container, lead.id, by="ann")
     assert {found.state for found in alerting.incidents()} == {IncidentState.RESOLVED}
@@ -227,12 +237,15 @@ def test_a_reopened_machine_leads_again_with_what_ended_inside_of_it(alerting: A
     assert [(one.incident_id, one.over_at) for one in _leads(alerting)] == [(lead.id, None)]
     assert _placed(alerting) == 2
 
-    done = resolve_many(alerting.container, {lead.id}, by="ann", note=None)
+    ann = alerting.container.principal.called("ann")
+    done = order_many(alerting.container, {lead.id}, resolving(ann, None), ann)
     assert set(done.changed) == {lead.id, inside.id}
-    again = reopen_many(alerting.container, set(done.changed), by="ann", note=None)
+    again = order_many(
+        alerting.container, set(done.changed), reopening, ann, inside=members_ended_with
+    )
     assert set(again.changed) == {lead.id, inside.id}
     assert [one.incident_id for one in _leads(alerting)] == [lead.id]
-    unacknowledge_many(alerting.container, {inside.id}, by="ann")
+    order_many(alerting.container, {inside.id}, unacknowledging, ann)
     assert {found.state for found in alerting.incidents()} == {IncidentState.FIRING}
 
 

@@ -146,7 +146,7 @@ class Job:
 
 
 def told(changes: Iterable[IncidentChange]) -> list[str]:
-    return [change.event for change in changes if change.tells]
+    return [change.event for change in changes if change.notifies]
 
 
 IdMaker = Callable[[], uuid.UUID]

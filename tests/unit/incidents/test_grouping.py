@@ -8,8 +8,8 @@ from datetime import timedelta
 from app.incidents.grouping import (
     Audience,
     Content,
+    DeliveryStyle,
     IncidentItem,
-    Manner,
     Sent,
     Status,
     Timing,
@@ -47,8 +47,8 @@ def firing(number: int, epoch: int = 0) -> IncidentItem:
     return IncidentItem(uuid.UUID(int=number), Status.FIRING, epoch)
 
 
-def audience(*sent: Sent, manner: Manner | None = None) -> Audience:
-    return Audience(manner or Manner(), sent)
+def audience(*sent: Sent, style: DeliveryStyle | None = None) -> Audience:
+    return Audience(style or DeliveryStyle(), sent)
 
 
 def sent(*present: IncidentItem, delivered: bool = True, counts: bool = True) -> Sent:
@@ -115,14 +115,14 @@ def test_what_still_fires_is_repeated_but_not_what_was_acknowledged() -> None:
     assert due([incident(1)], told, TIMING.repeat_interval)
     acknowledged = [incident(1, IncidentState.ACKNOWLEDGED)]
     assert not due(acknowledged, told, TIMING.repeat_interval)
-    forgetful = audience(sent(firing(1)), manner=Manner(refreshes=True))
+    forgetful = audience(sent(firing(1)), style=DeliveryStyle(refreshes=True))
     assert due(acknowledged, forgetful, TIMING.repeat_interval)
 
 
 def test_an_acknowledgement_is_news_where_it_is_shown() -> None:
     acknowledged = [incident(1, IncidentState.ACKNOWLEDGED)]
     assert not due(acknowledged, audience(sent(firing(1))))
-    assert due(acknowledged, audience(sent(firing(1)), manner=Manner(acknowledgements=True)))
+    assert due(acknowledged, audience(sent(firing(1)), style=DeliveryStyle(acknowledgements=True)))
 
 
 def test_no_data_hides_nothing_of_what_fires() -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from app.incidents.conditions import evaluate, next_look
 from app.incidents.grouping import IncidentChange, JobState
 from app.incidents.lifecycle import Incident
-from app.incidents.models.facts import LONGEST, HangFacts
+from app.incidents.models.facts import HANG_LOST_AFTER, HangFacts
 from app.incidents.models.rules import HANG_RULE, Rule
 from app.incidents.models.tables import IncidentState
 
@@ -81,7 +81,7 @@ def test_one_that_is_not_heard_of_ends_after_a_day() -> None:
 def test_what_is_settled_past_unsure_or_over_fires_nothing() -> None:
     assert changes(None) == []
     assert changes(HANG, settled=NOW) == []
-    assert changes(replace(HANG, since=NOW - LONGEST - timedelta(minutes=1))) == []
+    assert changes(replace(HANG, since=NOW - HANG_LOST_AFTER - timedelta(minutes=1))) == []
     assert changes(replace(HANG, confidence=0.4)) == []
     assert changes(replace(HANG, over_at=NOW)) == []
     assert changes(HANG, rules=[]) == []

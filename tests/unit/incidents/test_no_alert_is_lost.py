@@ -22,8 +22,8 @@ from app.incidents.grouping import (
     CONTENT,
     Audience,
     Content,
+    DeliveryStyle,
     IncidentChange,
-    Manner,
     Sent,
     Status,
     Timing,
@@ -80,7 +80,7 @@ class Row:
 class Channel:
     """A channel, its deliveries, and what its receiver believes."""
 
-    manner: Manner
+    style: DeliveryStyle
     rows: list[Row] = field(default_factory=list)
     seen: dict[int, Content] = field(default_factory=dict)
     got: list[Row] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Channel:
 
     def audience(self, without: Row | None = None) -> Audience:
         return Audience(
-            self.manner,
+            self.style,
             [
                 Sent(row.created_at, row.content, row.state == "delivered", row.state != "over")
                 for row in self.rows
@@ -134,7 +134,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         self.late: list[int] = []
         self.flushed_at: datetime | None = None
         self.due_at: datetime | None = None
-        self.channels = [Channel(Manner()), Channel(Manner(acknowledgements=True))]
+        self.channels = [Channel(DeliveryStyle()), Channel(DeliveryStyle(acknowledgements=True))]
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
                 acknowledged = incident.state is IncidentState.ACKNOWLEDGED
                 status = (
                     Status.ACKNOWLEDGED
-                    if acknowledged and channel.manner.acknowledgements
+                    if acknowledged and channel.style.acknowledgements
                     else Status.FIRING
                 )
                 assert channel.believes.get(id_) == (status, incident.epoch), "lost"
@@ -306,7 +306,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
 
     def _look(self) -> None:
         changes: list[IncidentChange] = self.job.look(self.now)
-        if any(change.tells for change in changes):
+        if any(change.notifies for change in changes):
             self._transition()
 
     def _transition(self) -> None:

@@ -13,7 +13,14 @@ import pytest
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.pulse.notices import NoticeKind
 from app.analysis.report.session_verdict import BlamedGpu, Slowdown, SuspectedCause, VerdictFix
-from app.incidents.conditions import ENDED, PART_OF_ANOTHER, UNHEARD, evaluate, judge, next_look
+from app.incidents.conditions import (
+    ENDED,
+    PART_OF_ANOTHER,
+    UNHEARD,
+    evaluate,
+    judge_notice,
+    next_look,
+)
 from app.incidents.grouping import IncidentChange, JobState
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import Facts, NoticeFacts, Outcome
@@ -76,7 +83,7 @@ def changes(
 
 def pending() -> Incident:
     (change,) = changes([NOTICE])
-    assert not change.tells
+    assert not change.notifies
     return change.incident
 
 
@@ -193,19 +200,22 @@ def test_time_is_looked_at_when_it_would_fire() -> None:
 
 
 def test_a_session_judges() -> None:
-    assert judge(NOTICE, FACTS) == (Outcome.CONFIRMED, "slow_worker")
+    assert judge_notice(NOTICE, FACTS) == (Outcome.CONFIRMED, "slow_worker")
     other = replace(SLOW_WORKER, where=("node-002",), gpus=())
-    assert judge(NOTICE, replace(FACTS, causes=(other,))) == (Outcome.EXPLAINED, "slow_worker")
+    assert judge_notice(NOTICE, replace(FACTS, causes=(other,))) == (
+        Outcome.EXPLAINED,
+        "slow_worker",
+    )
     job = replace(NOTICE, kind=NoticeKind.SLOW_JOB, ranks=(), hosts=())
-    assert judge(job, replace(FACTS, causes=(other,))) == (Outcome.CONFIRMED, "slow_worker")
+    assert judge_notice(job, replace(FACTS, causes=(other,))) == (Outcome.CONFIRMED, "slow_worker")
 
     none = Slowdown(1.0, None, 0.0, HeadlineKind.PUBLISHED)
     healthy = replace(FACTS, causes=(), headline=none)
-    assert judge(NOTICE, healthy) == (Outcome.CONFIRMED, "")
-    assert judge(NOTICE, replace(healthy, step_time_s=1.02)) == (Outcome.CLEARED, "")
+    assert judge_notice(NOTICE, healthy) == (Outcome.CONFIRMED, "")
+    assert judge_notice(NOTICE, replace(healthy, step_time_s=1.02)) == (Outcome.CLEARED, "")
     # Causes that cost nothing explain nothing.
-    assert judge(NOTICE, replace(healthy, step_time_s=1.02, causes=(other,))) == (
+    assert judge_notice(NOTICE, replace(healthy, step_time_s=1.02, causes=(other,))) == (
         Outcome.CLEARED,
         "",
     )
-    assert judge(NOTICE, replace(FACTS, headline=None)) is None
+    assert judge_notice(NOTICE, replace(FACTS, headline=None)) is None

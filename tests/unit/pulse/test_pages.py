@@ -74,7 +74,7 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
         step_s=1.0,
         minutes=[minute(ratio)],
         notices=list(notices),
-        asked=None,
+        request=None,
     )
 
 

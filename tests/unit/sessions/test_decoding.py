@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
-from app.analysis.trace.formats.ndjson import NDJSON
-from app.analysis.trace.formats.parquet import PARQUET
+from app.analysis.trace.formats.own import NDJSON, PARQUET
 from app.errors import InvalidTraceError, UnsupportedFormatError
 from app.platform.settings import Settings
 from app.sessions.decoding import Body, decoding

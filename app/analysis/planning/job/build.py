@@ -1,4 +1,4 @@
-"""What a whole job's plan is published as."""
+"""Conversion of a whole job's plan to its document."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.analysis.planning.job.spec import JobSpec, Parallelism
 from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.template import simulate
 
-# Operations of a training step per operation of its forward pass.
+# Operations of a training step ÷ operations of its forward pass.
 _TRAINING: Final = 3
 _BILLION: Final = 1e9
 _S_PER_HOUR: Final = 3600
@@ -45,7 +45,7 @@ def job_document(found: FoundJob) -> JobDocument:
     times = times_of(plan)
     seconds = times.simulated / _MS
     tokens = spec.global_batch * spec.transformer.sequence
-    templates = list(dict.fromkeys(one.template for one in plan.pipelines))
+    templates = list(dict.fromkeys(pipeline.template for pipeline in plan.pipelines))
     peak = sum(
         device.accelerator.peak_flops * device.nodes * spec.gpus_per_node for device in spec.devices
     )
@@ -57,7 +57,7 @@ def job_document(found: FoundJob) -> JobDocument:
             device.nodes * spec.gpus_per_node * (device.price_per_gpu_hour or 0.0)
             for device in spec.devices
         )
-    documents = tuple(_template(plan, one) for one in templates)
+    documents = tuple(_template(plan, template) for template in templates)
     flops = _TRAINING * forward_flops(spec.transformer) * spec.global_batch
     return JobDocument(
         schema=SCHEMA,
@@ -78,22 +78,24 @@ def job_document(found: FoundJob) -> JobDocument:
         templates=documents,
         pipelines=tuple(
             PipelineDocument(
-                template=templates.index(one.template),
-                microbatches=one.microbatches,
-                nodes=tuple(PlacedNode(spec.devices[kind].name, node) for kind, node in one.nodes),
-                time_ms=one.time_ps / PS_PER_MS,
+                template=templates.index(pipeline.template),
+                microbatches=pipeline.microbatches,
+                nodes=tuple(
+                    PlacedNode(spec.devices[kind].name, node) for kind, node in pipeline.nodes
+                ),
+                time_ms=pipeline.time_ps / PS_PER_MS,
             )
-            for one in plan.pipelines
+            for pipeline in plan.pipelines
         ),
         memory=max(
-            (stage.memory for one in documents for stage in one.stages),
+            (stage.memory for document in documents for stage in document.stages),
             key=lambda memory: memory.total,
         ),
-        time=_shares(plan),
-        idle=_idle(plan),
-        alternatives=tuple(_alternative(one, plan) for one in found.alternatives),
+        time=_time_shares(plan),
+        idle=_unused_devices(plan),
+        alternatives=tuple(_alternative(other, plan) for other in found.alternatives),
         comparison={name: _simpler(other, plan) for name, other in found.comparison.items()},
-        after_losses=tuple(_after(one, plan) for one in after_losses(plan)),
+        after_losses=tuple(_after(loss, plan) for loss in after_losses(plan)),
         flags=framework_flags(plan),
         as_it_runs=_as_it_runs(spec, times),
     )
@@ -118,8 +120,8 @@ def _as_it_runs(spec: JobSpec, times: JobTimes) -> AsItRunsDocument | None:
 
 
 def slowest_iteration(plan: JobPlan) -> SimulatedIteration:
-    """Return the executed iteration of the slowest pipeline, without what follows it."""
-    slowest = max(plan.pipelines, key=lambda one: executed_ps(plan.space, one))
+    """Return the executed iteration of the slowest pipeline, without its tail."""
+    slowest = max(plan.pipelines, key=lambda pipeline: executed_ps(plan.space, pipeline))
     forward, backward = stage_passes(plan.space, slowest)
     whole = executed_ps(plan.space, slowest) - slowest.template.tail_ps
     busy = (forward + backward) * slowest.microbatches
@@ -134,8 +136,8 @@ def slowest_iteration(plan: JobPlan) -> SimulatedIteration:
             slowest.microbatches,
         )
         ahead, behind = (
-            tuple(tuple(round(int(ps) / PS_PER_MS, DIGITS) for ps in stage) for stage in one)
-            for one in line.start_ps
+            tuple(tuple(round(int(ps) / PS_PER_MS, DIGITS) for ps in stage) for stage in starts_ps)
+            for starts_ps in line.start_ps
         )
         starts = Starts(ahead, behind)
     return SimulatedIteration(
@@ -146,7 +148,7 @@ def slowest_iteration(plan: JobPlan) -> SimulatedIteration:
 
 
 def parallelism_of(plan: JobPlan) -> Parallelism:
-    """Return the sizes of a plan."""
+    """Return the parallel sizes of a plan."""
     sizes = plan.space.sizes
     return Parallelism(
         tp=sizes.tp,
@@ -159,12 +161,12 @@ def parallelism_of(plan: JobPlan) -> Parallelism:
 
 
 def times_of(plan: JobPlan) -> JobTimes:
-    """Return what an iteration takes."""
+    """Return the time of a plan's iteration by t_std and executed."""
     return JobTimes(plan.time_ps / PS_PER_MS, iteration_ps(plan) / PS_PER_MS)
 
 
 def stage_memory(plan: JobPlan, pipeline: JobPipeline) -> tuple[MemoryParts, ...]:
-    """Return what one device of each stage needs."""
+    """Return the memory of pipeline device of each stage, by part."""
     space, stages = plan.space, pipeline.template.stages
     costs = space.arrays
     weights, gradients, optimizer = static_bytes_per_parameter(space.spec, plan.dp)
@@ -190,7 +192,7 @@ def stage_memory(plan: JobPlan, pipeline: JobPipeline) -> tuple[MemoryParts, ...
 
 
 def _template(plan: JobPlan, template: object) -> JobTemplateDocument:
-    pipeline = next(one for one in plan.pipelines if one.template == template)
+    pipeline = next(item for item in plan.pipelines if item.template == template)
     spec, unit = plan.space.spec, pipeline.template.unit
     forward, backward = stage_passes(plan.space, pipeline)
     stages, layer = [], 0
@@ -222,28 +224,28 @@ def _template(plan: JobPlan, template: object) -> JobTemplateDocument:
     )
 
 
-def _shares(plan: JobPlan) -> TimeShares:
-    """Return where the time of the devices that are used goes, by t_std."""
+def _time_shares(plan: JobPlan) -> TimeShares:
+    """Return the shares of the used devices' time in an iteration, by t_std."""
     space = plan.space
     whole = plan.time_ps
     parts = np.zeros(5)
     groups = 0
-    for one in plan.pipelines:
-        extra = stage_extras(space, one)
+    for pipeline in plan.pipelines:
+        extra = stage_extras(space, pipeline)
         at_ends = np.zeros(len(extra), dtype=np.int64)
-        stages = one.template.stages
+        stages = pipeline.template.stages
         at_ends[0] += space.costs[stages[0].device].embedding_ps
         at_ends[-1] += space.costs[stages[-1].device].head_ps
-        synchronization, step = space.tail_parts_ps(one.template.unit, plan.dp)
+        synchronization, step = space.tail_parts_ps(pipeline.template.unit, plan.dp)
         for position, stage in enumerate(stages):
             cost = space.costs[stage.device]
             collective = stage.blocks * cost.tensor_parallel_ps
             block = stage.blocks * cost.block_ps - collective + int(at_ends[position])
             transfer = int(extra[position] - at_ends[position])
             parts += (
-                one.microbatches * block,
-                one.microbatches * collective,
-                one.microbatches * transfer,
+                pipeline.microbatches * block,
+                pipeline.microbatches * collective,
+                pipeline.microbatches * transfer,
                 synchronization,
                 step,
             )
@@ -259,9 +261,9 @@ def _shares(plan: JobPlan) -> TimeShares:
     )
 
 
-def _idle(plan: JobPlan) -> dict[str, int]:
+def _unused_devices(plan: JobPlan) -> dict[str, int]:
     spec = plan.space.spec
-    used = {node for one in plan.pipelines for node in one.nodes}
+    used = {node for pipeline in plan.pipelines for node in pipeline.nodes}
     return {
         device.name: (device.nodes - sum(at == kind for at, _ in used)) * spec.gpus_per_node
         for kind, device in enumerate(spec.devices)
@@ -269,8 +271,10 @@ def _idle(plan: JobPlan) -> dict[str, int]:
 
 
 def _alternative(other: JobPlan, plan: JobPlan) -> JobAlternative:
-    distinct = {one.template: one for one in other.pipelines}
-    memory = max(part.total for one in distinct.values() for part in stage_memory(other, one))
+    distinct = {pipeline.template: pipeline for pipeline in other.pipelines}
+    memory = max(
+        part.total for pipeline in distinct.values() for part in stage_memory(other, pipeline)
+    )
     return JobAlternative(
         parallelism_of(other), times_of(other), memory, other.time_ps / plan.time_ps
     )

@@ -1,9 +1,9 @@
-"""What blocks, embedding and head of a transformer take and hold on one device of a TP group.
+"""Time and memory of a transformer's blocks, embedding and head on one device of a TP group.
 
 A block's kernels run one after another: its matrix products at a share of the device's peak, then
-what only moves memory. Stored activations are those of Korthikanti et al. (arXiv:2205.05198,
-Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block, without the scores
-(5·a·s/h) if they are recomputed, s·b·h·2/t if the whole block is.
+the kernels that only move memory. Stored activations are those of Korthikanti et al.
+(arXiv:2205.05198, Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block,
+without the scores (5·a·s/h) if they are recomputed, s·b·h·2/t if the whole block is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from app.analysis.planning.problem import LONGEST_PS
 from app.analysis.planning.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY, Transformer
 
 PS: Final = 1e12
-# What collectives reach of the links' bandwidth.
+# Share of the links' bandwidth that collectives reach.
 LINK_EFFICIENCY: Final = 0.75
-# What a send from one stage to the next reaches: it has few channels.
+# Share that a send from stage to stage reaches, as it has few channels.
 SEND_EFFICIENCY: Final = 0.5
-# What matrix products of a transformer reach of the peak, where no efficiency is given.
+# Share of the peak that matrix products of a transformer reach, unless specified.
 GEMM_EFFICIENCY: Final = 0.62
-# Bytes that an element's kernels move for each byte that they store: one read, one write.
+# Bytes that elementwise kernels move for each stored byte: one read, one write.
 MOVED_PER_STORED: Final = 2.0
 # Bytes of a block's stored activations for each token and hidden unit (Korthikanti et al., Eq. 1):
 # layer norms and attention without its scores, and the feed-forward part of width 4·h.
@@ -32,42 +32,42 @@ STORED_SCORES: Final = 5.0
 STORED_INPUT: Final = 2.0
 # All-reduces of a block in each direction (Shoeybi et al., arXiv:1909.08053).
 COLLECTIVES: Final = 2
-# The share of the backward pass's collectives that the weights' gradients do not hide.
+# Share of the backward pass's collectives not hidden by the computation of weight gradients.
 BACKWARD_EXPOSED: Final = 0.5
-# Optimizer state a parameter (fp32 weights, two moments), and what its step moves. Gradients of
-# fewer bytes have a copy in fp32 as well (Megatron-Core, distributed optimizer).
+# Bytes of optimizer state of a parameter (fp32 weights, two moments), and bytes that its step
+# moves. Gradients of fewer bytes also have an fp32 copy (Megatron-Core, distributed optimizer).
 OPTIMIZER_BYTES: Final = 12.0
 FP32_BYTES: Final = 4
 OPTIMIZER_MOVED_BYTES: Final = 30.0
 LOGIT_BYTES: Final = 4.0
-# What is left free of a device's memory: contexts, communication buffers, fragments.
+# Share of a device's memory left for contexts, communication buffers and fragmentation.
 MEMORY_MARGIN: Final = 0.08
-# The share of the gradients' synchronization that the backward pass hides.
+# Share of the gradients' synchronization hidden by the backward pass.
 SYNC_OVERLAP: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Times in ps of one microbatch, sizes in bytes of one device."""
+    """Times of one microbatch and memory of one device, for a device type."""
 
     block_forward_ps: int
-    block_backward_ps: int  # with what is recomputed
-    tensor_parallel_ps: int  # of both, what is exposed communication
+    block_backward_ps: int  # recomputation included
+    tensor_parallel_ps: int  # exposed collectives of forward and backward, included above
     embedding_ps: int
     head_ps: int
-    receive_inside_ps: int  # activations or gradients of a boundary, inside a node
-    receive_between_ps: int
+    receive_inside_ps: int  # transfer of activations or gradients inside a node
+    receive_between_ps: int  # the same between nodes
     block_parameters: float
     table_parameters: float  # of the embedding, and of the head
-    stored_bytes: float  # a block and a microbatch in flight
-    working_bytes: float  # once: what is recomputed of one block
-    input_bytes: float  # of the embedding, a microbatch in flight
+    stored_bytes: float  # activations of a block, for each microbatch in flight
+    working_bytes: float  # recomputed activations of one block at a time
+    input_bytes: float  # input of the embedding, for each microbatch in flight
     logits_bytes: float
-    capacity_bytes: float  # infinite where it does not limit
+    capacity_bytes: float  # infinite without a limit
 
     @property
     def block_ps(self) -> int:
-        """Return forward and backward of a block."""
+        """Return the time of a block, forward and backward, ps."""
         return self.block_forward_ps + self.block_backward_ps
 
 
@@ -101,7 +101,7 @@ def _block(model: Transformer, tp: int, microbatch: int) -> _Block:
 
 
 def block_parameters(model: Transformer) -> int:
-    """Return the parameters of a block, all experts counted."""
+    """Return the number of parameters of a block, all experts included."""
     h = model.hidden
     attention = 2 * h * h + 2 * h * (h * model.kv_heads // model.heads)
     return attention + (3 if model.gated else 2) * h * model.intermediate * model.experts
@@ -173,21 +173,21 @@ def stage_costs(
 
 
 def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
-    """Return measured over predicted time of a block, forward and backward; 1 without any."""
+    """Return measured ÷ predicted time of a block, forward and backward; 1 without measurements."""
     model = spec.transformer
     blocks = [
-        one
-        for one in model.measured
-        if one.device == device.name and 0 < one.layer <= model.layers_count
+        layer
+        for layer in model.measured
+        if layer.device == device.name and 0 < layer.layer <= model.layers_count
     ]
     if not blocks:
         return 1.0, 1.0
     predicted_s = _alone_s(spec, device)
-    forward = _median([one.forward_ms / 1e3 / predicted_s for one in blocks])
+    forward = _median([layer.forward_ms / 1e3 / predicted_s for layer in blocks])
     backward = [
-        one.backward_ms / 1e3 / (BACKWARD_WORK * predicted_s)
-        for one in blocks
-        if one.backward_ms is not None
+        layer.backward_ms / 1e3 / (BACKWARD_WORK * predicted_s)
+        for layer in blocks
+        if layer.backward_ms is not None
     ]
     return forward, _median(backward) if backward else forward
 
@@ -195,17 +195,17 @@ def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
 def alone_ms(
     spec: JobSpec, device: JobDevice, sizes: Parallelism, forward_ms: float, backward_ms: float
 ) -> tuple[float, float]:
-    """Return a block's times on one device alone, which `_calibration` takes, from those in a job.
+    """Return a block's forward and backward time on a single device, ms, from those in a job.
 
-    What collectives are predicted to take is taken off, half of what was measured at most: the
-    plan adds them again, for its own TP size.
+    Input of `_calibration`. Predicted collectives are subtracted, at most half of the measured
+    time; the plan adds them for its own TP size.
 
     Parameters
     ----------
     sizes : Parallelism
-        As the job ran; `spec` has no measured times, and its microbatch.
+        Sizes of the running job; `spec` has its microbatch and no measured times.
     forward_ms, backward_ms : float
-        Of one microbatch on a device of the TP group, with collectives and what is recomputed.
+        Measured times of one microbatch in the TP group, with collectives and recomputation.
     """
     costs = stage_costs(spec, device, sizes.tp, sizes.microbatch, sizes.recompute)
     repeated = 1 if sizes.recompute is Recompute.FULL else 0
@@ -222,7 +222,7 @@ def alone_ms(
 
 
 def _alone_s(spec: JobSpec, device: JobDevice) -> float:
-    """Return what a block's forward pass is predicted to take on one device, s."""
+    """Return the predicted time of a block's forward pass on a single device, s."""
     model, chip = spec.transformer, device.accelerator
     block = _block(model, 1, model.microbatch)
     traffic = chip.bytes_per_s * TRAFFIC_EFFICIENCY
@@ -243,7 +243,7 @@ def _ps(seconds: float) -> int:
 
 
 def static_bytes_per_parameter(spec: JobSpec, dp: int) -> tuple[float, float, float]:
-    """Return bytes of weights, gradients and optimizer state for each parameter of a device."""
+    """Return the bytes of weights, gradients and optimizer state of each parameter of a device."""
     share = dp if spec.shard_optimizer else 1
     copied = FP32_BYTES if spec.gradient_bytes < FP32_BYTES else 0
     state = (OPTIMIZER_BYTES + copied) / share
@@ -251,14 +251,14 @@ def static_bytes_per_parameter(spec: JobSpec, dp: int) -> tuple[float, float, fl
 
 
 def least_bytes(spec: JobSpec) -> float:
-    """Return what any plan holds on all devices together, without activations."""
+    """Return the least memory of any plan on all devices together, without activations, bytes."""
     model, dp = spec.transformer, spec.fixed.dp or 1
     parameters = model.layers_count * block_parameters(model) + 2 * model.vocabulary * model.hidden
     return parameters * dp * sum(static_bytes_per_parameter(spec, dp))
 
 
 def room_bytes(spec: JobSpec) -> float:
-    """Return what all devices have together, without the margin; infinite without a limit."""
+    """Return the memory of all devices without the margin, bytes; infinite without a limit."""
     sizes = [(device.accelerator.memory_bytes, device.nodes) for device in spec.devices]
     each = [float("inf") if size is None else size * nodes for size, nodes in sizes]
     return sum(each) * spec.gpus_per_node * (1 - MEMORY_MARGIN)
@@ -267,15 +267,15 @@ def room_bytes(spec: JobSpec) -> float:
 def synchronization_ps(
     spec: JobSpec, slowest: JobDevice, parameters: float, dp: int, in_node: int
 ) -> tuple[int, int]:
-    """Return what of the gradients' all-reduce is exposed, and the optimizer's step.
+    """Return the exposed part of the gradients' all-reduce, and the optimizer's step, ps.
 
-    Hierarchical: the `in_node` replicas that share a node first, then each with a part over its
-    own share of the node's link.
+    The all-reduce is hierarchical: first among the `in_node` replicas of a node, then each with a
+    part over its own share of the node's link.
 
     Parameters
     ----------
     parameters : float
-        Of one device, of the mean stage: what later stages take longer, the drain hides.
+        Parameters of one device of the mean stage: the drain hides the excess of later stages.
     """
     chip = slowest.accelerator
     sharded = dp if spec.shard_optimizer else 1

@@ -1,9 +1,17 @@
 # ruff: noqa: PLR0911, PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Lower bound of a job's time with whole microbatches, over all pipelines as node vectors.
 
-Sharper than `price_bounds` where pipelines have few microbatches: with prices π and
-c = (N − π·G)/dp, T ≥ min over u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1). Pipelines are vectors of
-whole nodes with each order of their types; where they are too many there is no such bound.
+Sharper than `price_bounds` where pipelines have few microbatches. Let dp pipelines do N of them
+on G groups in T, with prices π and c = (N − π·G)/dp. A pipeline u with less than c + π·k_u does at
+most ⌈c + π·k_u⌉ − 1 of them, as they are whole; if all did, they would do fewer than N. So one does
+⌈c + π·k_u⌉ or more, at least 1, and
+
+    T ≥ min over pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1).
+
+The prices that reach a T are a convex set, searched with a bundle of the pipelines found so far:
+each that does n in T requires c + π·k_u > n. Pipelines are vectors of whole nodes with each order
+of their types; where they are too many there is no such bound. Relaxed: pipelines may be used in
+part, and where a node holds several stages of a pipeline, each receives from inside the node.
 """
 
 from __future__ import annotations
@@ -22,56 +30,61 @@ from app.analysis.planning.job.space import Space, pace_after
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
 
-# ---- Every pipeline that can be, as a vector of whole nodes with each order of their types -----
-# Pipelines are costed by type: stages of one are alike but for what fits them, which depends on
-# their place. A cap on the slowest stage limits the blocks of each type's stages, and the fastest
-# are filled first: ΣC is the least for it.
-
-
 IntArray = NDArray[np.int64]
-
 FloatArray = NDArray[np.float64]
 
-# Of the pipelines that are told, the one that needs least time for each number of microbatches, up
-# to this one.
+# Largest number of microbatches for which the best pipeline is kept separately.
 _MOST_COUNTED: Final = 64
 EPSILON: Final = 1e-9
 _NONE: Final = 2**62
+# Limit of the vectors of nodes, which are enumerated for every price.
+_MOST_VECTORS: Final = 1_500_000
+# Limit of price changes, and the relative precision of the bound.
+_STEPS: Final = 60
+_CLOSE: Final = 1e-3
+# Successive limits of a price change; the next one applies where the one before reaches nothing.
+_REACHES: Final = (0.1, 1.0, 10.0)
+# Limit of pipelines returned as candidates.
+_MOST_WORTHWHILE: Final = 200
 
 
-class Way(NamedTuple):
-    """Pipelines of which each node holds `here` stages; blocks of a stage are by a cap on it."""
+class PipelineTables(NamedTuple):
+    """Tables of pipelines with `here` stages in each node, by the cap on the slowest stage's time.
+
+    A cap limits the blocks of the stages of each type; the fastest stages are filled first, which
+    gives the least ΣC.
+    """
 
     here: int
-    caps: IntArray  # (caps,): what the slowest stage may take, ascending
-    inner: IntArray  # (caps, types): blocks of a stage within that time
-    first: IntArray  # (caps, types): of the pipeline's first one
-    last: IntArray  # (caps, types): of its last one
-    single: IntArray  # (caps, types): of one that is alone
-    kept: IntArray  # (types, stages + 1, blocks + 1): of stages at the end, by a limit
-    most: IntArray  # (ends, types, stages + 1): what fits the last, the first and a single one
-    node: IntArray  # (types,): what transfers of a node take
-    tails: IntArray  # (types, stages + 1): what follows, by the slowest type
-    rank: IntArray  # (types,): the lowest is the slowest in what follows
+    caps: IntArray  # (caps,): limits of a stage's time, ascending, ps
+    inner: IntArray  # (caps, types): most blocks of an inner stage
+    first: IntArray  # (caps, types): most blocks of the first stage
+    last: IntArray  # (caps, types): most blocks of the last stage
+    single: IntArray  # (caps, types): most blocks of a single stage
+    kept: IntArray  # (types, stages + 1, blocks + 1): blocks that fit the last stages, by cap
+    most: IntArray  # (ends, types, stages + 1): blocks that fit the last, first and single stage
+    node: IntArray  # (types,): transfers of a node's stages, ps
+    tails: IntArray  # (types, stages + 1): synchronization and optimizer, by slowest type, ps
+    rank: IntArray  # (types,): order of the types by that, the slowest first
 
 
 class Model(NamedTuple):
-    """What all ways have in common."""
+    """Nodes, times and sizes common to all tables."""
 
-    nodes: IntArray
-    orders: IntArray  # (orders, types)
+    nodes: IntArray  # (types,)
+    orders: IntArray  # (orders, types): permutations of the types
     fastest: IntArray  # (types,): types, the fastest first
-    block: IntArray
-    embedding: IntArray
-    head: IntArray
-    saved: IntArray  # (types,): what an end of a pipeline need not receive
+    block: IntArray  # (types,): time of a block, ps
+    embedding: IntArray  # (types,)
+    head: IntArray  # (types,)
+    saved: IntArray  # (types,): transfer that an end of a pipeline does not receive, ps
     layers: int
     microbatches: int
-    fixed: int
+    fixed: int  # fixed number of stages; 0 without one
 
 
 def vectors(space: Space, here: int) -> int:
-    """Return how many vectors of nodes can be a pipeline."""
+    """Return the number of vectors of nodes that can be a pipeline."""
     counts = np.ones(1, dtype=np.int64)
     for device in space.spec.devices:
         counts = np.convolve(counts, np.ones(device.nodes + 1, dtype=np.int64))
@@ -80,7 +93,7 @@ def vectors(space: Space, here: int) -> int:
 
 
 def model_of(space: Space) -> Model:
-    """Return what all ways of some sizes have in common."""
+    """Return the model of some sizes."""
     arrays, kinds = space.arrays, len(space.spec.devices)
     return Model(
         nodes=np.array([device.nodes for device in space.spec.devices], dtype=np.int64),
@@ -96,14 +109,14 @@ def model_of(space: Space) -> Model:
     )
 
 
-def way_of(space: Space, here: int, some: tuple[int, ...]) -> Way:
-    """Return what pipelines take of which a node holds `here` stages.
+def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> PipelineTables:
+    """Return the tables of pipelines with `here` stages in each node.
 
     Parameters
     ----------
-    some : tuple of int
-        Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
-        the first one.
+    dp_counts : tuple of int
+        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
+        first one: lower bounds for all.
     """
     arrays, layers, spec = space.arrays, space.layers, space.spec
     between, inside = arrays.between, arrays.inside
@@ -120,7 +133,7 @@ def way_of(space: Space, here: int, some: tuple[int, ...]) -> Way:
     inner, first, last, single = (
         np.clip((caps[:, None] - extra) // arrays.block, 0, layers) for extra in extras
     )
-    longest, static = min(layers, space.groups), space.static(some[-1])
+    longest, static = min(layers, space.groups), space.static(dp_counts[-1])
     flight = np.minimum(np.arange(longest + 1), space.microbatches)
     table, logits = static * arrays.table_parameters, arrays.logits
     most = np.stack(
@@ -141,10 +154,12 @@ def way_of(space: Space, here: int, some: tuple[int, ...]) -> Way:
     for kind, device in enumerate(spec.devices):
         for stages in range(here, longest + 1, here):
             shared = space.slots // here
-            synchronization, _ = synchronization_ps(spec, device, whole / stages, some[0], shared)
-            _, step = synchronization_ps(spec, device, whole / stages, some[-1], shared)
+            synchronization, _ = synchronization_ps(
+                spec, device, whole / stages, dp_counts[0], shared
+            )
+            _, step = synchronization_ps(spec, device, whole / stages, dp_counts[-1], shared)
             tails[kind, stages] = synchronization + step
-    return Way(
+    return PipelineTables(
         here,
         caps,
         inner,
@@ -160,7 +175,7 @@ def way_of(space: Space, here: int, some: tuple[int, ...]) -> Way:
 
 
 def _fitting(space: Space, static: float, flight: IntArray, fixed: FloatArray | float) -> IntArray:
-    """Return the blocks that fit a stage, by its type and its place from the end."""
+    """Return the blocks that fit the memory of a stage, by type and place from the end."""
     arrays = space.arrays
     room = arrays.capacity[:, None] - arrays.working - fixed
     blocks = np.floor(room / (static * arrays.block_parameters + flight * arrays.stored))
@@ -170,12 +185,12 @@ def _fitting(space: Space, static: float, flight: IntArray, fixed: FloatArray | 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def least_of(
-    way: Way, model: Model, prices: FloatArray, constant: float, goal: int
+    way: PipelineTables, model: Model, prices: FloatArray, constant: float, goal: int
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Return pipelines that take less than `goal`, one for each count of microbatches.
+    """Return the fastest pipeline for each number of microbatches n, of those faster than `goal`.
 
-    Of those that should do n for their prices, π·k_u and a constant, the one that does n soonest:
-    its time, its A, its m, and its TP groups of each type.
+    A pipeline has to do n = ⌈c + π·k_u⌉ microbatches, c = `constant`. Arrays: its time, A, m, and
+    its TP groups of each type.
     """
     types = model.nodes.shape[0]
     least = np.full(_MOST_COUNTED + 1, goal, dtype=np.int64)
@@ -224,7 +239,7 @@ def least_of(
             continue
         for number in range(model.orders.shape[0]):
             order = model.orders[number]
-            if not _is_one(order, vector):
+            if not _is_canonical(order, vector):
                 continue
             final = order[0]
             for t in order:
@@ -232,33 +247,36 @@ def least_of(
             own = base + model.embedding[order[0]] + model.head[final]
             if stages > 1:
                 own -= model.saved[order[0]] + model.saved[final]
-            if _filled(way, model, vector, order, stages, count - 1) < 0:
+            if _fill_time(way, model, vector, order, stages, count - 1) < 0:
                 continue
             begin, end = low, count - 1
             while begin < end:
                 middle = (begin + end) // 2
-                if _filled(way, model, vector, order, stages, middle) >= 0:
+                if _fill_time(way, model, vector, order, stages, middle) >= 0:
                     end = middle
                 else:
                     begin = middle + 1
-            # with one microbatch only the sum counts
+            # With one microbatch only ΣC counts.
             c = count - 1 if need == 1 else begin
             at_least = own + (layers - stages) * quick
             while c < count and at_least + (need - 1) * way.caps[c] < least[place]:
-                total = own + _filled(way, model, vector, order, stages, c)
+                total = own + _fill_time(way, model, vector, order, stages, c)
                 if total + (need - 1) * way.caps[c] < least[place]:
                     least[place] = total + (need - 1) * way.caps[c]
                     sums[place], slowest[place] = total, way.caps[c]
                     for t in range(types):
                         groups[place, t] = vector[t] * here
                 c += 1
-    found = np.flatnonzero(slowest)
-    return least[found], sums[found], slowest[found], groups[found]
+    filled = np.flatnonzero(slowest)
+    return least[filled], sums[filled], slowest[filled], groups[filled]
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def _is_one(order: IntArray, vector: IntArray) -> bool:
-    """Return whether an order has the types of a vector first, the others ascending."""
+def _is_canonical(order: IntArray, vector: IntArray) -> bool:
+    """Return whether an order has the vector's types first, then the others in ascending order.
+
+    Of the orders that differ in unused types only, one is canonical.
+    """
     for o in range(order.shape[0] - 1):
         unused = vector[order[o]] == 0
         if unused and (vector[order[o + 1]] or order[o + 1] < order[o]):
@@ -267,8 +285,8 @@ def _is_one(order: IntArray, vector: IntArray) -> bool:
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def _smallest_cap(way: Way, model: Model, vector: IntArray) -> int:
-    """Return the least cap that blocks may fit in, each type's stages at the pipeline's end."""
+def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
+    """Return the least cap whose limits may hold all blocks, an optimistic bound."""
     low, high = 0, way.caps.shape[0] - 1
     while low < high:
         middle = (low + high) // 2
@@ -287,15 +305,15 @@ def _smallest_cap(way: Way, model: Model, vector: IntArray) -> int:
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def _filled(
-    way: Way, model: Model, vector: IntArray, order: IntArray, stages: int, cap: int
+def _fill_time(
+    way: PipelineTables, model: Model, vector: IntArray, order: IntArray, stages: int, cap: int
 ) -> int:
-    """Return what blocks beyond one a stage take on the fastest stages; -1 where they do not fit.
+    """Return the time of blocks beyond one a stage, on the fastest stages; -1 if they do not fit.
 
     Parameters
     ----------
     cap : int
-        The number of the cap on the slowest stage.
+        Index of the cap on the slowest stage.
     """
     layers, t = model.layers, order[0]
     if stages == 1:
@@ -336,51 +354,26 @@ def _filled(
     return time
 
 
-# ---- The bound of `priced` where pipelines have few microbatches: a pipeline does whole ones ----
-# Let dp pipelines do N on G groups in T; π are prices, c = (N − π·G)/dp. A pipeline u that does
-# less than c + π·k_u does at most ⌈c + π·k_u⌉ − 1, as its microbatches are whole; if all did, there
-# would be fewer than N. So one does n = ⌈c + π·k_u⌉ or more (at least 1), and
-#
-#     T ≥ min over all pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1).
-#
-# The prices with which a T is reached are a convex set: each pipeline that does n in T asks for c +
-# π·k_u > n, and the prices that keep most from all that are known are tried next. Pipelines are all
-# vectors of whole nodes with each order of their types; where they are too many there is no such
-# bound. What is left out: pipelines may be used in part, and where a node holds several stages of a
-# pipeline, each receives from inside the node.
+class _KnownPipelines(NamedTuple):
+    """Pipelines found so far, one a row."""
 
-
-# Vectors of nodes that are gone through each time that prices change.
-_MOST_VECTORS: Final = 1_500_000
-# Times that prices change, and how close the bound comes to what is possible.
-_STEPS: Final = 60
-_CLOSE: Final = 1e-3
-# How far prices may go at a time: the next one where what is near does not do.
-_REACHES: Final = (0.1, 1.0, 10.0)
-# Pipelines that are told.
-_MOST_WORTHWHILE: Final = 200
-
-
-class _Known(NamedTuple):
-    """Pipelines, one a row: A, m, TP groups of each type, stages that a node holds."""
-
-    sums: IntArray
-    slowest: IntArray
-    groups: FloatArray
-    here: IntArray
+    sums: IntArray  # A
+    slowest: IntArray  # m
+    groups: FloatArray  # TP groups of each type
+    here: IntArray  # stages in each node
 
     @classmethod
-    def of(cls, some: list[_Known]) -> _Known:
-        return cls(*(np.concatenate(parts) for parts in zip(*some, strict=True)))
+    def of(cls, lists: list[_KnownPipelines]) -> _KnownPipelines:
+        return cls(*(np.concatenate(parts) for parts in zip(*lists, strict=True)))
 
     def done(self, time_ps: int) -> IntArray:
-        """Return the microbatches that each does in a time."""
+        """Return the microbatches that each pipeline completes within a time."""
         return np.where(self.sums <= time_ps, 1 + (time_ps - self.sums) // self.slowest, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counted:
-    """A bound, its prices, and pipelines that are worth them: nodes of each type, replicas."""
+class CountedBound:
+    """A bound, its prices, and the pipelines (nodes of each type, replicas) worth their price."""
 
     bound_ps: int
     prices: FloatArray
@@ -389,67 +382,70 @@ class Counted:
 
 def counted_bound(
     space: Space,
-    some: tuple[int, ...],
+    dp_counts: tuple[int, ...],
     target_ps: int,
     budget: SearchBudget,
     prices: FloatArray,
-) -> Counted:
-    """Return what no plan of some numbers of pipelines takes less than; 0 where it is not known.
+) -> CountedBound:
+    """Return a lower bound of all plans with some numbers of pipelines; 0 where it is unknown.
 
     Parameters
     ----------
-    some : tuple of int
+    dp_counts : tuple of int
         Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
         the first one.
     target_ps : int
-        A plan's time: a bound that reaches it is not raised further.
+        A plan's time, at which the bound is not raised further.
     prices : float64 array, shape (types,)
-        To begin with: microbatches for a TP group of each type.
+        Initial prices: microbatches for a TP group of each type.
     """
-    heres = [space.slots // replicas for replicas in divisors(space.slots)]
-    if sum(vectors(space, here) for here in heres) > _MOST_VECTORS:
-        return Counted(0, prices)
-    ways, model = [way_of(space, here, some) for here in heres], model_of(space)
+    stages_per_node = [space.slots // replicas for replicas in divisors(space.slots)]
+    if sum(vectors(space, here) for here in stages_per_node) > _MOST_VECTORS:
+        return CountedBound(0, prices)
+    tables, model = (
+        [pipeline_tables(space, here, dp_counts) for here in stages_per_node],
+        model_of(space),
+    )
     groups = model.nodes * float(space.slots)
     scale = space.layers * model.block.astype(np.float64)
     bundle = Bundle(scale, target_ps, positive=space.spec.allow_idle)
-    known: list[_Known] = []
+    known: list[_KnownPipelines] = []
     best, best_at, goal, high = 0, prices, target_ps, target_ps
     for _ in range(_STEPS):
         rest = space.microbatches - float(prices @ groups)
-        number = some[-1] if rest >= 0 else some[0]
-        found = [least_of(way, model, prices, rest / number, goal) for way in ways]
+        number = dp_counts[-1] if rest >= 0 else dp_counts[0]
+        found = [least_of(way, model, prices, rest / number, goal) for way in tables]
         reached = min([goal, *(int(times.min()) for times, *_ in found if len(times))])
         if reached > best:
             best, best_at = reached, prices
         if best >= target_ps or budget.spent:
             break
         new = [
-            _Known(sums, slowest, used, np.full(len(sums), way.here))
-            for way, (_, sums, slowest, used) in zip(ways, found, strict=True)
+            _KnownPipelines(sums, slowest, used, np.full(len(sums), way.here))
+            for way, (_, sums, slowest, used) in zip(tables, found, strict=True)
         ]
-        known = [_Known.of([*known, *new])]
+        known = [_KnownPipelines.of([*known, *new])]
         while best < high * (1 - _CLOSE):
             goal = (best + high) // 2 if goal <= best else goal
             done = space.microbatches / number - known[0].done(goal)
             bundle.offsets = (goal + known[0].slowest * done).tolist()
             slopes = known[0].slowest[:, None] * (known[0].groups - groups / number)
             bundle.slopes = list(slopes / bundle.scale)
-            prices, promised = _next(bundle, goal, prices)
+            prices, promised = _next_prices(bundle, goal, prices)
             if promised > goal:
                 break
             high, goal = goal, (best + goal) // 2
         else:
             break
     rest = space.microbatches - float(best_at @ groups)
-    constant = rest / (some[-1] if rest >= 0 else some[0])
-    return Counted(best, best_at, _worthwhile(space, known, best_at, constant, target_ps))
+    constant = rest / (dp_counts[-1] if rest >= 0 else dp_counts[0])
+    return CountedBound(best, best_at, _best_paying(space, known, best_at, constant, target_ps))
 
 
-def _worthwhile(
-    space: Space, known: list[_Known], prices: FloatArray, constant: float, time_ps: int
+def _best_paying(
+    space: Space, known: list[_KnownPipelines], prices: FloatArray, constant: float, time_ps: int
 ) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the pipelines that do most in a time for their prices, each once."""
+    """Return the pipelines with the most microbatches beyond their price, without duplicates."""
     if not known:
         return ()
     [one] = known
@@ -463,8 +459,8 @@ def _worthwhile(
     return tuple(found)
 
 
-def _next(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:
-    """Return prices that keep a time from pipelines that are known, and the time that they keep."""
+def _next_prices(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:
+    """Return the next prices near the current ones, and the bound that they promise."""
     reach = max(float(np.abs(prices * bundle.scale).max()), EPSILON)
     steep = max(float(np.abs(slope).max()) for slope in bundle.slopes)
     at, promised = prices, 0.0

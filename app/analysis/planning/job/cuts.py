@@ -1,9 +1,8 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""The best cuts of equal blocks into the stages of one pipeline.
+"""Best cuts of a model's equal blocks into the stages of one pipeline.
 
-A pipeline of stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). Of all cuts only
-those count whose ΣC is the least for their max C: the front. With n microbatches one of them is
-the best cut, whatever n is.
+A pipeline of stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The front holds the
+Pareto-optimal cuts in ΣC and max C; for every n one of them is the best cut.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ def fill(
     cap: int | np.int64,
     blocks: IntArray,
 ) -> bool:
-    """Put `layers` blocks on stages of at most `cap` each so that ΣC, then max C, is the least.
+    """Fill `blocks` with the cut of least ΣC, then least max C, with stage times of at most `cap`.
 
     Parameters
     ----------
     block : int64 array, shape (stages,)
-        What a block takes on the stage's devices, ps.
+        Time of a block on the stage's devices, ps.
     extra : int64 array, shape (stages,)
-        What the stage takes in addition to its blocks, ps.
+        Time of the stage beyond its blocks, ps.
     most : int64 array, shape (stages,)
         Blocks that fit the stage's memory.
     blocks : int64 array, shape (stages,)
-        Receives the blocks of each stage: at least one.
+        Output: blocks of each stage, at least one.
 
     Returns
     -------
@@ -57,7 +56,7 @@ def fill(
         return False
     done = np.int64(-1)
     while left > 0:
-        # the fastest devices that have room, level by level
+        # Fill the fastest devices first, all stages of equal speed up to one level of time.
         fastest = np.int64(2**62)
         for j in range(stages):
             if done < block[j] < fastest:
@@ -68,7 +67,7 @@ def fill(
                 mine += limit[j] - 1
         take = min(mine, left)
         left -= take
-        # A level below what all need: those blocks are given at once.
+        # Bisection finds the highest level whose blocks can all be given at once.
         low, high = np.int64(0), np.int64(cap)
         while low < high:
             middle = (low + high + 1) // 2
@@ -101,9 +100,9 @@ def fill(
 def front_of(
     block: IntArray, extra: IntArray, most: IntArray, layers: int, least_microbatches: int
 ) -> IntArray:
-    """Return ``[point, (ΣC, max C)]`` of the cuts that can be the best, the longest max C first.
+    """Return the front, ``[point, (ΣC, max C)]`` in ps, in descending order of max C.
 
-    Only those that can be the best for `least_microbatches` or more.
+    Without the cuts that are best for fewer than `least_microbatches` only.
     """
     stages = block.shape[0]
     blocks = np.empty(stages, dtype=np.int64)
@@ -118,7 +117,7 @@ def front_of(
     cheapest = np.int64(0)
     for j in range(stages):
         cheapest += extra[j] + blocks[j] * block[j]
-    # the smallest bottleneck
+    # The least max C.
     low, high = shortest, longest
     while low < high:
         middle = (low + high) // 2
@@ -150,7 +149,7 @@ def front_of(
 def best_cut(
     block: IntArray, extra: IntArray, most: IntArray, layers: int, microbatches: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return the least ΣC + (n − 1)·max C and the blocks of each stage; None if none fits.
+    """Return the least ΣC + (n − 1)·max C, ps, and the blocks of each stage; None if none fits.
 
     Examples
     --------
@@ -170,16 +169,16 @@ def best_cut(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def most_microbatches(front: IntArray, starts: IntArray, time_ps: int, tail: IntArray) -> IntArray:
-    """Return how many microbatches each pipeline can do within a time.
+    """Return the number of microbatches that each pipeline completes within a time.
 
     Parameters
     ----------
     front : int64 array, shape (points, 2)
-        The fronts of all pipelines, one after another.
+        Concatenated fronts of all pipelines.
     starts : int64 array, shape (pipelines + 1,)
-        Where each one's begins.
+        Start of each pipeline's front.
     tail : int64 array, shape (pipelines,)
-        What follows a pipeline's last backward pass, ps.
+        Synchronization and optimizer of each pipeline, ps.
     """
     count = starts.shape[0] - 1
     most = np.zeros(count, dtype=np.int64)
@@ -195,22 +194,24 @@ def most_microbatches(front: IntArray, starts: IntArray, time_ps: int, tail: Int
 def cover(
     sizes: IntArray, replicas: IntArray, worth: IntArray, shape: IntArray, pipelines: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the most microbatches of `pipelines` pipelines that cover nodes, and the choices.
+    """Return the most microbatches of up to `pipelines` pipelines that cover nodes, and choices.
+
+    A knapsack over the nodes of each type.
 
     Parameters
     ----------
     sizes : int64 array, shape (units, types)
-        Nodes of each type that a unit has.
+        Nodes of each type of a unit.
     replicas, worth : int64 array, shape (units,)
-        Pipelines of a unit, and microbatches that they do in all; none: it is not used.
+        Pipelines of a unit, and microbatches of all of them; units with none are not used.
     shape : int64 array, shape (types,)
         Nodes of each type.
 
     Returns
     -------
     tuple of int64 arrays, shape (pipelines + 1, states)
-        ``[d, state]``: the most microbatches that d pipelines on exactly the state's nodes do, -1
-        where there is none; and the unit that was put there last. The last type varies fastest.
+        ``[d, state]``: most microbatches of d pipelines on exactly the state's nodes, -1 where
+        impossible; and the last unit of that choice. The last type varies fastest.
     """
     types = shape.shape[0]
     strides = np.ones(types, dtype=np.int64)

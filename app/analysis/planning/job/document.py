@@ -1,4 +1,4 @@
-"""A whole job's plan as people and programs read it: ``paceline.plan/1`` with pipelines."""
+"""Types of ``paceline.plan/1`` for the plan of a whole job."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from app.analysis.planning.job.spec import Parallelism, Recompute
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """What one iteration takes, ms."""
+    """Time of one iteration of the slowest pipeline, ms."""
 
     t_std: float
-    """ΣC + (n − 1)·max C of the slowest pipeline with what follows it, ms; what is searched by."""
+    """ΣC + (n − 1)·max C with synchronization and optimizer, ms; minimized by the search."""
     simulated: float
-    """The slowest pipeline's schedule executed event by event, with what follows it, ms."""
+    """Schedule executed event by event, with synchronization and optimizer, ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What one device needs, bytes by part."""
+    """Memory of one device by part, bytes."""
 
     weights: float
     """Bytes of weights."""
@@ -33,9 +33,9 @@ class MemoryParts:
     activations: float
     """Bytes of stored activations of the microbatches in flight."""
     other: float
-    """Logits, and what is recomputed of one block at a time."""
+    """Bytes of logits and of recomputed activations of one block at a time."""
     margin: float
-    """Left free for contexts, communication buffers and fragments."""
+    """Bytes left free for contexts, communication buffers and fragmentation."""
 
     @property
     def total(self) -> float:
@@ -51,44 +51,44 @@ class JobStageDocument:
     layers: tuple[int, int]
     """First and last layer, both included; 0 is the embedding, the last one the head."""
     device: str
-    """Type of its devices."""
+    """Type of the stage's devices."""
     gpus: int
-    """Devices: the tensor-parallel size."""
+    """Number of devices: the tensor-parallel size."""
     forward_ms: float
-    """For one microbatch, with transfers and TP communication, ms."""
+    """Forward time for one microbatch, with transfers and TP communication, ms."""
     backward_ms: float
-    """For one microbatch, with what is computed again, transfers and TP communication, ms."""
+    """Backward time for one microbatch, with recomputation, transfers and TP communication, ms."""
     memory: MemoryParts
-    """Of one device."""
+    """Memory of one device."""
     memory_limit_bytes: float | None
-    """What one device has; None where it does not limit."""
+    """Memory that one device has, bytes; None without a limit."""
 
     @property
     def time_ms(self) -> float:
-        """Return what the stage takes for one microbatch."""
+        """Return the stage's time for one microbatch, ms."""
         return self.forward_ms + self.backward_ms
 
 
 @dataclass(frozen=True, slots=True)
 class JobTemplateDocument:
-    """What equal pipelines have in common."""
+    """Template of equal pipelines."""
 
     stages: tuple[JobStageDocument, ...]
-    """From the first layer on."""
+    """Stages in the order of the layers."""
     nodes: Mapping[str, int]
-    """Whole nodes by type."""
+    """Number of whole nodes, by type."""
     pipelines_per_node_set: int
-    """Pipelines that share these nodes."""
+    """Number of pipelines that share these nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """A node of a type, from 0."""
+    """A node of the cluster."""
 
     device: str
-    """Type of its devices."""
+    """Type of the node's devices."""
     node: int
-    """Its number among the nodes of its type, from 0."""
+    """Number of the node among those of its type, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +96,31 @@ class PipelineDocument:
     """A pipeline of a plan."""
 
     template: int
-    """Position in `templates`."""
+    """Index in `templates`."""
     microbatches: int
-    """Of one iteration: its share of the batch."""
+    """Microbatches of one iteration: the pipeline's share of the batch."""
     nodes: tuple[PlacedNode, ...]
-    """As the pipeline passes them."""
+    """Nodes in the order of the pipeline."""
     time_ms: float
-    """What its iteration takes by t_std, ms."""
+    """Time of an iteration by t_std, ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Where the time of the devices goes, fractions of the iteration; they add up to 1."""
+    """Shares of the devices' time in an iteration, which add up to 1."""
 
     computing: float
-    """Blocks, embedding and head, with what is computed again."""
+    """Computation of blocks, embedding and head, recomputation included."""
     tensor_parallel: float
-    """Collectives of tensor-parallel groups that nothing hides."""
+    """Exposed collectives of tensor-parallel groups."""
     transfers: float
     """Activations and gradients between stages."""
     bubble: float
     """Waiting for other stages, and for slower pipelines."""
     synchronization: float
-    """Gradients' synchronization that the backward pass does not hide."""
+    """Synchronization of gradients not hidden by the backward pass."""
     optimizer: float
-    """The optimizer's step."""
+    """Step of the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class JobAlternative:
     """The best plan of other sizes."""
 
     parallelism: Parallelism
-    """Its sizes."""
+    """Parallel sizes of the alternative."""
     iteration_time_ms: JobTimes
-    """What its iteration takes, ms."""
+    """Time of an iteration, ms."""
     memory_bytes: float
-    """What the fullest device needs, bytes."""
+    """Memory of the fullest device, bytes."""
     relative: float
-    """Its t_std ÷ the plan's."""
+    """t_std of the alternative ÷ that of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,65 +142,65 @@ class SimplerJob:
     """A simpler way to run the job."""
 
     parallelism: Parallelism | None
-    """Sizes of its best plan; None where nothing fits."""
+    """Parallel sizes of its best plan; None where no plan fits."""
     iteration_time_ms: JobTimes | None
-    """What its iteration takes, ms; None where nothing fits."""
+    """Time of an iteration, ms; None where no plan fits."""
     relative: float | None
-    """Its t_std ÷ the plan's; None where nothing fits."""
+    """Its t_std ÷ that of the plan; None where no plan fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsItRunsDocument:
-    """The job as it runs today, where the specification says so."""
+    """The measured job as it runs today, from the specification."""
 
     iteration_time_ms: float
-    """The measured iteration, ms."""
+    """Measured iteration, ms."""
     relative: float
-    """The measured iteration ÷ the plan's executed one."""
+    """Measured iteration ÷ the plan's executed one."""
     tp: int | None
-    """Tensor-parallel size; null, as the others, where it is not known."""
+    """Tensor-parallel size; null where unknown, as are the other sizes."""
     pp: int | None
-    """Stages."""
+    """Number of stages."""
     dp: int | None
-    """Pipelines."""
+    """Number of pipelines."""
     microbatch: int | None
     """Sequences of a microbatch."""
     recompute: Recompute | None
-    """What is computed again in the backward pass."""
+    """Recomputation in the backward pass."""
     interleave: int | None
     """Model chunks a stage."""
     session: str | None
-    """The session that was measured."""
+    """The measured session."""
 
 
 @dataclass(frozen=True, slots=True)
 class AfterLossDocument:
-    """The plan after nodes are lost."""
+    """The plan after a loss of nodes."""
 
     device: str
-    """Their type."""
+    """Type of the lost nodes."""
     nodes: int
-    """How many."""
+    """Number of lost nodes."""
     iteration_time_ms: float | None
-    """By t_std; None where the rest does not hold the model."""
+    """Time of an iteration by t_std, ms; None where the rest does not hold the model."""
     dp: int
-    """Pipelines that are left."""
+    """Number of pipelines after the loss."""
     kept: int
-    """Pipelines among them that stay as they are; their share of the batch changes only."""
+    """Pipelines among them that keep their nodes; only their share of the batch changes."""
     moved_bytes: float
-    """Weights and optimizer states that new pipelines need."""
+    """Weights and optimizer states copied to new pipelines, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkFlags:
-    """How a framework is told."""
+    """Flags of a framework for the plan."""
 
     framework: Literal["Megatron-Core", "TorchTitan", "DeepSpeed"]
-    """Its name."""
+    """Name of the framework."""
     flags: str
-    """As a command line or configuration."""
+    """Command line or configuration."""
     unsaid: tuple[str, ...]
-    """What of the plan it cannot express, and what it runs instead."""
+    """Parts of the plan that its flags cannot express, with its own behavior instead."""
 
 
 @dataclass(frozen=True)
@@ -217,26 +217,26 @@ class JobDocument(_Versioned):
     """The plan of a whole job, schema ``paceline.plan/1``."""
 
     parallelism: Parallelism
-    """Sizes of the plan; pp is that of the longest pipeline."""
+    """Parallel sizes of the plan; pp is that of the longest pipeline."""
     iteration_time_ms: JobTimes
-    """What an iteration takes, ms."""
+    """Time of an iteration, ms."""
     tokens_per_s: float
     """Tokens of a batch ÷ the executed iteration."""
     model_flops_utilization: float
-    """Operations of forward and backward without recomputation ÷ what all devices' peaks do."""
+    """Operations of forward and backward without recomputation ÷ those of all devices' peaks."""
     gpu_hours_per_billion_tokens: float
-    """Of all GPUs of the specification, idle ones counted."""
+    """GPU-hours of all GPUs of the specification, idle ones included."""
     cost_per_billion_tokens: float | None = field(default=None, metadata=OMITTED)
-    """Where the specification has a price for every type."""
+    """Cost in the unit of the prices; no key unless every type has a price."""
     optimal: bool
-    """Whether it is proven that no plan has a lower t_std than the least that was found. The plan
-    is the fastest to execute of those within 1 % of it."""
+    """Whether the least t_std found is proven optimal. The plan is the fastest executed of those
+    within 1 % of it."""
     lower_bound_ms: float
-    """No plan takes less by t_std, ms."""
+    """Proven lower bound of every plan's t_std, ms."""
     gap: float
-    """How far above the bound the least t_std is that was found, a fraction."""
+    """Optimality gap of the least t_std found, a fraction."""
     planning_time_s: float
-    """What the search took, s."""
+    """Duration of the search, s."""
     global_batch: int
     """Sequences of an iteration."""
     sequence: int
@@ -244,26 +244,26 @@ class JobDocument(_Versioned):
     layers: int
     """Blocks of the model, embedding and head not counted."""
     gpus: int
-    """Of the cluster."""
+    """GPUs of the cluster."""
     templates: tuple[JobTemplateDocument, ...]
-    """What pipelines are like."""
+    """Distinct templates of the pipelines."""
     pipelines: tuple[PipelineDocument, ...]
     """All pipelines."""
     memory: MemoryParts
-    """Of the fullest device."""
+    """Memory of the fullest device."""
     time: TimeShares
-    """Where the time of the GPUs in pipelines goes."""
+    """Shares of the time of the GPUs in pipelines."""
     idle: Mapping[str, int]
-    """By type, devices in no pipeline."""
+    """Number of devices in no pipeline, by type."""
     alternatives: tuple[JobAlternative, ...]
-    """The best plan of other sizes, the fastest first."""
+    """Best plans of the best sizes, the fastest first."""
     comparison: Mapping[str, SimplerJob]
-    """Simpler ways by name: ``same_sizes`` (of a job as it runs, with the best cut);
-    ``one_pipeline``; on several types ``slowest_everywhere`` (all nodes as
-    the slowest type), ``without_`` the slowest type, and each type with ``_alone``."""
+    """Simpler ways to run the job by name: ``same_sizes`` (of a job as it runs, with the best cut);
+    ``one_pipeline``; on several types ``slowest_everywhere`` (all nodes as the slowest type),
+    ``without_`` the slowest type, and each type with ``_alone``."""
     after_losses: tuple[AfterLossDocument, ...]
-    """For each type, the plan after one node and more are lost, as many as was asked for."""
+    """For each type, the plan after the loss of one node, of two, … up to the specified number."""
     flags: tuple[FrameworkFlags, ...]
-    """For each framework."""
+    """Flags of each framework."""
     as_it_runs: AsItRunsDocument | None = field(default=None, metadata=OMITTED)
-    """The job as it runs today; no key where the specification does not say so."""
+    """The job as it runs today; no key unless the specification has it."""

@@ -1,6 +1,6 @@
-"""A plan as flags of Megatron-Core, TorchTitan and DeepSpeed, and what they cannot express.
+"""Flags of Megatron-Core, TorchTitan and DeepSpeed for a plan, and its parts beyond their flags.
 
-Names are those of Megatron-Core 0.16, TorchTitan 0.2 and DeepSpeed 0.19.
+For Megatron-Core 0.16, TorchTitan 0.2 and DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ _UNLIKE = (
 
 
 def framework_flags(plan: JobPlan) -> tuple[FrameworkFlags, ...]:
-    """Return how each framework is told; where pipelines differ, the one with most microbatches."""
+    """Return the flags of each framework, for the pipeline with most microbatches."""
     return (_megatron(plan), _torchtitan(plan), _deepspeed(plan))
 
 
 def _blocks(plan: JobPlan) -> tuple[int, ...]:
-    """Return the blocks of each stage of the pipeline with most microbatches."""
-    pipeline = max(plan.pipelines, key=lambda one: one.microbatches)
+    """Return the number of blocks of each stage of the pipeline with most microbatches."""
+    pipeline = max(plan.pipelines, key=lambda item: item.microbatches)
     return tuple(stage.blocks for stage in pipeline.template.stages)
 
 
 def _unlike(plan: JobPlan) -> tuple[str, ...]:
-    alike = {
-        (tuple(stage.blocks for stage in one.template.stages), one.microbatches)
-        for one in plan.pipelines
+    """Return the statement on unequal pipelines, which no framework has; empty for equal ones."""
+    shapes = {
+        (tuple(stage.blocks for stage in pipeline.template.stages), pipeline.microbatches)
+        for pipeline in plan.pipelines
     }
-    return () if len(alike) == 1 else (_UNLIKE,)
+    return () if len(shapes) == 1 else (_UNLIKE,)
 
 
 def _megatron(plan: JobPlan) -> FrameworkFlags:
@@ -78,7 +79,7 @@ def _torchtitan(plan: JobPlan) -> FrameworkFlags:
         schedule = "Interleaved1F1B" if sizes.interleave > 1 else "1F1B"
         flags.append(f"--parallelism.pipeline_parallel_schedule {schedule}")
         flags.append(f"--parallelism.pipeline_parallel_microbatch_size {sizes.microbatch}")
-        # by default its first and last stage have a block less
+        # By default its first and last stage have a block less.
         flags.append("--parallelism.pipeline_parallel_first_stage_less_layers 0")
         flags.append("--parallelism.pipeline_parallel_last_stage_less_layers 0")
         if sizes.interleave > 1:

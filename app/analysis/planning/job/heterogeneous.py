@@ -1,4 +1,4 @@
-"""Pipelines over nodes of several types: feasible batches within a time, and equal divisions."""
+"""Pipelines over nodes of several types: plans within a time by dynamic programming, divisions."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ from app.analysis.planning.job.space import (
 )
 from app.analysis.planning.problem import divisors
 
-# ---- Pipelines over nodes of several types: which of them can do a batch within a time ---------
-
-
 IntArray = NDArray[np.int64]
+
+# Relative precision of the bisection for a first plan.
+_CLOSE: Final = 1e-4
+# Tried numbers of nearly equal units: all up to the first, then multiples by the second.
+_ALL_NUMBERS: Final = 12
+_NEXT_NUMBER: Final = 1.12
 
 
 class MixedSearch:
-    """Pipelines at given sizes over nodes of several types.
+    """Feasibility of pipelines at given sizes over nodes of several types within a time.
 
     Parameters
     ----------
-    some : tuple of int
-        Numbers of pipelines that are looked into, ascending. Of several, memory is that of the
-        last one, and synchronization that of the first one: the least that it can be.
+    dp_counts : tuple of int
+        Candidate numbers of pipelines, ascending. Memory is that of the last one, synchronization
+        that of the first one: lower bounds for all.
     """
 
-    def __init__(self, space: Space, units: tuple[Unit, ...], some: tuple[int, ...]) -> None:
-        self.space, self.units, self.some = space, units, some
-        self.dp = dp = some[-1]
+    def __init__(self, space: Space, units: tuple[Unit, ...], dp_counts: tuple[int, ...]) -> None:
+        self.space, self.units, self.dp_counts = space, units, dp_counts
+        self.dp = dp = dp_counts[-1]
         types = len(space.spec.devices)
         self.shape = np.array([device.nodes for device in space.spec.devices], dtype=np.int64)
         self.sizes = np.array([unit.nodes for unit in units], dtype=np.int64).reshape(-1, types)
@@ -63,21 +66,21 @@ class MixedSearch:
         for unit in units:
             key = unit.order, sum(unit.nodes), unit.replicas
             if key not in tails:
-                synchronization, _ = space.tail_parts_ps(unit, some[0])
+                synchronization, _ = space.tail_parts_ps(unit, dp_counts[0])
                 _, step = space.tail_parts_ps(unit, dp)
                 tails[key] = synchronization + step
         self.tails = np.array(
             [tails[unit.order, sum(unit.nodes), unit.replicas] for unit in units], dtype=np.int64
         )
 
-        # units that differ in their order only
+        # Groups of units that differ in the order of types only.
         same = np.unique(np.column_stack([self.sizes, self.replicas]), axis=0, return_inverse=True)[
             1
         ]
         self.same: IntArray = same.reshape(-1)
 
     def _cover(self, most: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the table of `cover`, its choices, and the units that these number."""
+        """Return table and choices of `cover`, and the units by the choices' numbers."""
         by_most = np.lexsort((-most, self.same))
         units = by_most[np.flatnonzero(np.diff(self.same[by_most], prepend=-1))]
         units = units[most[units] > 0]
@@ -86,11 +89,11 @@ class MixedSearch:
         return table, choice, units
 
     def possible(self, time_ps: int) -> tuple[int, ...]:
-        """Return the numbers of pipelines that are not proven to take longer than a time."""
+        """Return the numbers of pipelines that may do the batch within a time."""
         most = most_microbatches(self.points, self.starts, time_ps, self.tails)
         table, _, _ = self._cover(most)
         final = table.max(axis=1) if self.space.spec.allow_idle else table[:, -1]
-        return tuple(dp for dp in self.some if final[dp] >= self.space.microbatches)
+        return tuple(dp for dp in self.dp_counts if final[dp] >= self.space.microbatches)
 
     def plan_within(self, time_ps: int) -> JobPlan | None:
         """Return a plan that takes at most `time_ps`; None where there is none."""
@@ -106,11 +109,11 @@ class MixedSearch:
 
     @property
     def longest_ps(self) -> int:
-        """Return a time in which any pipeline can do all microbatches."""
+        """Return a time in which any pipeline can do all microbatches, ps."""
         return int(self.points[:, 0].max()) * (self.space.microbatches + 1) + int(self.tails.max())
 
     def share(self, chosen: list[int]) -> JobPlan | None:
-        """Return the plan of some units that shares the batch best; None where one does not fit."""
+        """Return the plan of some units with the best shares of the batch; None if one misfits."""
         if any(self.starts[i] == self.starts[i + 1] for i in chosen):
             return None
         count = self.replicas[chosen]
@@ -126,10 +129,11 @@ class MixedSearch:
         return self._plan(chosen, most)
 
     def _plan(self, chosen: list[int], most: IntArray) -> JobPlan:
-        """Share the batch: of pipelines that can do more than all of it, the slowest do less."""
+        """Return the plan of some units that can do `most` microbatches each."""
         pipelines = [unit for unit in chosen for _ in range(self.replicas[unit])]
         shares = shares_of(
-            [self._times(unit, int(most[unit])) for unit in pipelines], self.space.microbatches
+            [self._batch_times(unit, int(most[unit])) for unit in pipelines],
+            self.space.microbatches,
         )
         used = [0] * len(self.shape)
         planned = []
@@ -144,13 +148,13 @@ class MixedSearch:
             for share in shares[at : at + unit.replicas]:
                 template = template_of(self.space, unit, self.dp, share)
                 if template is None:
-                    raise AssertionError(unit)  # its front has a cut
+                    raise AssertionError(unit)  # a unit with a front has a cut
                 planned.append(JobPipeline(template, share, nodes))
             at += unit.replicas
         return JobPlan(self.space, tuple(planned))
 
-    def _times(self, unit: int, most: int) -> IntArray:
-        """Return ``[n - 1]``: what a unit's pipeline takes for 1 to `most` microbatches."""
+    def _batch_times(self, unit: int, most: int) -> IntArray:
+        """Return the times of a unit's pipeline for 1 to `most` microbatches, ps, ``[n - 1]``."""
         points = self.points[self.starts[unit] : self.starts[unit + 1]]
         number = np.arange(most)[:, None]
         times: IntArray = (points[:, 0] + number * points[:, 1]).min(axis=1) + self.tails[unit]
@@ -158,15 +162,15 @@ class MixedSearch:
 
 
 def shares_of(times: list[IntArray], microbatches: int) -> list[int]:
-    """Return each pipeline's microbatches: all of them, the slowest pipeline as fast as can be.
+    """Return the microbatches of each pipeline that minimize the slowest pipeline's time.
 
     Parameters
     ----------
     times : list of int64 arrays
-        For each pipeline ``[n - 1]``, what it takes for n microbatches, up to what it may do.
+        For each pipeline its times for n microbatches, ``[n - 1]``, up to its largest share.
     """
-    shares = [len(one) for one in times]
-    heap = [(-int(one[-1]), i) for i, one in enumerate(times) if len(one) > 1]
+    shares = [len(row) for row in times]
+    heap = [(-int(row[-1]), i) for i, row in enumerate(times) if len(row) > 1]
     heapq.heapify(heap)
     for _ in range(sum(shares) - microbatches):
         _, i = heapq.heappop(heap)
@@ -189,20 +193,9 @@ def walk(  # noqa: PLR0913, PLR0917 - as `cover`
     return chosen
 
 
-# ---- Plans on several types in which nodes of some types, divided as equally as can be, make units
-
-
-# Bisection for a first plan ends within this, a fraction.
-_CLOSE: Final = 1e-4
-# Numbers of units that are tried where they are not equal: all up to the first, then each this many
-# times the one before.
-_ALL_NUMBERS: Final = 12
-_NEXT_NUMBER: Final = 1.12
-
-
 @dataclass(frozen=True, slots=True)
 class Division:
-    """All nodes of some types as units; `types` has a bit for each type."""
+    """A division of all nodes of some types into units; `types` is a bit mask."""
 
     types: int
     units: tuple[Unit, ...]
@@ -214,41 +207,48 @@ class Division:
 
 
 def equal_divisions(space: Space) -> tuple[Division, ...]:
-    """Return divisions of all nodes of some types into equal units."""
+    """Return the divisions of each set of types into equal units."""
     shape = [device.nodes for device in space.spec.devices]
     return tuple(
-        Division(_bits(kinds), (unit,) * count)
-        for kinds in _sets(len(shape))
+        Division(_type_mask(kinds), (unit,) * count)
+        for kinds in _type_sets(len(shape))
         for count in divisors(math.gcd(*(shape[kind] for kind in kinds)))
         for replicas in divisors(space.slots)
-        if is_possible(space, unit := unit_of(space, _of(kinds, shape, count), replicas))
+        if is_possible(
+            space,
+            unit := unit_of(
+                space,
+                [nodes // count if kind in kinds else 0 for kind, nodes in enumerate(shape)],
+                replicas,
+            ),
+        )
     )
 
 
 def near_divisions(space: Space) -> tuple[Division, ...]:
-    """Return divisions of all nodes of some types into units that differ by a node of each type.
+    """Return divisions of each set of types into units that differ by at most a node of each type.
 
-    Nodes that are left over of a type go where the units are slowest.
+    Remaining nodes of a type go to the slowest units.
     """
     shape = [device.nodes for device in space.spec.devices]
     found = []
-    for kinds in _sets(len(shape)):
-        for count in _numbers(sum(shape[kind] for kind in kinds)):
-            parts = _parts(space, kinds, count)
+    for kinds in _type_sets(len(shape)):
+        for count in _unit_counts(sum(shape[kind] for kind in kinds)):
+            parts = _spread_nodes(space, kinds, count)
             for replicas in divisors(space.slots):
                 units = tuple(unit_of(space, part, replicas) for part in parts)
                 if all(is_possible(space, unit) for unit in set(units)):
-                    found.append(Division(_bits(kinds), units))
+                    found.append(Division(_type_mask(kinds), units))
     return tuple(found)
 
 
 def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | None:
-    """Return the best plan of divisions of sets of types.
+    """Return the best plan that combines divisions of disjoint sets of types; None without any.
 
     Parameters
     ----------
     dp : int
-        What memory and synchronization assume at first; the plan is costed with its own.
+        Assumed number of pipelines for memory and synchronization; the plan is costed with its own.
     """
     spec = space.spec
     distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}
@@ -276,21 +276,21 @@ def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | N
     pipelines = sum(unit.replicas for unit in units)
     if not chosen or pipelines > space.microbatches or spec.fixed.dp not in {None, pipelines}:
         return None
-    some = list(dict.fromkeys(units))
-    exact = MixedSearch(space, tuple(some), (pipelines,))
-    return exact.share([some.index(unit) for unit in units])
+    distinct_units = list(dict.fromkeys(units))
+    exact = MixedSearch(space, tuple(distinct_units), (pipelines,))
+    return exact.share([distinct_units.index(unit) for unit in units])
 
 
-def _sets(types: int) -> Iterator[tuple[int, ...]]:
+def _type_sets(types: int) -> Iterator[tuple[int, ...]]:
     for size in range(1, types + 1):
         yield from itertools.combinations(range(types), size)
 
 
-def _bits(kinds: tuple[int, ...]) -> int:
+def _type_mask(kinds: tuple[int, ...]) -> int:
     return sum(1 << kind for kind in kinds)
 
 
-def _numbers(most: int) -> Iterator[int]:
+def _unit_counts(most: int) -> Iterator[int]:
     number = 1
     while number <= most:
         yield number
@@ -298,8 +298,8 @@ def _numbers(most: int) -> Iterator[int]:
         number = max(number + 1, int(number * factor))
 
 
-def _parts(space: Space, kinds: tuple[int, ...], count: int) -> list[list[int]]:
-    """Return the nodes of each type of each of some units that share all nodes."""
+def _spread_nodes(space: Space, kinds: tuple[int, ...], count: int) -> list[list[int]]:
+    """Return the nodes of each type for each of `count` nearly equal units."""
     block = space.arrays.block.tolist()
     parts = [[0] * len(block) for _ in range(count)]
     speed = [0.0] * count
@@ -312,12 +312,8 @@ def _parts(space: Space, kinds: tuple[int, ...], count: int) -> list[list[int]]:
     return parts
 
 
-def _of(kinds: tuple[int, ...], shape: Sequence[int], count: int) -> list[int]:
-    return [nodes // count if kind in kinds else 0 for kind, nodes in enumerate(shape)]
-
-
 def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
-    """Return a unit: it passes the types with most memory first, where most is in flight."""
+    """Return a unit whose first types have most memory, where most microbatches are in flight."""
     capacity = space.arrays.capacity
     used = [kind for kind, number in enumerate(nodes) if number]
     order = tuple(sorted(used, key=lambda kind: (-capacity[kind], kind)))
@@ -325,20 +321,20 @@ def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
 
 
 def is_possible(space: Space, unit: Unit) -> bool:
-    """Return whether a unit has no more stages than blocks, and those that are asked for."""
+    """Return whether a unit has at most one stage for each block, and the fixed number if any."""
     stages = space.stages(unit)
     return 0 < stages <= space.layers and space.spec.fixed.pp in {None, stages}
 
 
 def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, list[int]]:
-    """Return the most that a partition of the types into sets is worth, and a choice for each set.
+    """Return the best total worth of a partition of the types into sets, and its choices.
 
     Parameters
     ----------
     sets : int64 array, shape (choices,)
-        Types of each choice, a bit for each.
+        Bit mask of the types of each choice.
     worth : int64 array, shape (choices,)
-        What the nodes of all of them do, divided as it says; nothing: it cannot be used.
+        Microbatches of each choice; 0 where it is not feasible.
     """
     whole = (1 << types) - 1
     single: dict[int, int] = {}
@@ -347,10 +343,14 @@ def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, l
             single[int(sets[choice])] = choice
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for covered in range(1, whole + 1):
-        for some, choice in single.items():
-            rest = best.get(covered ^ some)
-            # the set with the lowest type goes first: each partition once
-            if some & covered == some and some & -some == covered & -covered and rest is not None:
+        for kinds, choice in single.items():
+            rest = best.get(covered ^ kinds)
+            # Sets are added in order of their lowest type, so each partition occurs once.
+            if (
+                kinds & covered == kinds
+                and kinds & -kinds == covered & -covered
+                and rest is not None
+            ):
                 total = rest[0] + int(worth[choice])
                 if covered not in best or total > best[covered][0]:
                     best[covered] = total, [*rest[1], choice]

@@ -1,8 +1,10 @@
-"""Bounds and plans for clusters too large for the exact program over nodes.
+"""Bounds and plans for clusters too large for the exact dynamic program over nodes.
 
-Ranges of numbers of pipelines are priced, least bound first, and halved; at the least one
-microbatches are counted and a plan is built around it. The plan is improved by dividing free nodes
-and those of a few pipelines anew, for a time a little below the plan's.
+Ranges of numbers of pipelines get a bound from prices (`price_bounds`), the least bound first, then
+from whole microbatches (`counted_bounds`), and a plan is built in them; they are then halved. A
+range of a single number leaves its bound. Plans are improved by large neighborhood search: idle
+nodes and those of a few pipelines are divided again, optimally for a time a little below the
+plan's. Candidate units have few nodes of at most two types, and are nearly worth their price.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.job.counted_bounds import Counted, counted_bound
+from app.analysis.planning.job.counted_bounds import CountedBound, counted_bound
 from app.analysis.planning.job.cuts import cover, most_microbatches
 from app.analysis.planning.job.heterogeneous import (
     MixedSearch,
@@ -34,66 +36,59 @@ from app.analysis.planning.job.space import NO_BOUND, BestJobs, JobPlan, Space, 
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
 
-# ---- Plans on clusters that are too large for the program over all nodes: built and rebuilt in par
-#
-# Nodes that are left, and those of a few pipelines that are taken out, are divided anew as well as
-# can be for a time a little below the plan's, again and again. Units that are tried are those of
-# few nodes and at most two types that prices say are nearly worth their nodes.
-
-
 IntArray = NDArray[np.int64]
 
 FloatArray = NDArray[np.float64]
 
-# Nodes of a type in a unit that is tried, and units that are tried.
+# Most nodes of a type in a small candidate unit, and most candidate units.
 _MOST_NODES: Final = 8
 _MOST_UNITS: Final = 400
-# Nodes of units of one type that are tried whatever their prices say.
+# Units of one type with at most this number of nodes are candidates whatever their price.
 _SMALL: Final = 2
-# States of the nodes that are divided anew.
+# Limit of the states of redivided nodes.
 _MOST_STATES: Final = 3000
-# The time that is aimed at is below the plan's by these shares, one after another; each is given
-# up after this number of rounds without a better plan.
+# Successive target times, as shares below the plan's; each is abandoned after this number of rounds
+# without a better plan.
 _AIMS: Final = (0.04, 0.015, 0.005, 0.002)
 _ROUNDS: Final = 60
 
 
-class Rebuilding:
-    """A division of a cluster's nodes into units, as it is improved.
+class LargeNeighborhoodSearch:
+    """Improves a division of a cluster's nodes into units by destroy and repair (Shaw 1998).
 
     Parameters
     ----------
     own : sequence of Unit
-        To begin with; there may be none.
+        Initial units; may be empty.
     dp : int
-        Pipelines that memory and synchronization assume; plans are costed with their own.
-    counted : Counted
-        What a TP group of each type is worth, and pipelines that are tried.
+        Assumed number of pipelines for memory and synchronization; plans are costed with their own.
+    counted : CountedBound
+        Prices of TP groups, and pipelines that are worth their price.
     seed : int
-        Of what is taken out, which is drawn.
+        Seed of the draws of destroyed units.
     """
 
     def __init__(
-        self, space: Space, own: Sequence[Unit], dp: int, counted: Counted, seed: int = 0
+        self, space: Space, own: Sequence[Unit], dp: int, counted: CountedBound, seed: int = 0
     ) -> None:
         self.space, self.dp = space, dp
         worthwhile = [unit_of(space, nodes, replicas) for nodes, replicas in counted.pipelines]
         first = dict.fromkeys([*own, *worthwhile])
         units = list(dict.fromkeys([*first, *_near_units(space, own), *_small_units(space)]))
         mixed = MixedSearch(space, tuple(units), (dp,))
-        kept = _worthwhile(mixed, counted.prices, len(first))
+        kept = _best_paying(mixed, counted.prices, len(first))
         self.mixed = MixedSearch(space, tuple(units[i] for i in kept), (dp,))
         position = {unit: i for i, unit in enumerate(self.mixed.units)}
         self.current = [position[unit] for unit in own if unit in position]
         self.draw = random.Random(seed)  # noqa: S311 - the same plan each time
 
     def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
-        """Return the best plan that is found; `time_ps` is aimed at first."""
+        """Return the best plan found, aiming at `time_ps` first; None without a plan."""
         best, aim = self._plan(), 0
         worth = self._worth(time_ps)
         failed = 0
         while aim < len(_AIMS) and not budget.spent:
-            changed = self._divide_anew(worth)
+            changed = self._destroy_and_repair(worth)
             failed += 1
             if changed and (best is None or worth[self.current].sum() >= self.space.microbatches):
                 found = self._plan()
@@ -109,7 +104,7 @@ class Rebuilding:
         return best
 
     def _plan(self) -> JobPlan | None:
-        """Return the plan of the units; None where nodes are left, or they do not fit."""
+        """Return the plan of the current units; None where they do not form one."""
         idle = self.mixed.shape - self.mixed.sizes[self.current].sum(axis=0)
         dp = int(self.mixed.replicas[self.current].sum())
         fixed = self.space.spec.fixed.dp
@@ -120,18 +115,18 @@ class Rebuilding:
             or fixed not in {None, dp}
         ):
             return None
-        some = list(dict.fromkeys(self.current))
-        exact = MixedSearch(self.space, tuple(self.mixed.units[i] for i in some), (dp,))
-        return exact.share([some.index(i) for i in self.current])
+        distinct = list(dict.fromkeys(self.current))
+        exact = MixedSearch(self.space, tuple(self.mixed.units[i] for i in distinct), (dp,))
+        return exact.share([distinct.index(i) for i in self.current])
 
     def _worth(self, time_ps: int) -> IntArray:
-        """Return the microbatches that each unit does in a time."""
+        """Return the microbatches that each unit completes within a time, shape (units,)."""
         mixed = self.mixed
         most = most_microbatches(mixed.points, mixed.starts, time_ps, mixed.tails)
         return most * mixed.replicas
 
-    def _divide_anew(self, worth: IntArray) -> bool:
-        """Divide nodes that are left, and those of some units, as well as can be."""
+    def _destroy_and_repair(self, worth: IntArray) -> bool:
+        """Redivide idle nodes and those of drawn units optimally; return whether units changed."""
         mixed, current, draw = self.mixed, self.current, self.draw
         idle = mixed.shape - mixed.sizes[current].sum(axis=0)
         nodes = np.zeros_like(idle)
@@ -183,7 +178,7 @@ def _small_units(space: Space) -> list[Unit]:
 
 
 def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
-    """Return units with a node more or less, or one of another type instead of one of theirs."""
+    """Return units with a node more or less, or with one node of another type."""
     shape = [device.nodes for device in space.spec.devices]
     kinds = range(len(shape))
     changes = [{kind: by} for kind in kinds for by in (1, -1)]
@@ -198,8 +193,8 @@ def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
     return found
 
 
-def _worthwhile(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
-    """Return the units that are tried: the first ones, small ones, and those nearest to worth."""
+def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
+    """Return indices of the units to try: the first ones, small ones, and the best by price."""
     space = mixed.space
     groups = mixed.shape * space.slots
     constant = (space.microbatches - float(prices @ groups)) / mixed.dp - 1
@@ -216,21 +211,15 @@ def _worthwhile(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]
     return sorted(order[np.isfinite(times[order])].tolist())
 
 
-# ---- Sizes whose program over nodes is too large: bounds from prices, and plans that are built ---
-# Ranges of numbers of pipelines are priced, the lowest bound first, and halved; where one is
-# lowest, pipelines' microbatches are counted (`counted`) and a plan is built around it. What cannot
-# be halved leaves its bound.
-
-
-# Ranges of dp that get a bound from prices; the ends of one differ by at most this factor at first.
+# Limit of price bounds, and the largest ratio of a range's ends at first.
 _MOST_PRICED: Final = 400
 _NARROW: Final = 1.5
-# Plans of the same sizes are built so often.
+# Limit of plans built for the same sizes.
 _MOST_BUILT: Final = 4
-# A plan aims at its bound times this, and begins within as much of the best one.
+# A plan aims at its bound × this, and starts from a plan within this factor of the best one.
 _NEAR: Final = 1.25
-# The best plan is rebuilt at first, for a share of the time, and so often at last, until it is this
-# close to its bound.
+# The best plan is improved at first, for this share of the time left, and at the end as often as
+# this, until it is this close to its bound.
 _FIRST_SHARE: Final = 0.2
 _AT_LAST: Final = 3
 _CLOSE: Final = 1.01
@@ -238,24 +227,24 @@ _CLOSE: Final = 1.01
 
 @dataclass(slots=True)
 class _Range:
-    """Numbers of pipelines of some sizes that are too large for the program."""
+    """A range of numbers of pipelines at some sizes, with the bounds computed so far."""
 
     number: int
-    some: tuple[int, ...]
-    prices: NDArray[np.float64] | None = None  # its parent's, until it has its own
+    dp_counts: tuple[int, ...]
+    prices: NDArray[np.float64] | None = None  # of the parent range until `priced`
     priced: bool = False
-    counted: Counted | None = None
+    counted: CountedBound | None = None
 
 
-def bound_of_large(
+def search_ranges(
     spaces: list[Space],
     large: list[tuple[int, int, tuple[int, ...]]],
     bounds: dict[int, dict[int, int]],
     best: BestJobs,
     budget: SearchBudget,
 ) -> int:
-    """Halve ranges of dp, the lowest bound first, and build plans there; return what is left."""
-    left = _halved(spaces, large, bounds, best, budget)
+    """Bound ranges of dp and build plans, the least bound first; return the rest's bound."""
+    left = _bisect_ranges(spaces, large, bounds, best, budget)
     for seed in range(1, _AT_LAST + 1):
         if best.time_ps <= left * _CLOSE or budget.spent:
             break
@@ -263,7 +252,7 @@ def bound_of_large(
     return left
 
 
-def _halved(
+def _bisect_ranges(
     spaces: list[Space],
     large: list[tuple[int, int, tuple[int, ...]]],
     bounds: dict[int, dict[int, int]],
@@ -276,10 +265,10 @@ def _halved(
     def push(bound: int, one: _Range) -> None:
         heapq.heappush(heap, (bound, next(serial), one))
 
-    for one in itertools.chain.from_iterable(_near_numbers(*each[1:]) for each in large):
-        push(min(bounds[one.number][dp] for dp in one.some), one)
+    for one in itertools.chain.from_iterable(_narrow_ranges(*each[1:]) for each in large):
+        push(min(bounds[one.number][dp] for dp in one.dp_counts), one)
     if heap:
-        _improve_best(best, _share(budget, _FIRST_SHARE))
+        _improve_best(best, _fraction_of(budget, _FIRST_SHARE))
     built: dict[int, list[int]] = {}
     prices: dict[int, NDArray[np.float64]] = {}
     looked = 0
@@ -293,59 +282,58 @@ def _halved(
             looked += not one.priced
             target_ps = best.time_ps if best.plans else int(bound * _NEAR)
             one.prices = prices.get(one.number) if one.prices is None else one.prices
-            push(max(bound, _look(spaces[one.number], one, target_ps, budget)), one)
+            push(max(bound, _tighten_bound(spaces[one.number], one, target_ps, budget)), one)
             prices[one.number] = _prices(one)
-        elif len(before) < _MOST_BUILT and _is_far(one.some, before):
-            before.append(one.some[len(one.some) // 2])
-            _build(spaces[one.number], one, bound, best, budget)
+        elif len(before) < _MOST_BUILT and _is_unexplored(one.dp_counts, before):
+            before.append(one.dp_counts[len(one.dp_counts) // 2])
+            _build_plan(spaces[one.number], one, bound, best, budget)
             push(bound, one)
-        elif len(one.some) == 1:
+        elif len(one.dp_counts) == 1:
             return bound
         else:
-            for half in _halves(one.some):
+            for half in (
+                one.dp_counts[: len(one.dp_counts) // 2],
+                one.dp_counts[len(one.dp_counts) // 2 :],
+            ):
                 least = max(bound, min(bounds[one.number][dp] for dp in half))
                 push(least, _Range(one.number, half, one.prices))
-        budget.tell(max(best.time_ps / max(heap[0][0], 1) - 1, 0.0))
+        budget.report_gap(max(best.time_ps / max(heap[0][0], 1) - 1, 0.0))
     return NO_BOUND
 
 
-def _look(space: Space, one: _Range, target_ps: int, budget: SearchBudget) -> int:
-    """Price a range, and count its pipelines' microbatches the next time; return its bound."""
+def _tighten_bound(space: Space, one: _Range, target_ps: int, budget: SearchBudget) -> int:
+    """Return the next bound of a range, ps: from prices at first, then from whole microbatches."""
     if not one.priced:
-        found = priced_bound(space, one.some, target_ps, budget, one.prices)
+        found = priced_bound(space, one.dp_counts, target_ps, budget, one.prices)
         one.prices, one.priced = found.prices, True
         return found.bound_ps
-    one.counted = counted_bound(space, one.some, target_ps, budget, _prices(one))
+    one.counted = counted_bound(space, one.dp_counts, target_ps, budget, _prices(one))
     one.prices = one.counted.prices
     return one.counted.bound_ps
 
 
 def _prices(one: _Range) -> NDArray[np.float64]:
     if one.prices is None:
-        raise AssertionError(one)  # it has been priced
+        raise AssertionError(one)  # called for priced ranges only
     return one.prices
 
 
-def _is_far(some: tuple[int, ...], before: list[int]) -> bool:
-    """Return whether no plan was built near the middle of some numbers of pipelines."""
-    dp = some[len(some) // 2]
+def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
+    """Return whether no plan was built near the middle of a range."""
+    dp = dp_counts[len(dp_counts) // 2]
     return not any(dp < _NARROW * other and other < _NARROW * dp for other in before)
 
 
-def _near_numbers(number: int, some: tuple[int, ...]) -> Iterator[_Range]:
-    """Yield runs of numbers of pipelines whose ends are near to each other."""
-    while some:
-        count = bisect_right(some, int(_NARROW * some[0]))
-        yield _Range(number, some[:count])
-        some = some[count:]
+def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
+    """Yield ranges whose ends differ by at most `_NARROW`."""
+    while dp_counts:
+        count = bisect_right(dp_counts, int(_NARROW * dp_counts[0]))
+        yield _Range(number, dp_counts[:count])
+        dp_counts = dp_counts[count:]
 
 
-def _halves(some: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return some[: len(some) // 2], some[len(some) // 2 :]
-
-
-def _share(budget: SearchBudget, share: float) -> SearchBudget:
-    """Return a part of the time that is left."""
+def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
+    """Return a budget of a share of the time left."""
     if budget.deadline_s is None:
         return budget
     now_s = budget.clock()
@@ -353,28 +341,33 @@ def _share(budget: SearchBudget, share: float) -> SearchBudget:
 
 
 def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
-    """Rebuild the best plan by prices of its own number of pipelines."""
+    """Improve the best plan by local search with the prices of its number of pipelines."""
     first = min(best.plans.values(), key=lambda plan: plan.time_ps, default=None)
     if first is None or first.space.sizes.interleave > 1:
         return
-    space, some = first.space, (first.dp,)
-    found = priced_bound(space, some, first.time_ps, budget)
-    counted = counted_bound(space, some, first.time_ps, budget, found.prices)
-    built = Rebuilding(space, units_of_plan(first), first.dp, counted, seed)
+    space, dp_counts = first.space, (first.dp,)
+    found = priced_bound(space, dp_counts, first.time_ps, budget)
+    counted = counted_bound(space, dp_counts, first.time_ps, budget, found.prices)
+    built = LargeNeighborhoodSearch(space, units_of_plan(first), first.dp, counted, seed)
     best.offer(built.best(first.time_ps, budget))
 
 
-def _build(space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget) -> None:
-    """Build a plan around some number of pipelines, from the best one of its sizes if near."""
+def _build_plan(
+    space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget
+) -> None:
+    """Build a plan with about the middle number of pipelines of a range.
+
+    Starts from the best plan of the same sizes where that is near the bound.
+    """
     if range_.counted is None:
         return
     own = [plan for key, plan in best.plans.items() if key[0] == space.sizes]
     first = min(own, key=lambda plan: plan.time_ps, default=None)
-    dp = range_.some[len(range_.some) // 2]
+    dp = range_.dp_counts[len(range_.dp_counts) // 2]
     if first is None or first.time_ps > _NEAR * bound:
         first = divided(space, near_divisions(space), dp)
         best.offer(first)
-    # what is far from the best one is no beginning
+    # A plan far from the best one is no useful start.
     units = [] if first is None or first.time_ps > _NEAR * best.time_ps else units_of_plan(first)
-    built = Rebuilding(space, units, dp, range_.counted)
+    built = LargeNeighborhoodSearch(space, units, dp, range_.counted)
     best.offer(built.best(min(best.time_ps, int(_NEAR * bound)), budget))

@@ -1,7 +1,7 @@
-"""Plans after the loss of nodes: intact pipelines stay, the rest is regrouped.
+"""Plans after the loss of nodes: intact pipelines stay, remaining nodes are regrouped.
 
 As in Oobleck (Jang et al., SOSP 2023), templates are planned beforehand; remaining nodes of broken
-pipelines form new pipelines where they fit, and the batch is shared anew.
+pipelines form new pipelines where they fit, and the batch is divided again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from app.analysis.planning.problem import divisors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AfterLoss:
-    """The plan after nodes of one type are lost; None where no pipelines hold the model."""
+    """The plan after the loss of nodes of one type."""
 
     device: int
     lost: int
-    plan: JobPlan | None
-    kept: int  # pipelines that stay as they are
-    moved_bytes: float  # weights and optimizer states that new pipelines need
+    plan: JobPlan | None  # None where the remaining nodes do not hold the model
+    kept: int  # unchanged pipelines
+    moved_bytes: float  # weights and optimizer states copied to new pipelines
 
 
 def after_losses(plan: JobPlan) -> tuple[AfterLoss, ...]:
-    """Return the plan after 1, 2, … nodes of each type are lost, as many as the job asks for."""
+    """Return the plan after the loss of 1, 2, … nodes of each type, up to the job's `losses`."""
     spec, sizes = plan.space.spec, plan.space.sizes
-    # unlike pipelines run plain 1F1B
+    # Unequal pipelines run plain 1F1B.
     space = plan.space if sizes.interleave == 1 else space_of(spec, replace(sizes, interleave=1))
     return tuple(
         _after(plan, space, kind, lost)
@@ -40,7 +40,7 @@ def after_losses(plan: JobPlan) -> tuple[AfterLoss, ...]:
 
 
 def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
-    """Lose nodes where the fewest pipelines break: in one pipeline after another."""
+    """Return the plan after a loss that breaks the fewest pipelines."""
     units = units_of_plan(plan)
     broken: list[int] = []
     number = lost
@@ -51,11 +51,11 @@ def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
     kept = [unit for i, unit in enumerate(units) if i not in broken]
     rest = [sum(units[i].nodes[t] for i in broken) for t in range(len(space.spec.devices))]
     rest[kind] -= lost - max(number, 0)
-    fresh = _fresh(space, rest, {units[i] for i in broken})
+    fresh = _regrouped(space, rest, {units[i] for i in broken})
     best: JobPlan | None = None
     new: list[Unit] = []
     for added in (fresh, []):
-        shared = _shared(space, kept + added)
+        shared = _share_batch(space, kept + added)
         if shared is not None and (best is None or shared.time_ps < best.time_ps):
             best, new = shared, added
     each = space.layers * space.arrays.block_parameters * space.sizes.tp
@@ -65,7 +65,7 @@ def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
 
 
 def units_of_plan(plan: JobPlan) -> list[Unit]:
-    """Return the units of a plan, each once, in the order of its pipelines."""
+    """Return the units of a plan in the order of its pipelines."""
     units = []
     at = 0
     while at < plan.dp:
@@ -74,8 +74,8 @@ def units_of_plan(plan: JobPlan) -> list[Unit]:
     return units
 
 
-def _fresh(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
-    """Return units on what is left of the broken ones' nodes: one of all, as many as can be."""
+def _regrouped(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
+    """Return one unit of all remaining nodes of broken units, with the most replicas that fit."""
     kinds = [kind for kind, number in enumerate(nodes) if number > 0]
     order = next((unit.order for unit in broken), ())
     for replicas in sorted(divisors(space.slots), reverse=True):
@@ -90,8 +90,8 @@ def _fresh(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
     return []
 
 
-def _shared(space: Space, units: list[Unit]) -> JobPlan | None:
-    """Return the plan of some units with the batch shared anew."""
+def _share_batch(space: Space, units: list[Unit]) -> JobPlan | None:
+    """Return the plan of some units with the batch divided again; None where it has no plan."""
     dp = sum(unit.replicas for unit in units)
     if not units or dp > space.microbatches:
         return None

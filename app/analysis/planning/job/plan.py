@@ -1,4 +1,4 @@
-"""Plan a whole job, and say what would do where nothing fits."""
+"""Plan of a whole job with simpler ways for comparison, or sufficient changes where none fits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from app.analysis.planning.search.budget import SearchBudget
 from app.errors import Fault, InfeasiblePlanError
 
 _GIB: Final = 2**30
-# Memory is looked for up to this many times what there is, and as closely.
+# Largest tried factor of the memory, and the precision of its bisection.
 _MOST_MEMORY: Final = 64.0
 _CLOSE: Final = 1.01
+# Most nodes of a tried multiple of the cluster.
 _MOST_PLANNED: Final = 1024
-# Nodes more of one type, and other values of a size, that are tried.
+# Most tried additional nodes of one type, and other values of a size.
 _MOST_MORE: Final = 8
 _MOST_TRIED: Final = 32
-# A comparison on a clock may take so long; it is the best plan that was found until then.
+# Time limit of each comparison, after which its best plan so far counts.
 _COMPARED_S: Final = 2.0
 
 
@@ -40,34 +41,32 @@ def plan_job(
     Parameters
     ----------
     compare : bool
-        Also plan simpler ways to run it; their time is their own.
+        Also plan simpler ways to run the job, which does not count as planning time.
 
     Raises
     ------
     InfeasiblePlanError
-        Nothing fits, with changes each of which would do.
+        No plan fits, with changes that each make one possible.
     """
     found = search_job(spec, budget)
     if found is None:
         raise InfeasiblePlanError(
-            "no plan fits the devices", faults=tuple(_changes(spec, budget or SearchBudget()))
+            "no plan fits the devices",
+            faults=tuple(_sufficient_changes(spec, budget or SearchBudget())),
         )
     if not compare:
         return found
-    return replace(found, comparison=_compared(spec, budget or SearchBudget()))
-
-
-def _compared(spec: JobSpec, budget: SearchBudget) -> dict[str, JobPlan | None]:
-    """Return the best plan of each simpler way by its name; None where nothing fits."""
-    found: dict[str, JobPlan | None] = {}
-    for name, simpler in _ways(spec):
+    budget = budget or SearchBudget()
+    comparison: dict[str, JobPlan | None] = {}
+    for name, simpler in _simpler_ways(spec):
         deadline = None if budget.deadline_s is None else budget.clock() + _COMPARED_S
         best = search_job(simpler, SearchBudget(budget.clock, deadline))
-        found[name] = None if best is None else best.plan
-    return found
+        comparison[name] = None if best is None else best.plan
+    return replace(found, comparison=comparison)
 
 
-def _ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+def _simpler_ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    """Yield the specifications of simpler ways to run the job, by name."""
     if spec.as_it_runs is not None:
         sizes = spec.as_it_runs.sizes
         if len(spec.devices) > 1:  # pipelines over several types run plain 1F1B
@@ -83,15 +82,15 @@ def _ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     yield "slowest_everywhere", replace(spec, devices=(everywhere,))
     fast = tuple(device for kind, device in enumerate(spec.devices) if kind != slow)
     yield f"without_{spec.devices[slow].name}", replace(spec, devices=fast)
-    if len(spec.devices) > 2:  # noqa: PLR2004 - of two, each alone is one that stands above
+    if len(spec.devices) > 2:  # noqa: PLR2004 - of two types, this is `without_` the slowest
         for device in fast:
             yield f"{device.name}_alone", replace(spec, devices=(device,))
     yield f"{spec.devices[slow].name}_alone", replace(spec, devices=(spec.devices[slow],))
 
 
-def _changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
-    """Yield the smallest changes, one of each kind, that make a plan possible."""
-    memory = _least(lambda factor: _with_memory(spec, factor), budget)
+def _sufficient_changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
+    """Yield the smallest change of each kind that makes a plan possible."""
+    memory = _least_factor(lambda factor: _with_memory(spec, factor), budget)
     for number, device in enumerate(spec.devices if memory is not None else ()):
         size = device.accelerator.memory_bytes
         if size is not None and memory is not None:
@@ -113,7 +112,7 @@ def _changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
 
 
 def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
-    """Return the fewest nodes more of one type, else the least multiple of all, that would do."""
+    """Return the fewest sufficient additional nodes of one type, else multiple of all nodes."""
     kinds = range(len(spec.devices))
     for more, kind in itertools.product(range(1, _MOST_MORE + 1), kinds):
         budget.check()
@@ -127,7 +126,8 @@ def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
             return None
     for factor in range(2, _MOST_PLANNED // spec.nodes + 1):
         budget.check()
-        if _possible(_with_nodes(spec, factor), budget):
+        devices = [replace(device, nodes=device.nodes * factor) for device in spec.devices]
+        if _possible(replace(spec, devices=tuple(devices)), budget):
             message = f"with {factor} times the nodes there is a plan"
             return Fault("more_nodes", message, column="devices")
         if budget.spent:
@@ -136,7 +136,7 @@ def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
 
 
 def _other_size(spec: JobSpec, key: str, budget: SearchBudget) -> str | None:
-    """Return what another size would do: the nearest one; None where none does."""
+    """Return the nearest other value of a size that makes a plan possible; None without any."""
     if not _possible(replace(spec, fixed=replace(spec.fixed, **{key: None})), budget):
         return None
     asked = getattr(spec.fixed, key)
@@ -154,11 +154,6 @@ def _other_size(spec: JobSpec, key: str, budget: SearchBudget) -> str | None:
         if budget.spent:
             break
     return "without it there is a plan"
-
-
-def _with_nodes(spec: JobSpec, factor: int) -> JobSpec:
-    devices = tuple(replace(device, nodes=device.nodes * factor) for device in spec.devices)
-    return replace(spec, devices=devices)
 
 
 def _with_memory(spec: JobSpec, factor: float) -> JobSpec:
@@ -179,8 +174,8 @@ def _with_memory(spec: JobSpec, factor: float) -> JobSpec:
     )
 
 
-def _least(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float | None:
-    """Return the least factor with which there is a plan; None where the largest does not do."""
+def _least_factor(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float | None:
+    """Return the least factor with a possible plan; None where the largest has none."""
     low, high = 1.0, _MOST_MEMORY
     if not _possible(changed(high), budget):
         return None
@@ -195,6 +190,7 @@ def _least(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float |
 
 
 def _possible(spec: JobSpec, budget: SearchBudget) -> bool:
-    """Return whether there is any plan: the search ends at its first one."""
+    """Return whether there is any plan."""
+    # A deadline in the past ends the search at its first plan; reading the clock allows to cancel.
     at_once = SearchBudget(lambda: budget.clock() * 0 + 1.0, 0.0)
     return search_job(spec, at_once) is not None

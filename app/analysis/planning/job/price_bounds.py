@@ -1,9 +1,18 @@
 # ruff: noqa: PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""Lower bound of a job's time from prices of TP groups of each device type.
+"""Lower bound of a job's time from prices of TP groups of each device type (Lagrange duality).
 
-For any prices π ≥ 0: T ≥ min over pipelines u of A_u + m_u·(c + π·k_u), c = (N − π·G)/dp − 1, with
-m the slowest stage and A all stages and what follows. The bound is concave in π and raised by a
-proximal bundle method; a dynamic program over stages finds the minimum.
+A pipeline u with k_u groups of each type does at most 1 + (T − A_u)/m_u microbatches in a time T,
+with m its slowest stage and A all stages, synchronization and optimizer. Let dp pipelines do N on G
+groups in T, and let π be prices, not negative where groups may be idle. If T were below
+A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they would do fewer than
+Σ(1 + c + π·k_u) ≤ N. So
+
+    T ≥ min over pipelines u of A_u + m_u·(c + π·k_u),
+
+which is concave in π and raised by a proximal bundle method. A dynamic program over stages from the
+last one finds the minimum, for intervals of m that are halved where close to the least. Blocks and
+nodes are whole, and the blocks that fit a stage depend on its place. Relaxed: pipelines may be used
+in part, and pass the types in any order.
 """
 
 from __future__ import annotations
@@ -22,19 +31,31 @@ from app.analysis.planning.job.space import KernelCosts, Space
 from app.analysis.planning.problem import divisors
 from app.analysis.planning.search.budget import SearchBudget
 
-# ---- Prices that keep most from all pipelines that are known: a proximal bundle method ---------
-
-
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
-# How far the first step may go, in prices, and steps to each one's end.
+# Relative size of the first price change, and Newton steps for each smoothing width.
 _REACH: Final = 0.3
 _NEWTON: Final = 8
 _EPSILON: Final = 1e-9
+# Ratio of the ends of an interval of m: initially, and of one that is not halved.
+_COARSE: Final = 1.06
+_FINE: Final = 1.004
+# Limit of halved intervals for each price, and for the final bound.
+_MOST_HALVED: Final = 150
+_MOST_AT_LAST: Final = 2000
+# Precision of m while prices change, limit of price changes, and the least promised gain of one as
+# a share of the target.
+_CLOSE: Final = 1.01
+_STEPS: Final = 40
+_GAIN: Final = 1e-3
+# Times that the proximal weight is relaxed before the end, and the factor of each.
+_FARTHER: Final = 3
+_LOOSER: Final = 8.0
 
 
 class Bundle:
-    """What is known of the bound as prices change: planes that it is below; a proximal bundle."""
+    """Cutting planes of the concave bound over prices, for a proximal bundle method."""
 
     def __init__(self, scale: FloatArray, target_ps: int, *, positive: bool) -> None:
         self.scale, self.target_ps, self.positive, self.weight = scale, target_ps, positive, 0.0
@@ -42,7 +63,7 @@ class Bundle:
         self.slopes: list[FloatArray] = []
 
     def add(self, at: FloatArray, value: float, slope: FloatArray) -> None:
-        """Add the plane of a pipeline: what it says at some prices, and by how much for each."""
+        """Add the plane with a value and a slope at some prices."""
         self.offsets.append(value - float(slope @ at))
         slope = slope / self.scale
         self.slopes.append(slope)
@@ -51,8 +72,8 @@ class Bundle:
             self.weight = float(np.abs(slope).max()) / (_REACH * reach)
 
     def next(self, center: FloatArray, value: float) -> tuple[FloatArray, float]:
-        """Return the prices that promise most near some, and what they promise."""
-        if not self.weight:  # no price changes anything
+        """Return the proximal maximum of the planes near a center, and the planes' value there."""
+        if not self.weight:  # all planes are flat
             return center, value
         offsets, slopes = np.array(self.offsets), np.array(self.slopes)
         origin = center * self.scale
@@ -84,56 +105,24 @@ class Bundle:
         return at / self.scale, float((offsets + slopes @ at).min())
 
 
-# ---- What no plan of some sizes can be below, from a price for each type's TP groups -----------
-# A pipeline u with k_u groups of each type does at most 1 + (T − A_u)/m_u microbatches in a time T,
-# where m is its slowest stage and A all stages and what follows them. Let dp pipelines do N on G
-# groups in T, and let π be prices, not negative where groups may be idle. If T were below
-# A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they would do fewer than
-# Σ(1 + c + π·k_u) ≤ N. So
-#
-#     T ≥ min over all pipelines u of A_u + m_u·(c + π·k_u),
-#
-# which is concave in π: it is raised by a proximal bundle method. Its minimum is found by a dynamic
-# program over stages from the last one, for intervals of m: that close to the least are halved.
-# Blocks and nodes are whole, and the blocks that fit a stage depend on its place. What is left out:
-# pipelines may be used in part, and pass the types in any order.
-
-
-IntArray = NDArray[np.int64]
-
-# Ratio of the ends of an interval of m at first, and of one that is not halved.
-_COARSE: Final = 1.06
-_FINE: Final = 1.004
-# Intervals that are looked into after the first ones, each time that prices change; and at last.
-_MOST_HALVED: Final = 150
-_MOST_AT_LAST: Final = 2000
-# Of the steps that raise the prices, and the share of the target that the last one promises.
-_CLOSE: Final = 1.01
-_STEPS: Final = 40
-_GAIN: Final = 1e-3
-# How often the bundle looks farther before it ends, and each time by what factor.
-_FARTHER: Final = 3
-_LOOSER: Final = 8.0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Priced:
-    """A bound, and what a TP group of each type is worth for it, in microbatches."""
+class PriceBound:
+    """A bound with its prices: microbatches for a TP group of each type."""
 
     bound_ps: int
     prices: FloatArray
 
 
-class _Kind(NamedTuple):
-    """Pipelines that share each node by a number of replicas."""
+class _NodeSharing(NamedTuple):
+    """Pipelines of which several share each node."""
 
-    here: int  # stages of each in a node
-    tails: FloatArray  # shape (stages + 1,): what follows, ps, by the pipeline's stages
+    here: int  # stages of each pipeline in a node
+    tails: FloatArray  # (stages + 1,): synchronization and optimizer by number of stages, ps
 
 
 @dataclass(frozen=True, slots=True)
-class _Least:
-    """The least of A + m·(c + π·k), and how it changes with each price."""
+class _LeastPriced:
+    """The least of A + m·(c + π·k), and its gradient by price."""
 
     value: float
     slope: FloatArray
@@ -141,26 +130,26 @@ class _Least:
 
 def priced_bound(
     space: Space,
-    some: tuple[int, ...],
+    dp_counts: tuple[int, ...],
     target_ps: int,
     budget: SearchBudget,
     start: FloatArray | None = None,
-) -> Priced:
-    """Return what no plan of some numbers of pipelines takes less than, and its prices.
+) -> PriceBound:
+    """Return a lower bound of all plans with some numbers of pipelines, and its prices.
 
     Parameters
     ----------
-    some : tuple of int
-        Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
-        the first one.
+    dp_counts : tuple of int
+        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
+        first one: lower bounds for all.
     target_ps : int
-        A plan's time: a bound that reaches it is not raised further.
+        A plan's time, at which the bound is not raised further.
     start : float64 array, shape (types,), optional
-        Prices to begin with.
+        Initial prices.
     """
-    oracle = _Oracle.of(space, some)
+    oracle = _Oracle.of(space, dp_counts)
     groups, scale = oracle.groups, space.layers * space.arrays.block.astype(np.float64)
-    # a first guess: groups are worth what they compute
+    # Initial prices in proportion to the computing speed of the groups.
     share = (target_ps / scale - 1).clip(0)
     guess = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
     best_at, best = guess, oracle.least(guess, _CLOSE)
@@ -177,7 +166,7 @@ def priced_bound(
             break
         at, promised = bundle.next(best_at, best.value)
         if promised <= best.value + _GAIN * target_ps:
-            # what is promised near the prices: farther away there may be more
+            # Little is promised nearby: relax the proximal weight.
             if farther == _FARTHER:
                 break
             farther += 1
@@ -192,26 +181,28 @@ def priced_bound(
             best, best_at = found, at
     value = oracle.least(best_at, _FINE, _MOST_AT_LAST).value
     never = int(np.iinfo(np.int64).max)
-    return Priced(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
+    return PriceBound(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Oracle:
-    """Finds the least of A + m·(c + π·k)."""
+    """Minimizes A + m·(c + π·k) over pipelines, for given prices."""
 
     space: Space
-    kinds: tuple[_Kind, ...]
+    kinds: tuple[_NodeSharing, ...]
     groups: FloatArray
     numbers: tuple[int, int]
 
     @classmethod
-    def of(cls, space: Space, some: tuple[int, ...]) -> _Oracle:
+    def of(cls, space: Space, dp_counts: tuple[int, ...]) -> _Oracle:
         groups = np.array([device.nodes for device in space.spec.devices]) * float(space.slots)
-        kinds = tuple(_kind(space, replicas, some) for replicas in divisors(space.slots))
-        return cls(space, kinds, groups, (some[0], some[-1]))
+        kinds = tuple(
+            _node_sharing(space, replicas, dp_counts) for replicas in divisors(space.slots)
+        )
+        return cls(space, kinds, groups, (dp_counts[0], dp_counts[-1]))
 
-    def least(self, prices: FloatArray, close: float, most: int = _MOST_HALVED) -> _Least:
-        """Return the least, to within `close` of m or after `most` more intervals."""
+    def least(self, prices: FloatArray, close: float, most: int = _MOST_HALVED) -> _LeastPriced:
+        """Return the minimum, with m within a factor `close` or after `most` halved intervals."""
         space = self.space
         rest = space.microbatches - float(prices @ self.groups)
         number = self.numbers[1] if rest >= 0 else self.numbers[0]
@@ -255,25 +246,25 @@ class _Oracle:
             value, _, low, high, kind, used = heapq.heappop(heap)
             if high <= low * close or next(serial) > first + most:
                 slope = (low + high) / 2 * (used - self.groups / number)
-                return _Least(value, slope)
+                return _LeastPriced(value, slope)
             middle = (low * high) ** 0.5
             look(low, middle, kind)
             look(middle, high, kind)
-        return _Least(np.inf, self.groups * 0)
+        return _LeastPriced(np.inf, self.groups * 0)
 
 
-def _kind(space: Space, replicas: int, some: tuple[int, ...]) -> _Kind:
+def _node_sharing(space: Space, replicas: int, dp_counts: tuple[int, ...]) -> _NodeSharing:
     here = space.slots // replicas
     longest = min(space.layers, space.groups)
     whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
     tails = np.full(longest + 1, np.inf)
     for stages in range(here, longest + 1, here):
         tails[stages] = min(
-            synchronization_ps(space.spec, device, whole / stages, some[0], replicas)[0]
-            + synchronization_ps(space.spec, device, whole / stages, some[-1], replicas)[1]
+            synchronization_ps(space.spec, device, whole / stages, dp_counts[0], replicas)[0]
+            + synchronization_ps(space.spec, device, whole / stages, dp_counts[-1], replicas)[1]
             for device in space.spec.devices
         )
-    return _Kind(here, tails)
+    return _NodeSharing(here, tails)
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -292,18 +283,18 @@ def _least_within(
 ) -> tuple[float, FloatArray]:
     """Return the least of A + m·(c + π·k) for m in [low, high], and its k.
 
-    Stages are placed from the last one on; those of a node, `here` of them, are of one type.
+    Stages are placed from the last one on; the `here` stages of a node are of one type.
     """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
-    whole = np.full(layers + 1, np.inf)  # of whole nodes, by blocks
+    whole = np.full(layers + 1, np.inf)  # least value with whole nodes, by blocks
     whole[0] = 0.0
-    part = np.full((types, layers + 1), np.inf)  # of a node that is begun
+    part = np.full((types, layers + 1), np.inf)  # least value with a partly used node
     before = np.empty(layers + 1)
     chosen = np.zeros((longest + 1, layers + 1), dtype=np.int64)
     taken = np.zeros((longest + 1, types, layers + 1), dtype=np.int64)
     queue = np.empty(layers + 1, dtype=np.int64)
-    paid = prices.min() >= 0  # each stage adds to the value
+    paid = prices.min() >= 0  # every further stage increases the value
     for q in range(1, longest + 1):
         flight = min(q, microbatches)
         ends, begins = (q - 1) % here == 0, q % here == 0  # of a node
@@ -320,7 +311,7 @@ def _least_within(
                 behind += costs.between[t] if ends else costs.inside[t]
             each = static * costs.block_parameters + flight * costs.stored
             step = float(costs.block[t])
-            if begins and fixed in (0, q):  # as the first stage
+            if begins and fixed in (0, q):  # as the pipeline's first stage
                 extra = behind + costs.embedding[t]
                 span = _fitting(
                     (high - extra) / step,
@@ -334,7 +325,7 @@ def _least_within(
                         now += low * (prices[t] + constant) + tails[q]
                         if now < best:
                             best, best_stages, best_type, best_blocks = now, q, t, b
-            # as one that others are before
+            # As a later stage.
             extra = behind + (costs.between[t] if begins else costs.inside[t])
             span = _fitting((high - extra) / step, room, each, layers)
             if span < 1:
@@ -342,7 +333,7 @@ def _least_within(
             first, last = 0, 0
             fixed_part = extra + low * prices[t]
             for n in range(1, layers):
-                # the window of what is behind: n - span to n - 1 blocks
+                # Sliding-window minimum over n - span to n - 1 blocks behind the stage.
                 new = before[n - 1] - (n - 1) * step
                 while last > first and before[queue[last - 1]] - queue[last - 1] * step >= new:
                     last -= 1
@@ -376,7 +367,7 @@ def _least_within(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _fitting(most: float, room: float, each: float, layers: int) -> int:
-    """Return the blocks of a stage that its time and its memory allow."""
+    """Return the most blocks of a stage by its time and its memory."""
     most = min(np.floor(most), float(layers))
     if np.isfinite(room):
         most = min(most, np.floor(room / each))

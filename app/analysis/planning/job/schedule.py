@@ -1,6 +1,6 @@
-"""One iteration of a pipeline, executed: 1F1B, or Megatron-Core's interleaved 1F1B.
+"""Executed iteration of a job's pipeline: 1F1B, or Megatron-Core's interleaved 1F1B.
 
-Transfers are received in a stage's own time, as where sends and receives wait for each other.
+Transfers are part of the receiving stage's time, as with blocking sends and receives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 
 def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:
-    """Return what each stage takes for one microbatch, ps: forward, backward, with transfers."""
+    """Return forward and backward time of each stage for one microbatch with transfers, ps."""
     extra = stage_extras(space, pipeline)
     stages = pipeline.template.stages
     forward = np.array(
@@ -30,14 +30,9 @@ def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArra
 
 
 def stage_extras(space: Space, pipeline: JobPipeline) -> IntArray:
-    """Return what each stage takes in addition to its blocks for one microbatch, ps."""
-    return arranged(space, pipeline)[1]
-
-
-def arranged(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray, IntArray]:
-    """Return `arrange` of a pipeline's unit."""
+    """Return the time of each stage beyond its blocks for one microbatch, ps."""
     unit = pipeline.template.unit
-    return arrange(
+    _, extra, _ = arrange(
         np.array(unit.nodes, dtype=np.int64),
         np.array(padded(unit.order, len(unit.nodes)), dtype=np.int64),
         space.slots // unit.replicas,
@@ -46,10 +41,11 @@ def arranged(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray, I
         space.sizes.interleave,
         space.microbatches,
     )
+    return extra
 
 
 def executed_ps(space: Space, pipeline: JobPipeline) -> int:
-    """Return what a pipeline's iteration takes when it is executed, ps, with what follows it."""
+    """Return the executed time of an iteration with synchronization and optimizer, ps."""
     forward, backward = stage_passes(space, pipeline)
     if space.sizes.interleave > 1:
         chunks = space.sizes.interleave
@@ -62,21 +58,21 @@ def executed_ps(space: Space, pipeline: JobPipeline) -> int:
 
 
 def iteration_ps(plan: JobPlan) -> int:
-    """Return what the slowest pipeline takes when it is executed; equal ones are executed once."""
-    distinct = {(one.template, one.microbatches): one for one in plan.pipelines}
-    return max(executed_ps(plan.space, one) for one in distinct.values())
+    """Return the executed time of the slowest pipeline, ps."""
+    distinct = {(item.template, item.microbatches): item for item in plan.pipelines}
+    return max(executed_ps(plan.space, pipeline) for pipeline in distinct.values())
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def run_interleaved(  # noqa: C901 - one walk
     forward: IntArray, backward: IntArray, chunks: int, microbatches: int
 ) -> int:
-    """Return when interleaved 1F1B ends (Narayanan et al., arXiv:2104.04473, section 2.2).
+    """Return the end of interleaved 1F1B, ps (Narayanan et al., arXiv:2104.04473, section 2.2).
 
     Parameters
     ----------
     forward, backward : int64 array, shape (stages,)
-        What one chunk of a stage takes for one microbatch.
+        Time of one chunk of a stage for one microbatch, ps.
     microbatches : int
         A multiple of the stages.
     """

@@ -24,7 +24,7 @@ from app.analysis.planning.job.heterogeneous import (
     equal_divisions,
     near_divisions,
 )
-from app.analysis.planning.job.large_clusters import bound_of_large
+from app.analysis.planning.job.large_clusters import search_ranges
 from app.analysis.planning.job.schedule import iteration_ps
 from app.analysis.planning.job.space import (
     NO_BOUND,
@@ -43,19 +43,19 @@ from app.analysis.planning.job.spec import INTERLEAVES, MICROBATCHES, JobSpec, R
 from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
 
-# ---- What no plan of some sizes and number of pipelines can be below ---------------------------
-# Embedding and head count each as the blocks that take as long on the type where these are fewest:
-# L blocks in all. A pipeline of stage times C_j does n microbatches in ΣC + (n − 1)·m + tail, m =
-# max C. Let θ_j = C_j / m ≤ 1, x_j what a block takes on stage j: Σ θ_j/x_j ≥ L/m, so within T
+# Lower bound of all plans with given sizes and number of pipelines dp.
+# Embedding and head each count as a number of blocks, on the type where that is least: L blocks in
+# all. A pipeline of stage times C_j does n microbatches in ΣC + (n − 1)·m + tail, m = max C. With
+# θ_j = C_j / m ≤ 1 and the time x_j of a block on stage j, Σ θ_j/x_j ≥ L/m, so within T
 #
 #     n ≤ 1 + Σ_j θ_j·((T − tail)/(L·x_j) − 1) ≤ 1 + Σ_j max((T − tail)/(L·x_j) − 1, 0).
 #
-# Summed over dp pipelines, N ≤ dp + Σ_t G_t·max((T − tail)/(L·x_t) − 1, 0), where a type has G_t
-# groups: the T at which both sides are equal is the bound (`_by_type`). A second one (`_by_rate`)
-# counts what the tails cost: of rate R_d = Σ 1/x_j and ΣC ≥ A, what one pass takes on the fastest
-# type, n_d ≤ 1 + (T − A − tail_d)·R_d/L; with Σ R_d ≤ R, tail_d ≥ τ/S_d and R_d ≥ S_d/x_max:
-# T ≥ A + (N − dp)·L/R + dp·τ/(x_max·R). And each pipeline has a device on which a pass takes no
-# longer than T, so there are dp of them (`_some_pass`). With v chunks a bubble is 1/v as long.
+# Summed over dp pipelines, N ≤ dp + Σ_t G_t·max((T − tail)/(L·x_t) − 1, 0), where type t has G_t
+# groups: the T at which both sides are equal is the bound of `_bound_by_type`. A second one, by
+# rate, includes the tails: with R_d = Σ 1/x_j and ΣC ≥ A, the time of a pass on the fastest type,
+# n_d ≤ 1 + (T − A − tail_d)·R_d/L; with Σ R_d ≤ R, tail_d ≥ τ/S_d and R_d ≥ S_d/x_max:
+# T ≥ A + (N − dp)·L/R + dp·τ/(x_max·R). Third, each pipeline has a device on which a pass takes at
+# most T, so there are dp of them (`_bound_by_pass`). With v chunks a bubble is 1/v as long.
 
 
 FloatArray = NDArray[np.float64]
@@ -64,7 +64,7 @@ IntArray = NDArray[np.int64]
 
 
 def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
-    """Return the bound for each number of pipelines: at most that of groups and microbatches."""
+    """Return the lower bound for each number of pipelines, ps, shape of `dp`."""
     spec, chunks = space.spec, space.sizes.interleave
     arrays, total = space.arrays, space.microbatches
     block = arrays.block.astype(np.float64)
@@ -75,7 +75,8 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     once = layers * block.min()
     whole = space.layers * arrays.block_parameters + 2 * arrays.table_parameters
     steps = 1 << np.arange(int(dp.max()).bit_length())
-    # a tail grows with dp; the optimizer's step, which shrinks, is left out
+    # Synchronization grows with dp, so that of the next lower power of two is a bound; the
+    # optimizer's step, which shrinks, is left out.
     tail = np.array([_least_tail(space, whole, int(d)) for d in steps])[
         np.searchsorted(steps, dp, side="right") - 1
     ]
@@ -83,8 +84,8 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
         once / chunks + (total - dp / chunks) * layers / rate + dp * tail / (block.max() * rate)
     )
     longest = np.minimum(space.groups - dp + 1, space.layers)
-    by_type = _by_type(total - dp / chunks, layers * block, number, chunks) + tail / longest
-    by_pass = _some_pass(dp, layers * block, number) / chunks
+    by_type = _bound_by_type(total - dp / chunks, layers * block, number, chunks) + tail / longest
+    by_pass = _bound_by_pass(dp, layers * block, number) / chunks
     bounds: IntArray = np.floor(
         np.maximum(np.maximum(by_rate, by_type), by_pass) * (1 - 1e-12)
     ).astype(np.int64)
@@ -92,10 +93,10 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     return bounds
 
 
-def _by_type(
+def _bound_by_type(
     microbatches: FloatArray, passes: FloatArray, groups: IntArray, chunks: int
 ) -> FloatArray:
-    """Return the least T with Σ G_t·max(T/P_t − 1/v, 0) of some microbatches; P_t is a pass."""
+    """Return the least T, Σ G_t·max(T/P_t − 1/v, 0) ≥ microbatches; P_t is the time of a pass."""
     order = np.argsort(passes)
     passes, groups = passes[order], groups[order]
     times = np.full(len(microbatches), np.inf)
@@ -106,7 +107,7 @@ def _by_type(
 
 
 def _least_tail(space: Space, parameters: float, dp: int) -> float:
-    """Return the least synchronization of a whole model's gradients, whatever shares a node."""
+    """Return the least exposed synchronization of a whole model's gradients, ps."""
     return float(
         min(
             synchronization_ps(space.spec, device, parameters, dp, in_node)[0]
@@ -116,8 +117,8 @@ def _least_tail(space: Space, parameters: float, dp: int) -> float:
     )
 
 
-def _some_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray:
-    """Return what a pass takes on the slowest type that is some pipeline's fastest."""
+def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray:
+    """Return the time of a pass on the slowest type that must be the fastest of a pipeline."""
     order = np.argsort(passes)
     reached = np.cumsum(groups[order])
     last = np.minimum(np.searchsorted(reached, dp), len(order) - 1)
@@ -126,7 +127,7 @@ def _some_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray
 
 
 def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
-    """Return whether dp models fit all devices, and one the shortest of the pipelines."""
+    """Return whether dp models may fit all devices, and one model the shortest pipeline."""
     arrays, layers = space.arrays, space.layers
     if not np.isfinite(arrays.capacity).all():
         return np.ones(len(dp), dtype=np.bool_)
@@ -136,7 +137,7 @@ def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
     longest = np.minimum(space.groups // dp, layers)
     fits = np.empty(len(dp), dtype=np.bool_)
     for i, pipelines in enumerate(dp.tolist()):
-        # of each type as many stages last, last but one, … as there are pipelines
+        # At most dp stages of each type are the last, the last but one, … of their pipelines.
         deepest = max(int(longest[i]), -(-int(groups.max()) // pipelines))
         levels = np.arange(1, deepest + 1)
         flight = np.minimum(levels, space.microbatches)
@@ -150,24 +151,15 @@ def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
     return fits
 
 
-# ---- The search for the plan of a whole job: best first over sizes and numbers of pipelines ----
-# Every combination of sizes and dp has a lower bound (`bounds`). The one with the lowest is looked
-# into: on one type of nodes all pipelines are alike and each division of the nodes is costed; on
-# several a dynamic program over the nodes of each type says whether pipelines can do the batch in a
-# time, and bisection finds the least such time. What is open when the time is up, or is too large
-# for the program, leaves its bound (`large.ranges`): the gap that is proven. Of the plans that are
-# as good by t_std, the one that executes fastest is taken.
-
-
-# Alternatives that are kept.
+# Number of kept alternatives.
 ALTERNATIVES: Final = 10
-# Plans of one type of nodes that may be among them are costed although they cannot be the best.
+# Combinations within this factor of the best are costed as alternatives (one type of nodes).
 _NEAR: Final = 1.25
-# Steps of the program over nodes, for each time that is asked for; more is left open.
+# Limit of the dynamic program's steps for each tried time; larger combinations are left open.
 _MOST_STEPS: Final = 3e7
-# Sizes, those of the lowest bounds, with which nodes are also divided nearly equally at first.
+# Number of sizes, by least bound, with nearly equal divisions of nodes as first plans.
 _MOST_NEAR: Final = 10
-# Of plans that differ by less in t_std, the one that executes fastest is taken.
+# Of plans within this factor of the least t_std, the fastest executed one is chosen.
 _AS_GOOD: Final = 1.01
 
 
@@ -177,7 +169,7 @@ def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | 
     Parameters
     ----------
     budget : SearchBudget, optional
-        With a time limit the best plan so far is returned, with the gap that is proven.
+        With a time limit the best plan so far is returned, with its proven gap.
     """
     budget = budget or SearchBudget()
     began_s = budget.clock()
@@ -186,15 +178,17 @@ def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | 
     open_ = [
         (bound, number, dp)
         for number, space in enumerate(spaces)
-        if len(some := numbers_of(space))
-        for dp, bound in zip(some.tolist(), lower_bounds_ps(space, some).tolist(), strict=True)
+        if len(dp_counts := pipeline_counts(space))
+        for dp, bound in zip(
+            dp_counts.tolist(), lower_bounds_ps(space, dp_counts).tolist(), strict=True
+        )
         if bound < NO_BOUND
     ]
     heapq.heapify(open_)
     if len(spec.devices) == 1:
-        least = _uniform(spaces, open_, best, budget)
+        least = _search_uniform(spaces, open_, best, budget)
     else:
-        least = _mixed(spaces, open_, best, budget)
+        least = _search_mixed(spaces, open_, best, budget)
     if not best.plans:
         return None
     ranked = sorted(best.plans.values(), key=lambda plan: plan.time_ps)
@@ -208,24 +202,24 @@ def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | 
     )
 
 
-def numbers_of(space: Space) -> IntArray:
-    """Return the numbers of pipelines that there can be, ascending."""
+def pipeline_counts(space: Space) -> IntArray:
+    """Return the possible numbers of pipelines, ascending."""
     spec, most = space.spec, min(space.groups, space.microbatches)
     if len(spec.devices) > 1 or spec.allow_idle:
         least = 1 if spec.allow_idle else -(-space.groups // space.layers)
-        some = set(range(least, most + 1))
+        dp_counts = set(range(least, most + 1))
     else:
-        some = {
+        dp_counts = {
             replicas * count
             for replicas in divisors(space.slots)
             for count in divisors(spec.nodes)
             if replicas * count <= most
         }
-    return np.array(sorted(dp for dp in some if spec.fixed.dp in {None, dp}), dtype=np.int64)
+    return np.array(sorted(dp for dp in dp_counts if spec.fixed.dp in {None, dp}), dtype=np.int64)
 
 
 def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
-    """Yield the sizes that are searched, or what is fixed of them."""
+    """Yield the sizes to search, with the fixed ones of the specification."""
     fixed, model = spec.fixed, spec.transformer
     degrees = [
         tp
@@ -241,13 +235,10 @@ def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
                     yield Sizes(tp, microbatch, recompute, interleave)
 
 
-# ---- one type of nodes
-
-
-def _uniform(
+def _search_uniform(
     spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
 ) -> int:
-    """Cost every division into equal pipelines; return the bound of what is left."""
+    """Cost every division of one node type into equal pipelines; return the bound of the rest."""
     while open_ and open_[0][0] < best.time_ps * _NEAR:
         bound, number, dp = heapq.heappop(open_)
         for unit in _equal_units(spaces[number], dp):
@@ -258,7 +249,7 @@ def _uniform(
 
 
 def _equal_units(space: Space, dp: int) -> Iterator[Unit]:
-    """Yield the units that `dp` equal pipelines can have on nodes of one type."""
+    """Yield the possible units of `dp` equal pipelines on nodes of one type."""
     spec = space.spec
     for replicas in divisors(space.slots):
         count, rest = divmod(dp, replicas)
@@ -306,56 +297,56 @@ def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
     return [(share + 1) * each] * more + [share * each] * (dp - more)
 
 
-# ---- several types of nodes
-
-
-def _mixed(
+def _search_mixed(
     spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
 ) -> int:
-    """Look into ranges of dp, the lowest bound first; return the bound of what is left."""
+    """Search ranges of dp on several node types, the least bound first; return the rest's bound."""
     spec = spaces[0].spec
     states = math.prod(device.nodes + 1 for device in spec.devices)
     few = states**2 * max(space.groups for space in spaces) <= _MOST_STEPS
-    _types_divided(spaces, open_, best, budget, most_near=0 if few else _MOST_NEAR)
+    _offer_divisions(spaces, open_, best, budget, most_near=0 if few else _MOST_NEAR)
     bounds: dict[int, dict[int, int]] = {}
     for bound, number, dp in open_:
         bounds.setdefault(number, {})[dp] = bound
-    ranges = [(min(some.values()), number, tuple(sorted(some))) for number, some in bounds.items()]
+    ranges = [
+        (min(dp_counts.values()), number, tuple(sorted(dp_counts)))
+        for number, dp_counts in bounds.items()
+    ]
     units: dict[int, tuple[Unit, ...]] = {}
     exact: list[tuple[int, int, tuple[int, ...]]] = []
     large: list[tuple[int, int, tuple[int, ...]]] = []
-    for bound, number, some in ranges:
+    for bound, number, dp_counts in ranges:
         space = spaces[number]
         tp = space.sizes.tp
-        if states**2 * some[-1] <= _MOST_STEPS and tp not in units:
+        if states**2 * dp_counts[-1] <= _MOST_STEPS and tp not in units:
             units[tp] = units_of(space)
-        small = tp in units and states * len(units[tp]) * some[-1] <= _MOST_STEPS
-        (exact if small else large).append((bound, number, some))
-    left = bound_of_large(spaces, large, bounds, best, budget)
+        small = tp in units and states * len(units[tp]) * dp_counts[-1] <= _MOST_STEPS
+        (exact if small else large).append((bound, number, dp_counts))
+    left = search_ranges(spaces, large, bounds, best, budget)
     heapq.heapify(exact)
     while exact and exact[0][0] < best.time_ps:
-        bound, number, some = heapq.heappop(exact)
+        bound, number, dp_counts = heapq.heappop(exact)
         if best.plans and budget.spent:
             left = min(left, bound)
             break
         space = spaces[number]
-        mixed = MixedSearch(space, units[space.sizes.tp], some)
+        mixed = MixedSearch(space, units[space.sizes.tp], dp_counts)
         if not mixed.units:
             continue
-        if len(some) == 1:
-            left = min(left, _least_time(mixed, bound, best, budget))
+        if len(dp_counts) == 1:
+            left = min(left, _bisect_time(mixed, bound, best, budget))
         else:
             kept = mixed.possible(best.time_ps - 1)
             for half in (kept[: len(kept) // 2], kept[len(kept) // 2 :]):
                 if half:
                     least = max(bound, min(bounds[number][dp] for dp in half))
                     heapq.heappush(exact, (least, number, half))
-        budget.tell(max(best.time_ps / max(min(left, bound), 1) - 1, 0.0))
+        budget.report_gap(max(best.time_ps / max(min(left, bound), 1) - 1, 0.0))
     return min(left, best.time_ps)
 
 
-def _least_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
-    """Find a plan that is better than the best, and the best such one; return its bound."""
+def _bisect_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
+    """Offer the best plan of a search by bisection of its time; return its lower bound, ps."""
     if best.plans:
         found = mixed.plan_within(best.time_ps - 1)
     else:
@@ -381,7 +372,7 @@ def _least_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBu
     return low
 
 
-def _types_divided(
+def _offer_divisions(
     spaces: list[Space],
     open_: list[tuple[int, int, int]],
     best: BestJobs,
@@ -389,7 +380,7 @@ def _types_divided(
     *,
     most_near: int,
 ) -> None:
-    """Offer plans in which nodes of some types are divided equally; with some sizes nearly so."""
+    """Offer plans with equally divided nodes, for `most_near` sizes also nearly equally."""
     equal: dict[int, tuple[Division, ...]] = {}
     near: set[int] = set()
     for bound, number, dp in sorted(open_):

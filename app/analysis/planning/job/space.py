@@ -1,7 +1,7 @@
 # ruff: noqa: PLR0913, PLR0917, C901 - compiled loops: no objects there
-"""Possible pipelines of a job: whole nodes in an order, and the results of the search.
+"""Search space of a job's pipelines, and the results of the search.
 
-A unit is a set of whole nodes for one pipeline or `replicas` equal ones; a node holds
+A unit is a set of whole nodes for one pipeline or for `replicas` equal ones; a node holds
 `slots / replicas` consecutive stages of each, and nodes of one type are adjacent. All pipelines of
 a plan share `Sizes`, so that gradient shards match.
 """
@@ -27,16 +27,18 @@ from app.analysis.planning.job.cuts import best_cut, front_of
 from app.analysis.planning.job.spec import JobDevice, JobSpec, Recompute
 from app.analysis.planning.problem import divisors
 
-# ---- What the search of a whole job finds ------------------------------------------------------
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
-
-# The time of no plan.
+# Time without any plan.
 NO_BOUND: Final = 2**63 - 1
+# Blocks that fit a stage without a limit of memory.
+_UNLIMITED: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class JobPipeline:
-    """A pipeline: its template, its microbatches, the (type, number) of each of its nodes."""
+    """A pipeline: its template, its microbatches, and the (type, number) of its nodes."""
 
     template: JobTemplate
     microbatches: int
@@ -44,13 +46,13 @@ class JobPipeline:
 
     @property
     def time_ps(self) -> int:
-        """Return what an iteration of the pipeline takes, by t_std."""
+        """Return the pipeline's t_std with synchronization and optimizer, ps."""
         return self.template.time_ps(self.microbatches)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobPlan:
-    """Pipelines that share a batch."""
+    """A plan: pipelines that share a batch."""
 
     space: Space
     pipelines: tuple[JobPipeline, ...]
@@ -63,12 +65,12 @@ class JobPlan:
     @property
     def pp(self) -> int:
         """Return the stages of the longest pipeline."""
-        return max(len(one.template.stages) for one in self.pipelines)
+        return max(len(pipeline.template.stages) for pipeline in self.pipelines)
 
     @property
     def time_ps(self) -> int:
-        """Return what an iteration takes, by t_std of the slowest pipeline."""
-        return max(one.time_ps for one in self.pipelines)
+        """Return the slowest pipeline's t_std with synchronization and optimizer, ps."""
+        return max(pipeline.time_ps for pipeline in self.pipelines)
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class BestJobs:
     time_ps: int = NO_BOUND
 
     def offer(self, plan: JobPlan | None) -> None:
-        """Keep a plan that is the best of its sizes."""
+        """Keep a plan if it is the best of its sizes."""
         if plan is None:
             return
         key = plan.space.sizes, plan.dp, plan.pp
@@ -91,45 +93,30 @@ class BestJobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundJob:
-    """The best plan, its proof, and the best of other sizes by t_std."""
+    """The best plan, its proof, and the best plans of other sizes by t_std."""
 
-    plan: JobPlan  # the fastest to execute of those within 1 % of the least t_std
-    least_ps: int  # the least t_std that was found
-    lower_bound_ps: int
+    plan: JobPlan  # the fastest executed of those within 1 % of the least t_std
+    least_ps: int  # least t_std found
+    lower_bound_ps: int  # of t_std
     alternatives: tuple[JobPlan, ...]
     planning_time_s: float
-    # simpler ways to run the job by name; None where nothing fits
+    # Plans of simpler ways to run the job by name; None where nothing fits.
     comparison: Mapping[str, JobPlan | None] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:
-        """Return how far above its bound the least t_std may be, a fraction."""
+        """Return the optimality gap of the least t_std, a fraction."""
         return max(self.least_ps / self.lower_bound_ps - 1, 0.0)
 
     @property
     def optimal(self) -> bool:
-        """Return whether it is proven that no plan has a lower t_std than the least."""
+        """Return whether the least t_std is proven optimal."""
         return self.lower_bound_ps >= self.least_ps
-
-
-# ---- What can be a pipeline: whole nodes of some types in an order, shared by equal pipelines ----
-# A *unit* is a set of whole nodes that one pipeline, or `replicas` equal ones, run on. Each node
-# holds `slots / replicas` stages of each, one behind another; stages on nodes of one type follow
-# each other. All pipelines of a plan have the same `Sizes`, so that the shards of their gradients
-# match.
-
-
-IntArray = NDArray[np.int64]
-
-FloatArray = NDArray[np.float64]
-
-# Blocks that fit where memory does not limit.
-_ANY: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What all pipelines of a plan have in common."""
+    """Parallel sizes common to all pipelines of a plan."""
 
     tp: int
     microbatch: int
@@ -139,7 +126,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes of each type, the types' order in the pipeline, and how many pipelines share them."""
+    """Nodes of each type, the order of types in the pipeline, and the pipelines that share them."""
 
     nodes: tuple[int, ...]
     order: tuple[int, ...]
@@ -148,7 +135,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class JobStage:
-    """Blocks of a stage, and the type and number of its node within the unit."""
+    """Number of blocks of a stage, and type and number of its node within the unit."""
 
     blocks: int
     device: int
@@ -157,7 +144,7 @@ class JobStage:
 
 @dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """A unit with its cut; `sum_ps` and `slowest_ps` are ΣC and max C, `tail_ps` what follows."""
+    """A unit with its stages: ΣC, max C, and the tail of synchronization and optimizer, ps."""
 
     unit: Unit
     stages: tuple[JobStage, ...]
@@ -166,12 +153,12 @@ class JobTemplate:
     tail_ps: int
 
     def time_ps(self, microbatches: int) -> int:
-        """Return what a pipeline takes for some microbatches."""
+        """Return t_std of a pipeline with its tail, ps."""
         return self.sum_ps + (microbatches - 1) * self.slowest_ps + self.tail_ps
 
 
 class KernelCosts(NamedTuple):
-    """`StageCosts` of every type as arrays, for compiled code."""
+    """`StageCosts` of every type as arrays for compiled code."""
 
     block: IntArray
     embedding: IntArray
@@ -189,7 +176,7 @@ class KernelCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Space:
-    """A job at given sizes."""
+    """The search space of a job at given sizes."""
 
     spec: JobSpec
     sizes: Sizes
@@ -199,29 +186,29 @@ class Space:
 
     @property
     def slots(self) -> int:
-        """Return the TP groups of a node."""
+        """Return the number of TP groups of a node."""
         return self.spec.gpus_per_node // self.sizes.tp
 
     @property
     def groups(self) -> int:
-        """Return the TP groups of all nodes."""
+        """Return the number of TP groups of all nodes."""
         return self.spec.nodes * self.slots
 
     @property
     def layers(self) -> int:
-        """Return the blocks of the model."""
+        """Return the number of blocks of the model."""
         return self.spec.transformer.layers_count
 
     def stages(self, unit: Unit) -> int:
-        """Return the stages of each pipeline of a unit."""
+        """Return the number of stages of each pipeline of a unit."""
         return sum(unit.nodes) * self.slots // unit.replicas
 
     def tail_ps(self, unit: Unit, dp: int) -> int:
-        """Return what follows the last backward pass: exposed synchronization, optimizer."""
+        """Return the tail after the last backward: exposed synchronization and optimizer, ps."""
         return sum(self.tail_parts_ps(unit, dp))
 
     def tail_parts_ps(self, unit: Unit, dp: int) -> tuple[int, int]:
-        """Return exposed synchronization and optimizer of a unit's mean stage."""
+        """Return exposed synchronization and optimizer step of a unit's mean stage, ps."""
         spec, stages = self.spec, self.stages(unit)
         total = self.layers * self.arrays.block_parameters + 2 * self.arrays.table_parameters
         slowest = min(
@@ -231,18 +218,18 @@ class Space:
         return synchronization_ps(spec, slowest, total / stages, dp, unit.replicas)
 
     def static(self, dp: int) -> float:
-        """Return bytes held for each parameter of a device."""
+        """Return the bytes of weights, gradients and optimizer state for each parameter."""
         return sum(static_bytes_per_parameter(self.spec, dp))
 
 
 def pace_after(device: JobDevice) -> tuple[float, float]:
-    """Return what says which device of a pipeline is the slowest after its last backward pass."""
+    """Return the sort key of a device's speed after the last backward pass, the slowest first."""
     link = device.link_gbytes_per_s
     return device.accelerator.bytes_per_s, float("inf") if link is None else link
 
 
 def space_of(spec: JobSpec, sizes: Sizes) -> Space:
-    """Work out the costs of a job at given sizes."""
+    """Return the search space of a job at given sizes."""
     costs = tuple(
         stage_costs(spec, device, sizes.tp, sizes.microbatch, sizes.recompute)
         for device in spec.devices
@@ -284,18 +271,18 @@ def arrange(
     interleave: int,
     microbatches: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return each stage's type, what it takes without its blocks, and how many of them fit.
+    """Return each stage's type, its time without blocks (ps), and the blocks that fit its memory.
 
     Parameters
     ----------
     nodes : int64 array, shape (types,)
         Nodes of each type.
     order : int64 array, shape (types,)
-        Types as the pipeline passes them; -1 behind the last one.
+        Types in the order of the pipeline, filled up with -1.
     here : int
-        Stages in each node.
+        Stages of the pipeline in each node.
     static : float
-        Bytes held for each parameter.
+        Bytes of weights, gradients and optimizer state for each parameter.
     """
     stages = 0
     for t in range(nodes.shape[0]):
@@ -321,7 +308,7 @@ def arrange(
             extra[j] += costs.head[t]
             fixed += static * costs.table_parameters + costs.logits
         if stages > 1:
-            # activations from before, gradients from behind; chunks go round
+            # Received activations (edge 0) and gradients (edge 1); chunks wrap around the ends.
             for edge in range(2):
                 at_end = first if edge == 0 else last
                 crosses = j % here == 0 if edge == 0 else (j + 1) % here == 0
@@ -333,7 +320,7 @@ def arrange(
             each = static * costs.block_parameters + flight * costs.stored
             most[j] = max(int(np.floor(room / each)), 0)
         else:
-            most[j] = _ANY
+            most[j] = _UNLIMITED
     return kind, extra, most
 
 
@@ -348,7 +335,7 @@ def fronts(
     microbatches: int,
     least: int,
 ) -> tuple[IntArray, IntArray]:
-    """Return the fronts of many units, one after another, and where each begins; 1F1B."""
+    """Return the concatenated fronts (`front_of`) of many units, and the start of each; 1F1B."""
     count = nodes.shape[0]
     starts = np.zeros(count + 1, dtype=np.int64)
     points = np.empty((1024, 2), dtype=np.int64)
@@ -365,12 +352,12 @@ def fronts(
 
 
 def padded(order: tuple[int, ...], types: int) -> list[int]:
-    """Return the order of a unit's types, filled up with -1."""
+    """Return the order of a unit's types filled up with -1."""
     return [*order, *[-1] * (types - len(order))]
 
 
 def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemplate | None:
-    """Return a unit with its best cut for some microbatches; None if none fits."""
+    """Return a unit with its best cut for a number of microbatches; None if none fits."""
     here = space.slots // unit.replicas
     chunks = space.sizes.interleave
     kind, extra, most = arrange(
@@ -384,12 +371,16 @@ def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemp
     )
     block = space.arrays.block[kind]
     if chunks > 1:
-        found = _interleaved(most, space)
+        # Interleaved 1F1B runs equal stages of whole chunks.
+        each, rest = divmod(space.layers, len(most))
+        if len(most) == 1 or rest or each % chunks or int(most.min()) < each:
+            return None
+        blocks: tuple[int, ...] = (each,) * len(most)
     else:
-        found = best_cut(block, extra, most, space.layers, microbatches)
-    if found is None:
-        return None
-    _, blocks = found
+        cut = best_cut(block, extra, most, space.layers, microbatches)
+        if cut is None:
+            return None
+        _, blocks = cut
     times = extra + np.array(blocks) * block
     total, slowest = int(times.sum()), int(times.max())
     nodes = [
@@ -407,25 +398,16 @@ def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemp
     )
 
 
-def _interleaved(most: IntArray, space: Space) -> tuple[int, tuple[int, ...]] | None:
-    """Return equal stages of whole chunks: what interleaved 1F1B runs."""
-    stages, chunks = len(most), space.sizes.interleave
-    each, rest = divmod(space.layers, stages)
-    if stages == 1 or rest or each % chunks or int(most.min()) < each:
-        return None
-    return 0, (each,) * stages
-
-
 def units_of(space: Space) -> tuple[Unit, ...]:
-    """Return every unit of a cluster, each order of its types once."""
+    """Return every possible unit of a cluster, with each order of its types."""
     shape = [device.nodes for device in space.spec.devices]
     slots, fixed = space.slots, space.spec.fixed.pp
-    found = []
+    units = []
     for nodes in itertools.product(*(range(number + 1) for number in shape)):
         used = [kind for kind, number in enumerate(nodes) if number]
         for replicas in divisors(slots):
             stages = sum(nodes) * slots // replicas
             if not used or stages > space.layers or fixed not in {None, stages}:
                 continue
-            found += [Unit(nodes, order, replicas) for order in itertools.permutations(used)]
-    return tuple(found)
+            units += [Unit(nodes, order, replicas) for order in itertools.permutations(used)]
+    return tuple(units)

@@ -11,16 +11,16 @@ from typing import Final
 
 from app.analysis.planning.transformer import Accelerator, Transformer
 
-# Sequences in one microbatch that are searched.
+# Searched numbers of sequences in a microbatch.
 MICROBATCHES: Final = (1, 2, 4, 8, 16)
-# Model chunks a stage that are searched.
+# Searched numbers of model chunks of a stage.
 INTERLEAVES: Final = (1, 2, 3, 4, 5, 6, 8)
-# Bytes of gradients: fp32, as Megatron-Core accumulates them.
+# Bytes of a gradient: fp32, as Megatron-Core accumulates them.
 GRADIENT_BYTES: Final = 4
 
 
 class Recompute(StrEnum):
-    """What is computed again in the backward pass instead of being stored."""
+    """Activations that are recomputed in the backward pass instead of stored."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -29,26 +29,26 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """The sizes of a plan; `pp` is that of its longest pipeline, `dp` counts its pipelines."""
+    """Parallel sizes of a plan."""
 
     tp: int
     """Tensor-parallel size: devices of a stage, inside a node."""
     pp: int
     """Stages of the longest pipeline."""
     dp: int
-    """Pipelines: data-parallel size."""
+    """Number of pipelines: the data-parallel size."""
     microbatch: int
     """Sequences of a microbatch."""
     recompute: Recompute
-    """What is computed again in the backward pass: ``none``, ``selective`` (attention scores) or
-    ``full`` (every block)."""
+    """Recomputation in the backward pass: ``none``, ``selective`` (attention scores) or ``full``
+    (every block)."""
     interleave: int
     """Model chunks a stage; 1 is plain 1F1B."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedParallelism:
-    """What of the sizes is given; None is searched."""
+    """Fixed parallel sizes; None is searched."""
 
     tp: int | None = None
     pp: int | None = None
@@ -60,11 +60,11 @@ class FixedParallelism:
 
 @dataclass(frozen=True, slots=True)
 class JobDevice:
-    """Nodes of one type; all nodes of a job have as many devices.
+    """Nodes of one device type; all nodes of a job have the same number of devices.
 
-    `efficiency` is what matrix products reach of the device's peak, a fraction;
-    `link_gbytes_per_s` what one device sends to the others of its node, decimal gigabytes a second,
-    None where that takes no time.
+    `efficiency` is the share of the device's peak that matrix products reach; `link_gbytes_per_s`
+    the bandwidth from one device to the others of its node, decimal gigabytes a second, None where
+    transfers take no time.
     """
 
     accelerator: Accelerator
@@ -81,19 +81,19 @@ class JobDevice:
 
 @dataclass(frozen=True, slots=True)
 class AsItRuns:
-    """How a job runs today: its measured iteration and its sizes; None is not known."""
+    """Measured iteration and parallel sizes of the job as it runs today; None is unknown."""
 
     iteration_ms: float
     sizes: FixedParallelism
-    session: str | None = None  # that was measured
+    session: str | None = None  # the measured session
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """The question: which sizes, on these nodes, for this batch.
+    """Planning problem of a whole job: model, nodes, batch and fixed sizes.
 
-    `inter_node_gbytes_per_s` is what one node sends to others, shared evenly by its devices,
-    decimal gigabytes a second; None where that takes no time.
+    `inter_node_gbytes_per_s` is the bandwidth of a node to others, shared evenly by its devices,
+    decimal gigabytes a second; None where transfers take no time.
     """
 
     transformer: Transformer

@@ -1,4 +1,4 @@
-"""How long a search may take. The clock is the caller's: nothing here reads one itself."""
+"""Time budget of a search, on the caller's clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def _timeless() -> float:
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """A deadline on a monotonic clock, in seconds; without arguments there is none.
+    """A deadline on a monotonic clock, in seconds; by default none.
 
-    `report` is told the proven gap of an optimal search as it shrinks, a fraction. The clock is
-    read between the steps of every method, a deadline or not: what it or `report` raises ends
-    the search, which is how it is canceled.
+    `report` receives the proven gap of an optimal search as it shrinks, a fraction. The clock is
+    read between the steps of every method, with or without a deadline: an exception of the clock
+    or of `report` cancels the search.
 
-    A divide and conquer over more than `most_divisions` is not begun; some hundred million of them
+    A divide and conquer over more than `most_divisions` is refused; some hundred million of them
     take a second.
     """
 
@@ -34,10 +34,10 @@ class SearchBudget:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def check(self) -> None:
-        """Read the clock where the deadline does not matter."""
+        """Read the clock, which may cancel the search, without regard to the deadline."""
         self.clock()
 
-    def tell(self, gap: float) -> None:
-        """Report the gap."""
+    def report_gap(self, gap: float) -> None:
+        """Report the proven gap, a fraction."""
         if self.report is not None:
             self.report(gap)

@@ -1,12 +1,12 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""The loops of the optimal search, compiled.
+"""Compiled loops of the optimal search's dynamic program.
 
 A cell is a state (`app.analysis.planning.search.passes`), a plane and a layer l: layers [l, end)
-run on the state's devices. Planes are phase × stages: see
-`app.analysis.planning.search.best_first`.
+run on the state's devices. Planes are phase × number of stages; phase 0 holds the stages behind the
+slowest one, phase 1 the slowest one and those in front (`app.analysis.planning.search.best_first`).
 
-`low[s]` and `high[s]` bound the layers at which the state can be part of a template whose stages
-take at most some time; only cells between them are stored, one plane after another.
+`low[s]` and `high[s]` bound the layers at which state s can be part of a template within the time
+limit of the pass; only cells between them are stored, plane after plane.
 """
 
 from __future__ import annotations
@@ -24,41 +24,37 @@ FAR = 1 << 61
 
 
 class Steps(NamedTuple):
-    """The states of a problem, and the steps into each slot."""
+    """States of a problem, and the steps into each slot (see `app…passes.Step`)."""
 
-    nodes: IntArray  # (types,)
+    nodes: IntArray  # (types,): nodes of each type
     digits: IntArray  # (combinations, types): whole nodes of each type for each `v`
-    slot_type: IntArray  # (slots,): type of the node in use, -1 where it is closed
+    slot_type: IntArray  # (slots,): type of the open node, -1 for the closed slot
     # (slots + 1,): steps into slot s are rows ``first[s]:first[s + 1]`` of the arrays below
     first: IntArray
-    # source, option, drop, left, right: (steps,): `drop` is what the step adds to `v`
-    source: IntArray
-    option: IntArray
-    drop: IntArray
-    left: IntArray
-    right: IntArray
-    gain: IntArray  # (steps, types)
+    source: IntArray  # (steps,): slot before the step
+    option: IntArray  # (steps,): option of the added stage
+    drop: IntArray  # (steps,): increase of `v`
+    left: IntArray  # (steps,): link to the stage in front
+    right: IntArray  # (steps,): link to the stage behind
+    gain: IntArray  # (steps, types): whole nodes that the step adds
 
 
 class PassCosts(NamedTuple):
-    """What stages cost in a pass, and between which layers each state is."""
+    """Prices of stages in a pass, and the layout of its cells."""
 
     # See `app.analysis.planning.problem.PlanningProblem`.
     cost: IntArray
     input_ps: IntArray
     gradient_ps: IntArray
-    # (options, counts, layers + 1): lowest first layer of a stage that ends before layer b and is
-    # the n-th from the end, by its time and its memory
+    # (options, counts, layers + 1): lowest first layer, by time and memory, of a stage that ends
+    # before layer b and is the n-th from the end
     lowest_first: IntArray
-    # (variants, 8): from phase, to phase, factor and summand of a stage's cost, its shortest and
-    # longest time, whether its time counts transfers, factor of transfers that it does not count
-    variants: IntArray
-    stage_counts: int  # planes for each phase: 1, or the number of stages is part of the cell
-    # (states,): where it is not, the number of stages that a stage into this state is taken to make
-    fixed_count: IntArray
-    low: IntArray
-    high: IntArray
-    begin: IntArray
+    variants: IntArray  # (variants, 8): rows of `app.analysis.planning.search.passes.Variant`
+    stage_counts: int  # planes of a phase: one for each number of stages, or 1
+    fixed_count: IntArray  # (states,): assumed number of stages where `stage_counts` is 1
+    low: IntArray  # (states,)
+    high: IntArray  # (states,)
+    begin: IntArray  # (states + 1,): first cell of each state
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -78,8 +74,8 @@ def reach_from_end(steps: Steps, fits_from: IntArray, layers: int) -> IntArray:
     """Return for each state the lowest layer that its devices can reach from the end.
 
     `fits_from[option, b]` is the lowest first layer of a stage that ends before layer b or a later
-    one, `layers + 1` where none fits. Transfers and the number of stages are left out, which makes
-    it a bound. `layers + 1` where the state cannot be.
+    one, `layers + 1` where none fits. The result is a bound, since it ignores transfers and the
+    number of stages; `layers + 1` where the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     low = np.full(steps.digits.shape[0] * slots, layers + 1, dtype=np.int64)
@@ -104,10 +100,10 @@ def reach_from_start(
     low: IntArray,
     idle: bool,  # noqa: FBT001 - compiled code takes arguments by position
 ) -> IntArray:
-    """Return for each state the highest layer that the others can reach from the start.
+    """Return for each state the highest layer that the other devices can reach from the start.
 
     `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier one, -1
-    where none fits. -1 where the state cannot be.
+    where none fits. The result is -1 where the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     combinations = steps.digits.shape[0]
@@ -132,7 +128,7 @@ def reach_from_start(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
-    """Return where each state's cells begin; the last entry is their number."""
+    """Return the first cell of each state, shape (states + 1,); the last entry is their number."""
     begin = np.empty(low.shape[0] + 1, dtype=np.int64)
     total = 0
     for s in range(low.shape[0]):
@@ -150,9 +146,9 @@ def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> Int
     Parameters
     ----------
     rest : int64 array, shape (layers + 1,)
-        A lower bound of what the layers before l add, in the last phase.
+        Lower bound of the cost of the layers before l, in the last phase.
     cutoff : int
-        Cells that cannot lead to a cost below it are left out.
+        Cells that cannot lead to a cost below it are pruned.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin
@@ -218,9 +214,9 @@ def steps_into(
     table: IntArray,
     most: int,
 ) -> IntArray:
-    """Return the ways into a cell that cost at most `budget` in all, at most `most` of them.
+    """Return at most `most` transitions into a cell with a total cost of at most `budget`.
 
-    Rows: step, variant, cell's v, slot, phase, number of stages and layer before, cost there,
+    Rows: step and variant; v, slot, phase, number of stages, layer and cost of the cell behind;
     cost of the stage.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts

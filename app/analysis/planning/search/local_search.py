@@ -1,8 +1,9 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""Local search around the best template: near-optimal ones, hill climbing and rearrangement.
+"""Local search around the best template: near-optimal templates, hill climbing, rearrangement.
 
-Templates are executed; the one that runs fastest, and then most evenly, is kept. Neighbours move
-layers between stages, swap nodes, or merge stages of a node.
+Templates are ranked by their executed time, then by evenness. The neighborhood of a template: a
+layer moved to another stage, adjacent nodes swapped, the order of nodes reversed, two stages of a
+node merged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import PlanningProblem
-from app.analysis.planning.search.best_first import Found
+from app.analysis.planning.search.best_first import SearchResult
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
 from app.analysis.planning.search.passes import (
@@ -25,7 +26,7 @@ from app.analysis.planning.search.passes import (
     SearchPasses,
     Table,
     TooManyCellsError,
-    Way,
+    Transition,
     cheapest_within,
 )
 from app.analysis.planning.template import (
@@ -44,13 +45,11 @@ from app.analysis.planning.template import (
     unevenness,
 )
 
-# ---- The same stages in another order: nodes swapped, and stages of a node made one ------------
-
 
 def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Template]:
-    """Yield the template with neighboring nodes swapped, and with stages of a node made one.
+    """Yield the template with adjacent nodes swapped, reversed, and with stages of a node merged.
 
-    A node keeps as many layers as it had; the templates need not fit the memory.
+    A node keeps its number of layers; the templates need not fit the memory.
     """
     groups = [list(group) for _, group in itertools.groupby(template, lambda stage: stage.nodes)]
     for at in range(len(groups) - 1):
@@ -80,20 +79,17 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
     return number_nodes(problem, parts)
 
 
-# ---- Layers moved between stages while a template then executes faster, or as fast and more evenly
-
-
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# What `limit_ps` limits.
+# Time of a template that `limit_ps` limits in `climb`.
 NOTHING = 0
 T_STD = 1
 T_OOBLECK = 2
 
 
 class _Costs(NamedTuple):
-    """See `app.analysis.planning.problem.PlanningProblem`."""
+    """Arrays of `app.analysis.planning.problem.PlanningProblem`."""
 
     forward: IntArray
     cost: IntArray
@@ -113,16 +109,16 @@ def climb(
     *,
     whole: bool = False,
 ) -> tuple[Template, int]:
-    """Return the template that moves of single layers lead to, and what of `work` is left.
+    """Return the local optimum under moves of single layers, and the remaining `work`.
 
     Parameters
     ----------
     limited : int
-        Which time of a template stays at most `limit_ps`.
+        ``NOTHING``, ``T_STD`` or ``T_OOBLECK``: the time that must stay at most `limit_ps`.
     work : int
-        Computations that may be executed.
+        Limit of executed computations.
     whole : bool
-        Whether each stage keeps a tenth of the mean stage's time.
+        Whether each stage must keep a tenth of the mean stage's time.
     """
     costs = _Costs(
         problem.forward_ps,
@@ -162,7 +158,7 @@ def _allowed(
     limit: int,
     whole: bool,  # noqa: FBT001 - compiled code takes arguments by position
 ) -> bool:
-    """Return whether the stages fit the memory, and the template the limit."""
+    """Return whether the stages fit the memory and the template keeps the limit."""
     stages = option.shape[0]
     slowest, k, total = np.int64(0), 0, np.int64(0)
     for s in range(stages):
@@ -192,9 +188,9 @@ def _allowed(
 def _at_least(
     forward: IntArray, cost: IntArray, send: IntArray, back: IntArray, microbatches: int
 ) -> int:
-    """Return a time that no execution is shorter than.
+    """Return a lower bound of the executed time.
 
-    See `app.analysis.planning.search.best_first.ExecutedBound`; here for every stage as k.
+    The maximum over all stages k of `app.analysis.planning.search.best_first.ExecutedBound`.
     """
     stages = cost.shape[0]
     behind = np.int64(0)
@@ -234,7 +230,7 @@ def _climb(
     best = start.copy()
     best_ps, best_squares = np.int64(1) << 62, 0.0
     cuts = start.copy()
-    # pair 0 prices the start; then a layer goes from stage pair // S to stage pair % S
+    # Pair 0 prices the start; later pairs move a layer from stage pair // S to stage pair % S.
     pair, since = -1, 0
     while since <= stages * stages:
         taken, given = 0, 0
@@ -277,33 +273,31 @@ def _climb(
     return best, work
 
 
-# ---- Templates close to the best one, executed: which of them runs fastest, and most evenly ----
-
-
-# How much worse than the best a listed template may be.
+# Largest excess over the best cost of a listed template, a share.
 NEAR: Final = 0.02
-# How much longer an execution may take that leaves no device all but idle and divides nodes alike.
+# Accepted excess of the executed time for a template without slight stages whose nodes are divided
+# alike.
 SLOWER: Final = 0.01
-# Templates looked at for each limit of the slowest stage.
-_RIVALS: Final = 24
-# Passes for the template whose shortest stage is the longest.
+# Cheapest templates taken from each pass.
+_CANDIDATES: Final = 24
+# Bisection passes that maximize the shortest stage.
 _EVEN_PASSES: Final = 5
-# Cells of a pass that is repeated for evenness.
+# Limit of the cells of a pass that is repeated for evenness.
 _MOST_CELLS: Final = 10_000_000
-# Templates from which layers are moved, each with other devices.
+# Starting points of hill climbing, each with another sequence of devices.
 _CLIMBED: Final = 6
-# Templates of which the nodes are put in other orders, and orders of each that are tried.
+# Templates that are rearranged in each round, and rearrangements of each.
 _BEST: Final = 4
 _REARRANGED: Final = 32
-# Computations that are executed for it, in all; or as many iterations, if these are more.
+# Limit of executed computations: the larger of this and that number of iterations.
 _WORK: Final = 8_000_000
 _EXECUTIONS: Final = 400
 
 
 def cheapest_templates(table: Table) -> Iterator[Template]:
-    """Yield templates of a table in the order of their ΣL, each once."""
+    """Yield the templates of a table in ascending order of ΣL (best-first over its transitions)."""
     serial = itertools.count()
-    heap: list[tuple[int, int, int, Cell, tuple[tuple[Way, Cell], ...]]] = [
+    heap: list[tuple[int, int, int, Cell, tuple[tuple[Transition, Cell], ...]]] = [
         (end.value, next(serial), 0, end, ()) for end in table.ends
     ]
     heapq.heapify(heap)
@@ -313,33 +307,39 @@ def cheapest_templates(table: Table) -> Iterator[Template]:
         if cell.layer == layers:
             yield table.template_of(list(path))
             continue
-        for way in table.ways(cell, FAR):
-            cost = spent + way.cost
-            entry = (cost + way.behind.value, -next(serial), cost, way.behind, (*path, (way, cell)))
+        for transition in table.transitions(cell, FAR):
+            cost = spent + transition.cost
+            entry = (
+                cost + transition.behind.value,
+                -next(serial),
+                cost,
+                transition.behind,
+                (*path, (transition, cell)),
+            )
             heapq.heappush(heap, entry)
 
 
 def near_optimal(
     passes: SearchPasses,
-    found: Found,
+    found: SearchResult,
     objective: str,
     budget: SearchBudget,
     others: Iterable[Template] = (),
 ) -> tuple[Template, ...]:
-    """Return near-optimal templates: the best executed first, of equals the most even.
+    """Return near-optimal templates by executed time, of equals the most even first.
 
     Parameters
     ----------
     objective : str
-        By ``t_std`` or ``t_oobleck``, templates as good as the best are looked for, and those
-        within `NEAR` are returned; by ``simulated``, those that execute fastest, without any that
-        leaves devices all but idle, or divides nodes of a type in other ways, unless every other
-        one takes longer by more than `SLOWER`.
+        By ``t_std`` or ``t_oobleck``, the search looks for ties of the best template and returns
+        those within `NEAR`. By ``simulated``, it looks for the fastest execution; templates with
+        slight stages, or with nodes of a type divided unequally, are dropped unless every other
+        template takes longer by more than `SLOWER`.
     others : iterable of Template
-        Further templates to begin with.
+        Further starting points.
     """
-    candidates = {found.template, *found.others, *others, *_rivals(passes, found, budget)}
-    near = _Near(passes, found, objective, budget, candidates)
+    candidates = {found.template, *found.others, *others, *_candidates(passes, found, budget)}
+    near = _Neighborhood(passes, found, objective, budget, candidates)
     tied = T_OOBLECK if objective == "t_oobleck" else T_STD
     near.improve(near.ties(), _CLIMBED, limited=tied)
     if objective != "simulated":
@@ -349,17 +349,17 @@ def near_optimal(
     while best != (best := near.best):
         for template in sorted(near.times, key=near.rank)[:_BEST]:
             near.improve(rearranged(passes.problem, template), _REARRANGED)
-    near.leave_out_odd(best)
+    near.drop_impractical(best)
     return near.within(near.cost(near.best))
 
 
-class _Near:
-    """Templates that fit, with what their iterations take."""
+class _Neighborhood:
+    """Evaluated templates around the best one that fit the memory."""
 
     def __init__(
         self,
         passes: SearchPasses,
-        found: Found,
+        found: SearchResult,
         objective: str,
         budget: SearchBudget,
         candidates: Iterable[Template],
@@ -368,8 +368,8 @@ class _Near:
         self.objective, self.limit_ps = objective, found.cost_ps
         self.times: dict[Template, TemplateTimes] = {}
         self._ranks: dict[Template, tuple[int, float, int, str]] = {}
-        one = 2 * len(found.template) * self.problem.spec.microbatches
-        self.work = max(_WORK, _EXECUTIONS * one)
+        iteration = 2 * len(found.template) * self.problem.spec.microbatches
+        self.work = max(_WORK, _EXECUTIONS * iteration)
         self.climbed: set[tuple[int, bool, tuple[int, ...]]] = set()
         for template in candidates:
             self._add(template)
@@ -383,18 +383,18 @@ class _Near:
         return FAR if value is None else value
 
     def rank(self, template: Template) -> tuple[int, float, int, str]:
-        """Return what templates are ordered by; of the same, their text."""
+        """Return the sort key of a template: executed time, unevenness, t_std, text."""
         return self._ranks[template]
 
     def within(self, cost_ps: int) -> tuple[Template, ...]:
-        """Return the templates that cost at most `NEAR` more, by their rank."""
+        """Return the templates that cost at most `NEAR` more, in order of rank."""
         limit = int(cost_ps * (1 + NEAR))
         return tuple(sorted((t for t in self.times if self.cost(t) <= limit), key=self.rank))
 
     def ties(self) -> list[Template]:
-        """Return the templates that are as good as the best one of the search, by their rank."""
-        sought = "t_oobleck" if self.objective == "t_oobleck" else "t_std"
-        tied = (t for t, own in self.times.items() if getattr(own, sought) == self.limit_ps)
+        """Return the templates as good as the optimal search's best one, in order of rank."""
+        minimized = "t_oobleck" if self.objective == "t_oobleck" else "t_std"
+        tied = (t for t, own in self.times.items() if getattr(own, minimized) == self.limit_ps)
         return sorted(tied, key=self.rank)
 
     def improve(
@@ -405,7 +405,7 @@ class _Near:
         limited: int = NOTHING,
         whole: bool = False,
     ) -> None:
-        """Move layers in `most` templates, each with other devices."""
+        """Hill-climb from at most `most` templates, each with another sequence of devices."""
         for template in templates:
             devices = limited, whole, tuple(stage.option for stage in template)
             if devices in self.climbed:
@@ -419,22 +419,21 @@ class _Near:
             )
             self._add(moved)
 
-    def leave_out_odd(self, best: Template) -> None:
-        """Leave out templates that are not worth it if another one executes about as fast."""
+    def drop_impractical(self, best: Template) -> None:
+        """Drop templates with slight stages or unequal nodes if others execute about as fast."""
         allowed = int(self.times[best].simulated * (1 + SLOWER))
         if has_slight_stage(self.problem, best) and not self.budget.spent:
-            self._look_for_full(best, allowed)
+            made = _without_slight_stages(
+                self.passes, best, allowed // self.problem.spec.microbatches
+            )
+            known = sorted(self.times, key=self.rank)
+            self.improve([*made, *known], _CLIMBED + len(made), whole=True)
         self._keep([t for t in self.times if not has_slight_stage(self.problem, t)], allowed)
         self._keep([t for t in self.times if divides_nodes_alike(t)], allowed)
 
     def _keep(self, templates: Sequence[Template], allowed: int) -> None:
         if any(self.times[template].simulated <= allowed for template in templates):
             self.times = {template: self.times[template] for template in templates}
-
-    def _look_for_full(self, best: Template, allowed: int) -> None:
-        made = _fuller(self.passes, best, allowed // self.problem.spec.microbatches)
-        known = sorted(self.times, key=self.rank)
-        self.improve([*made, *known], _CLIMBED + len(made), whole=True)
 
     def _add(self, template: Template) -> None:
         if template not in self.times and fits(self.problem, template):
@@ -444,18 +443,23 @@ class _Near:
             self._ranks[template] = times.simulated, uneven, times.t_std, str(template)
 
 
-def _fuller(passes: SearchPasses, template: Template, longest: int) -> list[Template]:
-    """Return templates without slight stages, none of which takes longer than `longest`."""
+def _without_slight_stages(
+    passes: SearchPasses, template: Template, longest: int
+) -> list[Template]:
+    """Return templates without slight stages whose slowest stage takes at most `longest`, ps."""
     times = stage_times(passes.problem, template)
     shortest = -(-sum(times) // (SLIGHT * len(times)))
     try:
         table = passes.run(cheapest_within(longest, shortest_ps=shortest), _MOST_CELLS)
     except TooManyCellsError:
         return []
-    return [] if table is None else list(itertools.islice(cheapest_templates(table), _RIVALS))
+    return [] if table is None else list(itertools.islice(cheapest_templates(table), _CANDIDATES))
 
 
-def _rivals(passes: SearchPasses, found: Found, budget: SearchBudget) -> Iterator[Template]:
+def _candidates(
+    passes: SearchPasses, found: SearchResult, budget: SearchBudget
+) -> Iterator[Template]:
+    """Yield the cheapest and the evenest templates near the best one's slowest stage."""
     slowest = max(stage_times(passes.problem, found.template))
     for longest in (slowest, int(slowest * (1 + NEAR))):
         if budget.spent:
@@ -465,13 +469,15 @@ def _rivals(passes: SearchPasses, found: Found, budget: SearchBudget) -> Iterato
         except TooManyCellsError:
             return
         if table is not None:
-            yield from itertools.islice(cheapest_templates(table), _RIVALS)
+            yield from itertools.islice(cheapest_templates(table), _CANDIDATES)
             if table.values.size <= _MOST_CELLS:
-                yield from _even(passes, longest, budget)
+                yield from _evener_templates(passes, longest, budget)
 
 
-def _even(passes: SearchPasses, longest: int, budget: SearchBudget) -> Iterator[Template]:
-    """Yield templates whose shortest stage gets longer and longer."""
+def _evener_templates(
+    passes: SearchPasses, longest: int, budget: SearchBudget
+) -> Iterator[Template]:
+    """Yield templates with ever longer shortest stages, found by bisection."""
     low, high = 0, longest
     for _ in range(_EVEN_PASSES):
         if budget.spent:

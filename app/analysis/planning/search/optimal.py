@@ -1,6 +1,6 @@
-"""Provably best template, its lower bound when executed, and changes where there is none.
+"""Provably best template with its lower bound, and near-optimal ones.
 
-Without a template, the smallest changes of the specification that would allow one are returned.
+Where no template is feasible: the smallest changes of the specification that make one feasible.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.best_first import (
     Certificate,
     ExecutedBound,
-    Found,
+    Incumbent,
     Search,
     SearchObjective,
-    Standing,
+    SearchResult,
     most_stages,
     objective_of,
 )
@@ -36,21 +36,19 @@ from app.analysis.planning.search.passes import (
 from app.analysis.planning.template import Template, evaluate, fits, memory_of
 from app.errors import Fault, InfeasiblePlanError
 
-# ---- Why there is no template, and the smallest changes that would make one --------------------
-
-
-# How close to the smallest memory that would do a search for it comes.
+# Relative precision of the bisection for the least sufficient memory.
 _PRECISION: Final = 0.01
-# Cells of a pass that is repeated for every size of memory that is tried.
+# Limit of the cells of a pass that is repeated for every tried memory or bound.
 _MOST_CELLS: Final = 10_000_000
+SIMULATED: Final = "simulated"
 
 
 def nearest_changes(
     problem: PlanningProblem, budget: SearchBudget
 ) -> tuple[str, tuple[Fault, ...]]:
-    """Return the reason in a sentence, and changes that would help, each enough by itself."""
+    """Return the reason as a sentence, and changes that each make a template feasible."""
     spec = problem.spec
-    unlimited = _unlimited(problem)
+    unlimited = replace(problem, capacity_bytes=np.full(len(problem.options), np.inf))
     if spec.nodes > problem.layers and not spec.allow_idle and not spec.replicate:
         reason = (
             f"{spec.nodes} nodes each need a stage, and a stage a layer: "
@@ -88,7 +86,7 @@ def _memory_changes(problem: PlanningProblem, budget: SearchBudget) -> Iterator[
                 "there is a template",
                 column=f"devices[{kind}].memory_bytes",
             )
-    scale = _least_scale(problem, budget)
+    scale = _least_memory_factor(problem, budget)
     if scale is not None:
         yield Fault(
             "more_memory",
@@ -110,7 +108,7 @@ def _gib(size: float) -> str:
 
 
 def _least_memory(problem: PlanningProblem, kind: int, budget: SearchBudget) -> float | None:
-    """Return about the least memory of one type's devices with which there is a template."""
+    """Return the least memory of one type's devices for a template, bytes, within `_PRECISION`."""
     mine = np.array(
         [
             option.nodes[kind] > 0 if option.nodes else option.device == kind
@@ -121,33 +119,33 @@ def _least_memory(problem: PlanningProblem, kind: int, budget: SearchBudget) -> 
     if template is None:
         return None
     low = float(problem.spec.devices[kind].memory_bytes or 0.0)
-    high = _largest(problem, template, mine)
+    high = _most_memory(problem, template, mine)
     while high > low * (1 + _PRECISION) and not budget.spent:
         middle = (low + high) / 2
         found = _some_template(_with_capacity(problem, mine, middle))
         if found is None:
             low = middle
         else:
-            high = min(_largest(problem, found, mine), middle)
+            high = min(_most_memory(problem, found, mine), middle)
     return high
 
 
-def _least_scale(problem: PlanningProblem, budget: SearchBudget) -> float | None:
+def _least_memory_factor(problem: PlanningProblem, budget: SearchBudget) -> float | None:
     low, high = 1.0, 2.0
-    while _some_template(_scaled(problem, high)) is None:
+    while _some_template(_with_memory_factor(problem, high)) is None:
         low, high = high, high * 2
         if budget.spent or high > 2.0**40:
             return None
     while high > low * (1 + _PRECISION) and not budget.spent:
         middle = (low + high) / 2
-        if _some_template(_scaled(problem, middle)) is None:
+        if _some_template(_with_memory_factor(problem, middle)) is None:
             low = middle
         else:
             high = middle
     return high
 
 
-def _largest(problem: PlanningProblem, template: Template, mine: np.ndarray) -> float:
+def _most_memory(problem: PlanningProblem, template: Template, mine: np.ndarray) -> float:
     sizes = zip(memory_of(problem, template), template, strict=True)
     return max((size for size, stage in sizes if mine[stage.option]), default=0.0)
 
@@ -156,16 +154,12 @@ def _with_capacity(problem: PlanningProblem, mine: np.ndarray, capacity: float) 
     return replace(problem, capacity_bytes=np.where(mine, capacity, problem.capacity_bytes))
 
 
-def _scaled(problem: PlanningProblem, factor: float) -> PlanningProblem:
+def _with_memory_factor(problem: PlanningProblem, factor: float) -> PlanningProblem:
     return replace(problem, capacity_bytes=problem.capacity_bytes * factor)
 
 
-def _unlimited(problem: PlanningProblem) -> PlanningProblem:
-    return replace(problem, capacity_bytes=np.full(len(problem.options), np.inf))
-
-
 def _some_template(problem: PlanningProblem) -> Template | None:
-    """Return any template that fits; on large clusters only one that certainly does."""
+    """Return any template that fits; on large clusters by the careful count of memory."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
     space = build_states(problem)
     most = min(problem.spec.gpus, problem.layers, problem.spec.microbatches)
@@ -176,18 +170,15 @@ def _some_template(problem: PlanningProblem) -> Template | None:
     return table.template_to(table.best)
 
 
-# ---- What no execution of any template is shorter than -----------------------------------------
-
-
 def bounds_of_execution(
     passes: SearchPasses, best: Template, smallest_ps: int, budget: SearchBudget
-) -> tuple[Found, ...]:
-    """Return searches of which the lowest bound is what no execution of a template is below.
+) -> tuple[SearchResult, ...]:
+    """Return searches whose least bound holds for the executed time of every template.
 
     Parameters
     ----------
     best : Template
-        What cannot execute faster than this one is not looked into.
+        The incumbent: intervals that cannot beat its execution are pruned.
     smallest_ps : int
         Every template has a stage that takes at least this, without transfers.
     """
@@ -196,31 +187,25 @@ def bounds_of_execution(
     kinds = [True] if fewest < microbatches else []
     if most_stages(problem) >= microbatches:
         kinds.append(False)
-    standing = Standing(best, evaluate(problem, best).simulated, smallest_ps)
-    found = []
+    incumbent = Incumbent(best, evaluate(problem, best).simulated, smallest_ps)
+    results = []
     for fewer in kinds:
         relaxed = SearchPasses(problem, passes.space, AT_LEAST, _MOST_CELLS)
-        search = Search(relaxed, ExecutedBound(microbatches, fewer), budget, standing)
-        one = search.run()
-        if one is None:
+        search = Search(relaxed, ExecutedBound(microbatches, fewer), budget, incumbent)
+        result = search.run()
+        if result is None:
             raise AssertionError("there is a template")
-        found.append(one)
-    return tuple(found)
-
-
-# ---- The provably best template, its near rivals, and what to change where there is none -------
-
-
-SIMULATED: Final = "simulated"
+        results.append(result)
+    return tuple(results)
 
 
 @dataclass(frozen=True, slots=True)
 class OptimalPlan:
-    """The best template by the objective, its proof, and near-optimal ones.
+    """The best template by the objective, its proof, and near-optimal templates.
 
     No template costs less than `lower_bound_ps` by the objective. By ``simulated`` the certificate
-    is of the best t_std, near which the search for the fastest execution began. `near` holds
-    near-optimal templates, the best simulated first; the best one is among them.
+    proves the best t_std, from which the search for the fastest execution starts. `near` holds
+    near-optimal templates, the best one among them, in order of executed time.
     """
 
     template: Template
@@ -244,31 +229,35 @@ def plan_optimal(problem: PlanningProblem, objective: str, budget: SearchBudget)
         There is no template, or the cluster is too large for this search.
     """
     space = build_states(problem)
-    # Memory in flight is first counted at its least: if the best template fits, it is the best.
+    # A relaxation first: memory in flight at its least. If its best template fits, it is optimal.
     passes = SearchPasses(problem, space, AT_LEAST)
-    sought = objective_of(objective, problem)
-    search = Search(passes, sought, budget)
+    minimized = objective_of(objective, problem)
+    search = Search(passes, minimized, budget)
     try:
         found = search.run()
         if found is not None and not fits(problem, found.template):
-            passes, found = _within_memory(problem, passes, found, sought, budget)
+            passes, found = _within_memory(problem, passes, found, minimized, budget)
     except TooManyCellsError as error:
         raise InfeasiblePlanError(
             "the cluster is too large for the optimal search", code="plan.too_large"
         ) from error
     if found is None:
         raise InfeasiblePlanError("no template meets the constraints")
-    return _ranked(passes, found, objective, budget, search.smallest_ps)
+    return _rank_near_optimal(passes, found, objective, budget, search.smallest_ps)
 
 
-def _ranked(
-    passes: SearchPasses, found: Found, objective: str, budget: SearchBudget, smallest_ps: int
+def _rank_near_optimal(
+    passes: SearchPasses,
+    found: SearchResult,
+    objective: str,
+    budget: SearchBudget,
+    smallest_ps: int,
 ) -> OptimalPlan:
-    """Execute near-optimal templates and take the best by the objective, of equals the fastest."""
+    """Return the best template by the objective, of equals the fastest executed."""
     problem = passes.problem
     if objective != SIMULATED:
         near = near_optimal(passes, found, objective, budget)
-        ties = (one for one in near if evaluate(problem, one).by(objective) == found.cost_ps)
+        ties = (item for item in near if evaluate(problem, item).by(objective) == found.cost_ps)
         best = next(ties, found.template)
         return OptimalPlan(
             best, found.cost_ps, found.certificate.lower_bound_ps, found.certificate, near
@@ -287,14 +276,14 @@ def _ranked(
 def _within_memory(
     problem: PlanningProblem,
     relaxed: SearchPasses,
-    bound: Found,
+    bound: SearchResult,
     objective: SearchObjective,
     budget: SearchBudget,
-) -> tuple[SearchPasses, Found | None]:
-    """Search with the number of stages behind each as part of the state.
+) -> tuple[SearchPasses, SearchResult | None]:
+    """Search with exact memory: the number of stages behind a stage becomes part of the state.
 
-    Where that is too much, templates are found that fit in any case; the relaxed search's bound
-    then says how far they can be from the optimum.
+    Where that has too many cells, memory is counted at its most, and the relaxed search's bound
+    gives the gap.
     """
     exact = SearchPasses(problem, relaxed.space, EXACT)
     try:

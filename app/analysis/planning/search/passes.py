@@ -1,8 +1,11 @@
 """A pass of the optimal search: the cheapest template with stages of limited time.
 
-The pipeline is built from its end. A state is the devices in use: whole nodes of each type `v` in
-mixed radix, and in `slot` the open node and its free devices (0: none). A step adds a stage in
-front. A stage on g devices is at a position of its node that g divides.
+A dynamic program builds the pipeline from its end. A state is the set of devices in use: the whole
+nodes of each type, as a number `v` in mixed radix, and the `slot`, which is the type and free
+devices of the open node (0: closed, no open node). A step adds a stage in front. A stage on g
+devices has a position in its node that g divides. Where no device may idle, nodes are filled one
+after another; else a stage takes the last position that fits, and a node may be closed before it is
+full.
 """
 
 from __future__ import annotations
@@ -26,28 +29,25 @@ from app.analysis.planning.search.kernels import (
 )
 from app.analysis.planning.template import Template, fits, number_nodes
 
-# ---- Which devices a part of the pipeline uses: the states of the search and the ways between them
-#
-# The search builds the pipeline from its end. A state says what the stages so far use: whole nodes
-# of each type (`v`, a number in mixed radix) and, in its `slot`, the node that is in use and how
-# many of its devices are free. Slot 0 is *closed*: no node is in use. A *step* adds a stage in
-# front.
-#
-# A stage on g devices stands at a position of its node that g divides. Where no device may idle,
-# the nodes' devices are used up one after another; else a stage takes the last position that fits
-# and a node may be closed before it is used up.
-
-
 CLOSED = 0
+
+# Limit of the cells of one pass, 8 bytes each.
+MOST_CELLS: Final = 150_000_000
+_MOST_TRANSITIONS: Final = 4096
+
+# Counts of the stages from a stage to the end, by which its memory in flight is limited.
+EXACT: Final = "exact"
+AT_LEAST: Final = "at_least"
+AT_MOST: Final = "at_most"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage added in front: from one slot to another.
+    """A stage added in front, which leads from slot `source` to slot `target`.
 
-    `gain` are the whole nodes by which `v` grows; `opened` the type of the node in use afterwards,
-    -1 where it is closed. `left` says where the next stage in front will be, `right` where the one
-    behind is.
+    `gain` are the whole nodes by which `v` grows; `opened` is the type of the open node afterwards,
+    -1 where it is closed. `left` and `right` are the links to the next stage in front and to the
+    one behind: ``INSIDE`` the node or ``BETWEEN`` nodes.
     """
 
     source: int
@@ -65,11 +65,9 @@ class StateSpace:
 
     steps: Steps
     slots: int
-    # fewest_stages, most_stages: (combinations, slots): stages that a state can consist of, by
-    # its devices alone
-    fewest_stages: IntArray
-    most_stages: IntArray
-    idle: bool
+    fewest_stages: IntArray  # (combinations, slots): lower bound of stages by a state's devices
+    most_stages: IntArray  # (combinations, slots): upper bound of stages by a state's devices
+    idle: bool  # whether devices may idle
 
     @property
     def states(self) -> int:
@@ -78,14 +76,14 @@ class StateSpace:
 
 
 def build_states(problem: PlanningProblem) -> StateSpace:
-    """Return the states of a problem."""
+    """Return the states of a problem with their steps."""
     devices, idle = problem.spec.devices, problem.spec.allow_idle
     nodes = np.array([device.nodes for device in devices], dtype=np.int64)
     stride = np.concatenate([np.cumprod((nodes + 1)[::-1])[::-1][1:], [1]]).astype(np.int64)
     digits = np.stack(
         np.unravel_index(np.arange(int(np.prod(nodes + 1))), tuple(nodes + 1)), axis=1
     ).astype(np.int64)
-    # Within one `v` a step never leads to an earlier slot: fewer free devices come later.
+    # Slots in order of fewer free devices, so that a step within one `v` never leads backwards.
     slots = [(-1, 0)] + [
         (i, free)
         for i, device in enumerate(devices)
@@ -100,7 +98,7 @@ def build_states(problem: PlanningProblem) -> StateSpace:
     in_use = np.array([0] + [devices[i].gpus_per_node - free for i, free in slots[1:]])
     fewest = closed[:, None] + np.array([i >= 0 for i, _ in slots])[None, :]
     if problem.spec.replicate:
-        # a stage may take several nodes
+        # A replicated stage takes several nodes.
         fewest = np.minimum(fewest, 1)
     return StateSpace(
         Steps(
@@ -149,9 +147,9 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
 
 
 def _position(free: int, option: Option, *, idle: bool) -> int | None:
-    """Return where a stage stands in a node with `free` free devices, None where it does not fit.
+    """Return the position of a stage in a node with `free` free devices, None where it has none.
 
-    Of several positions the last is as good as any: it leaves the most devices.
+    The last position dominates the others, as it leaves the most devices.
     """
     last = (free - option.gpus) // option.gpus * option.gpus
     if not idle and last != free - option.gpus:
@@ -159,25 +157,15 @@ def _position(free: int, option: Option, *, idle: bool) -> int | None:
     return last
 
 
-# ---- One pass of the optimal search: the cheapest template whose stages take at most some time ---
-
-
-# Cells of one pass: 8 bytes each.
-MOST_CELLS: Final = 150_000_000
-_MOST_WAYS: Final = 4096
-
-# How memory in flight is counted, by the number of stages from a stage to the end.
-EXACT: Final = "exact"
-AT_LEAST: Final = "at_least"
-AT_MOST: Final = "at_most"
-
-
 class TooManyCellsError(Exception):
-    """The pass would take more memory than is reasonable."""
+    """The pass would have more cells than its limit."""
 
 
 class Variant(NamedTuple):
-    """How a pass prices a stage: see `app.analysis.planning.search.kernels.PassCosts`."""
+    """Price of a stage in a pass: `factor` × time + `apart` × transfers + `summand`, ps.
+
+    Valid for times from `shortest_ps` to `longest_ps`, as a step between two phases.
+    """
 
     from_phase: int
     to_phase: int
@@ -185,24 +173,22 @@ class Variant(NamedTuple):
     summand: int
     shortest_ps: int
     longest_ps: int
-    # whether the stage's time counts its transfers
-    counted: int = 1
-    # factor of transfers that the time does not count
+    counted: int = 1  # whether the stage's time includes its transfers
     apart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SearchGoal:
-    """What a pass minimizes."""
+    """Objective of a pass: the least sum of prices."""
 
-    longest_ps: int  # no stage takes longer
+    longest_ps: int  # limit of a stage's time
     variants: tuple[Variant, ...]
-    cutoff: int = FAR  # sums from here on do not matter
+    cutoff: int = FAR  # larger sums are pruned
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A place in the table, with what its layers cost."""
+    """A cell of the table, with the cost of its layers."""
 
     v: int
     slot: int
@@ -213,8 +199,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A stage into a cell: the cell behind it, the step, what the stage costs."""
+class Transition:
+    """A stage that leads into a cell: the cell behind it, the step, and the stage's cost."""
 
     step: int
     behind: Cell
@@ -222,7 +208,7 @@ class Way:
 
 
 class SearchPasses:
-    """All that the passes of one search share."""
+    """Runs the passes of one search; they share states, bounds and the limit of cells."""
 
     def __init__(
         self,
@@ -232,8 +218,7 @@ class SearchPasses:
         most_cells: int | None = None,
     ) -> None:
         self.problem = problem
-        # cells that all passes together may have, and have had
-        self.most_cells, self.cells = most_cells, 0
+        self.most_cells, self.cells = most_cells, 0  # limit and sum of the cells of all passes
         self.space = space
         self.layers = problem.layers
         self.counting = counting if problem.limited else AT_LEAST
@@ -245,7 +230,12 @@ class SearchPasses:
         self.fixed_count = most if self.counting == AT_MOST else fewest
         self.memory_first = self._memory_first(int(most.max()) + 1)
         self.cost = problem.cost_ps
-        self.rest = self._rest()
+        # Lower bound of the cost of all layers before each layer.
+        layers = np.arange(self.layers)
+        single = self.problem.cost_ps[:, layers + 1, layers].min(axis=0)
+        if self.problem.spec.replicate:
+            single = np.maximum(single - 1, 0)  # a replicated stage is rounded as a whole
+        self.rest = np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
 
     def _memory_first(self, counts: int) -> IntArray:
         """Return ``[option, n, b]``: lowest first layer that fits memory, n stages to the end."""
@@ -261,23 +251,15 @@ class SearchPasses:
             lowest[:, n] = ((needed > capacity) & inside).sum(axis=2)
         return lowest
 
-    def _rest(self) -> IntArray:
-        """Return a lower bound of what the layers before each layer take together."""
-        layers = np.arange(self.layers)
-        single = self.problem.cost_ps[:, layers + 1, layers].min(axis=0)
-        if self.problem.spec.replicate:
-            single = np.maximum(single - 1, 0)  # a replicated stage is rounded as a whole
-        return np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
-
     def lowest_first(self, longest_ps: int) -> IntArray:
-        """Return ``[option, n, b]``: lowest first layer of a stage that ends before layer b."""
+        """Return ``[option, n, b]``: the lowest first layer of a stage that ends before layer b."""
         inside = np.tri(self.layers + 1, k=-1, dtype=bool)
         by_time = ((self.problem.cost_ps > longest_ps) & inside).sum(axis=2)
         lowest: IntArray = np.maximum(by_time[:, None, :], self.memory_first)
         return lowest
 
     def bounds(self, lowest: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the layers between which each state can be part of a template."""
+        """Return the lowest and highest layer at which each state can be part of a template."""
         space, layers = self.space, self.layers
         least = lowest[:, min(1, lowest.shape[1] - 1)]
         low = self._from_end(least)
@@ -288,7 +270,11 @@ class SearchPasses:
             fits_to[:, begin] = np.where(ok.any(axis=1), layers - ok[:, ::-1].argmax(axis=1), -1)
         fits_to = np.maximum.accumulate(fits_to, axis=1)
         high = reach_from_start(space.steps, fits_to, low, space.idle)
-        self._count_stages(low, high)
+        # A stage has a layer, and each remaining node has a stage.
+        fewest = self.space.fewest_stages.ravel()
+        np.minimum(high, self.layers - fewest, out=high)
+        if not self.space.idle and not self.problem.spec.replicate:
+            np.maximum(low, self.problem.spec.nodes - fewest, out=low)
         return low, high
 
     def _from_end(self, least: IntArray) -> IntArray:
@@ -297,21 +283,14 @@ class SearchPasses:
         fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
         return reach_from_end(self.space.steps, np.ascontiguousarray(fits_from), self.layers)
 
-    def _count_stages(self, low: IntArray, high: IntArray) -> None:
-        """Narrow the bounds: a stage has a layer, and each remaining node has a stage."""
-        fewest = self.space.fewest_stages.ravel()
-        np.minimum(high, self.layers - fewest, out=high)
-        if not self.space.idle and not self.problem.spec.replicate:
-            np.maximum(low, self.problem.spec.nodes - fewest, out=low)
-
     def feasible(self, longest_ps: int) -> bool:
-        """Return False where certainly no template has stages of at most this time."""
+        """Return False where no template has stages of at most this time, by a bound."""
         lowest = self.lowest_first(longest_ps)
         low = self._from_end(lowest[:, min(1, lowest.shape[1] - 1)])
         return any(low[s] == 0 for s in self.last_states())
 
     def last_states(self) -> range:
-        """Return the states that a whole template can end in."""
+        """Return the states of a whole template."""
         slots, states = self.space.slots, self.space.states
         return (
             range(slots, states, slots)
@@ -320,7 +299,7 @@ class SearchPasses:
         )
 
     def single_stages(self) -> list[Template]:
-        """Return the templates of one stage that fit."""
+        """Return the templates of a single stage that fit."""
         steps, problem = self.space.steps, self.problem
         options = [
             int(steps.option[step])
@@ -338,12 +317,12 @@ class SearchPasses:
         Parameters
         ----------
         most_cells : int, optional
-            Of this pass, where it is of use only if it is small.
+            Limit of this pass, where only a small one is worth its time.
 
         Raises
         ------
         TooManyCellsError
-            There are more cells than `MOST_CELLS`, than are left, or than this pass may have.
+            There are more cells than `MOST_CELLS`, than the search has left, or than `most_cells`.
         """
         lowest = self.lowest_first(goal.longest_ps)
         low, high = self.bounds(lowest)
@@ -370,7 +349,7 @@ class SearchPasses:
 
 
 class Table:
-    """The cells of one pass, filled."""
+    """The filled cells of one pass; `ends` are those with all layers, the cheapest first."""
 
     def __init__(
         self, passes: SearchPasses, costs: PassCosts, goal: SearchGoal, phases: int
@@ -378,12 +357,6 @@ class Table:
         self.passes, self.phases = passes, phases
         self._costs = costs
         self.values = cheapest(passes.space.steps, costs, passes.rest, goal.cutoff)
-        ends = sorted(self._ends(), key=lambda cell: cell.value)
-        self.ends = [cell for cell in ends if cell.value < FAR]
-        self.best = self.ends[0] if self.ends else None
-
-    def _ends(self) -> list[Cell]:
-        """Return the cells that hold all layers."""
         counts, slots, phase = self.passes.counts, self.passes.space.slots, self.phases - 1
         low, high, begin = self._costs.low, self._costs.high, self._costs.begin
         cells = []
@@ -394,40 +367,44 @@ class Table:
             for count in range(counts):
                 at = int(begin[s]) + (phase * counts + count) * width - int(low[s])
                 cells.append(Cell(s // slots, CLOSED, phase, count, 0, int(self.values[at])))
-        return cells
+        ends = sorted(cells, key=lambda cell: cell.value)
+        self.ends = [cell for cell in ends if cell.value < FAR]
+        self.best = self.ends[0] if self.ends else None
 
-    def ways(self, cell: Cell, budget: int) -> list[Way]:
-        """Return the stages that lead into a cell and cost at most `budget` with all behind."""
+    def transitions(self, cell: Cell, budget: int) -> list[Transition]:
+        """Return the transitions into a cell with a total cost of at most `budget`."""
         rows = steps_into(
             cell.v, cell.slot, cell.phase, cell.count, cell.layer, budget,
-            self.passes.space.steps, self._costs, self.values, _MOST_WAYS,
+            self.passes.space.steps, self._costs, self.values, _MOST_TRANSITIONS,
         )  # fmt: skip
-        return [Way(int(row[0]), Cell(*(int(x) for x in row[2:8])), int(row[8])) for row in rows]
+        return [
+            Transition(int(row[0]), Cell(*(int(x) for x in row[2:8])), int(row[8])) for row in rows
+        ]
 
     def template_to(self, cell: Cell) -> Template:
-        """Return a template that costs what the cell says."""
-        path: list[tuple[Way, Cell]] = []
+        """Return a template of the cell's cost."""
+        path: list[tuple[Transition, Cell]] = []
         while cell.layer < self.passes.layers:
-            way = self.ways(cell, cell.value)[0]
-            path.append((way, cell))
-            cell = way.behind
+            transition = self.transitions(cell, cell.value)[0]
+            path.append((transition, cell))
+            cell = transition.behind
         return self.template_of(path)
 
-    def template_of(self, path: list[tuple[Way, Cell]]) -> Template:
+    def template_of(self, path: list[tuple[Transition, Cell]]) -> Template:
         """Return the template of a path from the pipeline's start."""
         steps = self.passes.space.steps
         parts, same_node = [], False
-        for way, cell in path:
-            index = int(steps.option[way.step])
-            parts.append((cell.layer, way.behind.layer, index, same_node))
-            same_node = int(steps.right[way.step]) == INSIDE
+        for transition, cell in path:
+            index = int(steps.option[transition.step])
+            parts.append((cell.layer, transition.behind.layer, index, same_node))
+            same_node = int(steps.right[transition.step]) == INSIDE
         if same_node:
             raise AssertionError("the last stage cannot have a neighbor inside its node")
         return number_nodes(self.passes.problem, parts)
 
 
 def cheapest_within(longest_ps: int, cutoff: int = FAR, shortest_ps: int = 0) -> SearchGoal:
-    """Return the goal of the least ΣL with every stage between two times."""
+    """Return the goal of the least ΣL with every stage's time between two limits, ps."""
     return SearchGoal(longest_ps, (Variant(0, 0, 1, 0, shortest_ps, longest_ps),), cutoff)
 
 

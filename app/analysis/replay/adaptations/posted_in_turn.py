@@ -15,7 +15,7 @@ import numpy as np
 from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Proposal, recorded_times
 from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.adaptations.signs import sampled
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.dense import IntArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import median_of_rows
@@ -54,27 +54,21 @@ def _may_matter(draft: Draft, by_layout: Sequence[Posted | None]) -> bool:
     A receive posted in turn delays its computation by at most the time to post it and its transfer,
     since that computation follows the previous one in any case.
     """
-    held_up_ns = sum(
-        float(
-            (own[list(posted.after)] + _posting_ns(layout, posted)).sum(axis=0).max(axis=-1).sum()
-        )
-        for posted, (own, _), layout in zip(by_layout, draft.own, draft.layouts, strict=True)
-        if posted is not None
-    )
+    held_up_ns = 0.0
+    for posted, (own, _), layout in zip(by_layout, draft.own, draft.layouts, strict=True):
+        if posted is None:
+            continue
+        receives = list(posted.after)
+        before = [after[0] for after in posted.after.values()]
+        late = layout.start_ns[receives] - layout.start_ns[before] - layout.duration_ns[before]
+        posting = np.maximum(median_of_rows(late.reshape(len(late), -1)), 0.0)[:, None, None]
+        held_up_ns += float((own[receives] + posting).sum(axis=0).max(axis=-1).sum())
     if not held_up_ns:
         return False
     recorded_ns = sum(
         float(recorded_times(*pair).sum()) for pair in zip(draft.layouts, draft.graphs, strict=True)
     )
     return held_up_ns >= LEAST_GAIN * recorded_ns
-
-
-def _posting_ns(layout: Layout, posted: Posted) -> FloatArray:
-    """Return the median time from a computation to its receive, shape (receives, 1, 1), ns."""
-    receives = list(posted.after)
-    before = [after[0] for after in posted.after.values()]
-    late = layout.start_ns[receives] - layout.start_ns[before] - layout.duration_ns[before]
-    return np.maximum(median_of_rows(late.reshape(len(late), -1)), 0.0)[:, None, None]
 
 
 def in_turn(layout: Layout, graph: Graph) -> Graph:

@@ -1,8 +1,8 @@
 # ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - compiled loops: no objects there
 """Compiled executor of the replay, with the same results as `ArrayReplay`, bit for bit.
 
-A NumPy call costs as much as some hundred lanes, and its results go through memory. Here the ends
-still needed stay in the cache of a core. Imported only where it pays (`executors`): loading takes
+A NumPy call costs as much as some hundred lanes (step, DP rank), and its results go through memory.
+Here live ends stay in the cache of a core. Imported only where it pays (`executors`): loading takes
 a third of a second.
 """
 
@@ -31,31 +31,22 @@ from app.analysis.replay.engine.replay import (
 )
 from app.analysis.replay.layout.dense import FloatArray
 
-# ---- A program as arrays, for the compiled loops -----------------------------------------------
-
 
 class Tables(NamedTuple):
-    """A program as arrays; members of all units are in one row, a slot holds a live end.
+    """A program as arrays. Members of all units are concatenated; a slot holds a live end."""
 
-    Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
-    (members,), `after_first` (members + 1,), `after_slot` (dependencies,).
-    `after_lag` (dependencies,) has no rows where nothing passes regularly before launches;
-    `begins` and `closes` (members,), the stage of what begins and ends steps that are chained and
-    else -1, have no rows where steps are not chained; `turn` is what passes between such steps.
-    """
-
-    unit_first: CodeArray
-    unit_spans: NDArray[np.bool_]
-    node_of: CodeArray
-    slot_of: CodeArray
-    ends_last: NDArray[np.bool_]
-    after_first: CodeArray
-    after_slot: CodeArray
-    after_lag: FloatArray
-    begins: CodeArray
-    closes: CodeArray
-    turn: float
-    slots: int
+    unit_first: CodeArray  # (units + 1,): first member
+    unit_spans: NDArray[np.bool_]  # (units,): whether it spans the DP ranks
+    node_of: CodeArray  # (members,)
+    slot_of: CodeArray  # (members,)
+    ends_last: NDArray[np.bool_]  # (members,)
+    after_first: CodeArray  # (members + 1,): first dependency
+    after_slot: CodeArray  # (dependencies,)
+    after_lag: FloatArray  # (dependencies,): regular launch delay; empty where all are 0
+    begins: CodeArray  # (members,): stage in `Chain.begins` or -1; empty unless steps are chained
+    closes: CodeArray  # (members,): stage in `Chain.closes` or -1; empty unless steps are chained
+    step_gap: float  # regular gap between chained steps
+    slots: int  # number of slots
 
 
 def tables_of(program: Program) -> Tables:
@@ -89,13 +80,13 @@ def tables_of(program: Program) -> Tables:
         after_lag=np.array(_lags_ns(program), dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
-        turn=0.0 if program.chain is None else program.chain.step_gap_ns,
+        step_gap=0.0 if program.chain is None else program.chain.step_gap_ns,
         slots=slots,
     )
 
 
 def _lags_ns(program: Program) -> list[float]:
-    """Return what regularly passes after each of what is followed; nothing where nothing does."""
+    """Return the regular launch delay of each dependency; empty where all are 0."""
     lags_ns = program.lags_ns
     if not lags_ns:
         return []
@@ -108,30 +99,23 @@ def _lags_ns(program: Program) -> list[float]:
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:
-    """Return the stage of each node that has one, -1 for the others; nothing where none has."""
+    """Return the stage of each node, -1 for nodes without one; empty if `stage_of` is None."""
     if stage_of is None:
         return np.empty(0, dtype=np.int32)
     return np.array([stage_of.get(node, -1) for node in nodes], dtype=np.int32)
 
 
-# ---- The replay as compiled loops: as `app.analysis.replay.engine.replay.ArrayReplay`, to the bit
-#
-# A call of NumPy costs as much as computing some hundred lanes, and its results go through memory.
-# Here the ends that are still needed stay in the cache of a core, and nothing else is written.
-
-
-# Of most operations it is one or two that they follow.
+# Most operations have one or two dependencies.
 _PAIR: Final = 2
 
 
 class LaneWork(NamedTuple):
     """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
 
-    `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`;
-    everything else has the block's lanes, but for `masks`, which has those of a tile.
-    `late` has no rows where no node is late. `carry`, shape (variants, stages, lanes and partners),
-    is when each stage ended the step before, and then when it ends this one; it has no rows where
-    steps are not chained.
+    `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`. `masks`
+    has the lanes of a tile, all other arrays those of the block. `late` is empty where no node is
+    late. `carry`, shape (variants, stages, lanes and partners), has the ends of the step before,
+    which are replaced by those of this step; it is empty unless steps are chained.
     """
 
     takes: CodeArray
@@ -148,19 +132,19 @@ class LaneWork(NamedTuple):
     carry: FloatArray
 
 
-# Rows are told by their number: making a view of one takes longer than adding short rows.
+# Rows are passed by number: creating a view takes longer than adding short rows.
 @compiled  # pragma: no cover
 def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
-    """Replace the values of a row by others that are higher."""
+    """Set a row to its elementwise maximum with another."""
     for i in range(into.shape[1]):
         into[to, i] = max(into[to, i], values[row, i])
 
 
 @compiled  # pragma: no cover
 def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last: int) -> None:
-    """Write the latest end of what is followed; the step's start where that is nothing.
+    """Write the latest end of dependencies; the step's start without any.
 
-    A row that is written goes through memory, so up to four are read at a time.
+    Written rows go through memory, so up to four rows are read at a time.
     """
     if first == last:
         for i in range(ends.shape[1]):
@@ -180,7 +164,7 @@ def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last
 
 @compiled  # pragma: no cover
 def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: FloatArray) -> None:
-    """Write the same where steps are chained, or time passes regularly before launches."""
+    """Write the latest end of dependencies with lags, and of the stage's step before if chained."""
     first, last = tables.after_first[member], tables.after_first[member + 1]
     begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
     common = 0.0 if first == last else -np.inf
@@ -188,7 +172,7 @@ def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: 
         ends[into, i] = common
     if begins >= 0:
         for i in range(ends.shape[1]):
-            ends[into, i] = carry[begins, i] + tables.turn
+            ends[into, i] = carry[begins, i] + tables.step_gap
     for k in range(first, last):
         slot = tables.after_slot[k]
         lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0
@@ -198,7 +182,7 @@ def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: 
 
 @compiled  # pragma: no cover
 def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # noqa: FBT001
-    """Let all DP ranks, or a lane and its partner, begin with the last of them."""
+    """Set all DP ranks of a step, or a lane and its partner, to their maximum."""
     if partnered:
         lanes = ends.shape[1] // 2
         for i in range(lanes):
@@ -225,9 +209,9 @@ def _add(
     first: int,
     count: int,
 ) -> None:
-    """Write a row of ends: the later one of two, and `count` values from column `first` on.
+    """Write a row of ends: the later one of two plus `count` values from column `first` on.
 
-    Numbers without a sign cannot count from the end, which would be looked at lane by lane.
+    Unsigned indices spare a check for negative ones in each lane.
     """
     for i in range(count):
         begin = max(ends[one, i], ends[other, i])
@@ -238,7 +222,7 @@ def _add(
 def _add_common(
     ends: FloatArray, to: int, one: int, other: int, common: float, first: int, last: int
 ) -> None:
-    """Write a row of ends of some lanes: the later one of two, and the common duration."""
+    """Write the ends of some lanes: the later one of two plus a common duration."""
     for i in range(first, last):
         ends[to, i] = max(ends[one, i], ends[other, i]) + common
 
@@ -254,9 +238,9 @@ def _launch_late(
     first: int,
     raises: bool,  # noqa: FBT001
 ) -> None:
-    """Write when a member is launched late after two ends; or raise the row to that.
+    """Write the launches of a member after two ends with delays, or raise the row to them.
 
-    Delays are those from column `first` on.
+    Delays begin at column `first`.
     """
     if raises:
         for i in range(ends.shape[1]):
@@ -273,7 +257,7 @@ def _launch_late(
 def replay_lanes(
     tables: Tables, work: LaneWork, first: int, last: int, tile: int, out: FloatArray
 ) -> None:
-    """Replay variants; `out` gets the end of each lane's step, shape (variants, lanes).
+    """Replay variants and write the end of each lane's step to `out`, shape (variants, lanes).
 
     Of the lanes from `first` to `last`, `tile` at a time: what a variant has read of them is still
     in the cache when the next one reads it.
@@ -298,7 +282,7 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
     ideal, values, delays, masks = work.ideal, work.values, work.delays, work.masks
     own, own_delay = work.first_lane + begin, work.first_delay + begin
     width = 2 * lanes if partnered else lanes
-    # the last rows: when the last member so far is launched, and when the next one is
+    # the last two rows: latest launch of the unit's members so far, and of the next member
     ends = np.empty((tables.slots + 2, width))
     last_launch, launch = tables.slots, tables.slots + 1
     closed = np.empty(work.carry.shape[1:])
@@ -315,7 +299,7 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
                 starts |= after_first[m] == after_first[m + 1]
             after, after_last = after_first[first], after_first[last]
-            # It begins with the later one of two ends, which are mostly one row.
+            # A unit begins at the later one of two rows of ends, which are mostly the same.
             one = other = last_launch
             if plain and on_time:
                 if 1 <= after_last - after <= _PAIR and not starts and not unit_spans[u]:
@@ -388,24 +372,21 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
             carry[:] = closed
 
 
-# ---- The executor whose loops are compiled: what it reads, in which parts, on how many threads ---
-
-
-# Ends that fit in the cache of a core along with what is read.
+# Number of live ends that fit in the cache of a core next to the durations read.
 _CACHED_ENDS: Final = 1 << 15
-# As many of the durations that all variants read fit into what the processors of a machine share.
+# Bytes of durations, read by all variants, that fit in the shared cache of a machine.
 _CACHED_BYTES: Final = 3 << 20
 
 
 def _by_lane(rows: FloatArray) -> FloatArray:
-    """Return rows of shape (rows, steps, dp) as rows of lanes."""
+    """Reshape (rows, steps, dp) to (rows, lanes)."""
     count, steps, dp = rows.shape
     return rows.reshape(count, steps * dp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledReplay:
-    """Executes steps with a compiled loop, on several cores where there is enough to do."""
+    """Executor with a compiled loop, on several threads for large blocks."""
 
     program: Program
     _tables: Tables = field(init=False)
@@ -415,16 +396,16 @@ class CompiledReplay:
 
     @property
     def lanes_at_once(self) -> int:
-        """Return about how many (step, DP rank) a block should have."""
+        """Return the best number of lanes (step, DP rank) of a block."""
         return _CACHED_ENDS // self._tables.slots
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        """Return whether it cuts large blocks itself and releases the GIL."""
         return True
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
         chain = self.program.chain
         if chain is None:
             return self._replay(batch, block, np.empty((0, 0, 0)), threads)
@@ -435,12 +416,14 @@ class CompiledReplay:
         return np.concatenate(parts, axis=1)
 
     def _replay(self, batch: Batch, block: Block, carry: FloatArray, threads: int) -> FloatArray:
-        """Replay a block; `carry` as in `Work`."""
+        """Return the ends of a block's steps; `carry` as in `LaneWork`."""
         nodes, steps, dp = block.recorded_ns.shape
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
         lanes = ends.shape[1]
-        tile = min(lanes, self._tile(nodes, dp))
+        # whole steps whose durations and ends fit in the cache
+        cached = _CACHED_BYTES // (8 * (nodes + self._tables.slots))
+        tile = min(lanes, max(1, cached // dp) * dp)
         masks = np.tile(batch.masks, (1, tile // dp)) if len(batch.masks) else batch.masks
         takes = in_rows(batch.takes)
         recorded = in_rows(_by_lane(block.recorded_ns))
@@ -469,11 +452,7 @@ class CompiledReplay:
 
         threads = min(threads, threads_for(ends.size * nodes))
         by_lane = cut(lanes, threads, tile)
-        # What one thread has in its cache no other one reads, unless there is but one tile.
+        # Threads share lanes only if there is a single tile: caches are not shared.
         by_variant = cut(len(ends), threads if len(by_lane) == 1 else 1)
         in_threads(threads, run, list(product(by_variant, by_lane)))
         return ends.reshape(len(ends), end - first, dp)
-
-    def _tile(self, nodes: int, dp: int) -> int:
-        """Return how many lanes are replayed at a time: whole steps."""
-        return max(1, _CACHED_BYTES // (8 * (nodes + self._tables.slots)) // dp) * dp

@@ -1,8 +1,8 @@
 """Choice of the executor, and piecewise replay of computations that wait for collectives.
 
 Ranks meet at each collective inside a computation, so the sum of the longest pieces is longer
-than the longest sum: a computation is cut at its collectives into pieces that keep their shares
-of its duration. A warmed-up process keeps freed memory for the next arrays.
+than the longest sum. Such a computation is cut at its collectives into pieces that keep their
+shares of its duration. A warmed-up process keeps freed memory for the next arrays.
 """
 
 from __future__ import annotations
@@ -35,27 +35,23 @@ from app.analysis.replay.engine.replay import (
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, Unit, sorted_graph
 
-# ---- What the process does with the memory of arrays that are gone -----------------------------
-
-
 # Names of mallopt's parameters (malloc.h).
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
-# So much that is free at the end of the heap stays with the process for the next arrays.
+# Free memory at the end of the heap that the process keeps, bytes.
 KEPT: Final = 256 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Let the next arrays take the memory of the last ones; return whether that could be set.
+    """Configure glibc to keep freed memory in the process; return whether that succeeded.
 
-    A report makes and drops hundreds of arrays of megabytes. Each page that goes back to the system
-    and comes again is emptied anew, which was a tenth of the time of large reports.
-    Elsewhere than with glibc things stay as they are.
+    A report allocates and frees hundreds of arrays of megabytes. The system clears each page that
+    it takes back, which was a tenth of the time of large reports. Without glibc nothing changes.
     """
     mallopt = of_glibc("mallopt")
     if mallopt is None:
         return False
-    # None is mapped by itself: what is, goes back as soon as it is dropped.
+    # 0: no separate mappings, which would be returned as soon as they are freed
     return all(
         mallopt(name, value) for name, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, KEPT))
     )
@@ -66,16 +62,13 @@ def of_glibc(name: str) -> ctypes._NamedFuncPointer | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
 
 
-# ---- Which of the two executors replays a session ----------------------------------------------
-
-
 def executor_for(program: Program, operations: int) -> Executor:
-    """Return the compiled executor where it is loaded already or pays for being loaded.
+    """Return the compiled executor if it is loaded or worth loading, else `ArrayReplay`.
 
     Parameters
     ----------
     operations : int
-        How many there are to replay.
+        Number of operations to replay.
     """
     if not compiled_pays(operations):
         return ArrayReplay(program)
@@ -85,11 +78,11 @@ def executor_for(program: Program, operations: int) -> Executor:
 
 
 def warm_up() -> None:
-    """Load the compiled executor, so that every replay from now on uses it.
+    """Load the compiled executor, so that every later replay uses it.
 
-    Takes seconds the first time on a machine: then it is compiled and kept on disk. What is loaded
-    by now stays for good: the collector of garbage looks at none of it again, which it did amid
-    reports; and so does some of the memory of what is dropped.
+    Takes seconds the first time on a machine, when it is compiled and cached on disk. Also exempts
+    all loaded objects from garbage collection, which otherwise scans them amid reports, and keeps
+    freed memory.
     """
     from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415 - see above
 
@@ -104,23 +97,15 @@ def warm_up() -> None:
     gc.freeze()
 
 
-# ---- Computations that wait inside for collectives, replayed piece by piece --------------------
-# Everywhere else such a computation is one operation, with its collectives before or after it. But
-# ranks meet at each of them, and what one of them gains before the first it waits for at the
-# second: the sum of the longest is longer than the longest sum. So where steps are executed, a
-# computation is cut at its collectives, into pieces that keep their shares of whatever time it
-# takes.
-
-
 def executor_of(layout: Layout, graph: Graph, shortest_ns: FloatArray, operations: int) -> Executor:
-    """Return what executes steps, cut in pieces where computations wait inside.
+    """Return the executor of a layout's steps, with padding and cut computations where needed.
 
     Parameters
     ----------
     shortest_ns : float64 array, shape (nodes,)
-        As of `prepare`.
+        As for `prepare`.
     operations : int
-        How many there are to replay.
+        Number of operations to replay.
     """
     if layout.padding is not None:
         transfers = transfers_padded(layout)
@@ -151,12 +136,12 @@ def _executor_of(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Which pieces there are: the last of a computation is its own node, others are new ones."""
+    """Pieces of computations: the last one keeps the computation's node, others are new nodes."""
 
-    # by computation: its pieces and the collectives between them, in order
+    # computation → its pieces and the collectives between them, in order
     rows: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
-    holder: Mapping[int, int]  # by collective: the computation that waits for it
-    base: tuple[int, ...]  # (new nodes,): the computation of each
+    holder: Mapping[int, int]  # collective → the computation that waits for it
+    base: tuple[int, ...]  # (new nodes,): computation of each
 
     @classmethod
     def of(cls, graph: Graph, nodes: int) -> _Cut:
@@ -170,12 +155,12 @@ class _Cut:
         return cls(rows, holder, tuple(base))
 
     def first(self, node: int) -> int:
-        """Return what begins with a node: the first piece of a computation."""
+        """Return the first piece of the node's computation; the node itself if it is not cut."""
         computation = self.holder.get(node, node)
         return self.rows[computation][0][0] if computation in self.rows else node
 
     def last(self, node: int) -> int:
-        """Return what ends with a node: the last piece of a computation."""
+        """Return the last piece of the node's computation; the node itself if it is not cut."""
         return self.holder.get(node, node)
 
     def units(self, graph: Graph) -> list[Unit]:
@@ -184,8 +169,7 @@ class _Cut:
         outer: dict[int, set[int]] = {computation: set() for computation in self.rows}
         alone: dict[int, Unit] = {}
         for unit in graph.units:
-            here = {self.last(node) for node in unit.members} & self.rows.keys()
-            if not here:
+            if self.rows.keys().isdisjoint(self.last(node) for node in unit.members):
                 after = tuple(
                     tuple(sorted({self.last(node) for node in befores})) for befores in unit.after
                 )
@@ -203,7 +187,7 @@ class _Cut:
         return units
 
     def lags_ns(self, graph: Graph) -> dict[tuple[int, int], float]:
-        """Return what regularly passes, before first pieces and after last ones."""
+        """Return the regular launch delays between first and last pieces, ns."""
         lags: dict[tuple[int, int], float] = {}
         for (node, before), lag in graph.lags_ns.items():
             edge = self.first(node), self.last(before)
@@ -218,28 +202,28 @@ def _piece(node: int, after: tuple[int, ...]) -> Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PiecewiseReplay:
-    """Executes steps whose computations are cut; batches and blocks speak of whole ones."""
+    """Executor of cut computations; its batches and blocks are those of whole ones."""
 
     program: Program
     inner: Executor
     cut: _Cut
-    # by computation, shape (pieces, steps, dp): the share of each piece
+    # by computation, (pieces, steps, dp): share of each piece
     shares: Mapping[int, FloatArray]
-    # Durations of whole operations that were cut last, and of their pieces.
+    # The last durations of whole operations, and those of their pieces.
     _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
-        """Return about how many (step, DP rank) a block should have."""
+        """Return the best number of lanes (step, DP rank) of a block."""
         return self.inner.lanes_at_once
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        """Return whether it cuts large blocks itself and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
         takes, values = self._takes(batch.takes, block)
         late = None if batch.late is None else self._late(batch.late)
         ideal = np.concatenate((block.ideal_ns, block.ideal_ns[list(self.cut.base)]))
@@ -252,7 +236,7 @@ class PiecewiseReplay:
         return self.inner.step_ends(replace(batch, takes=takes, late=late), whole, threads)
 
     def _cut_up(self, recorded_ns: FloatArray) -> FloatArray:
-        """Return durations with those of pieces, (nodes and pieces, steps, dp)."""
+        """Return the durations of nodes and pieces, (nodes + new nodes, steps, dp), ns."""
         for known, pieces_ns in self._known:
             if known is recorded_ns:
                 return pieces_ns
@@ -263,7 +247,7 @@ class PiecewiseReplay:
         return pieces_ns
 
     def _takes(self, takes: CodeArray, block: Block) -> tuple[CodeArray, FloatArray]:
-        """Return what pieces take, and the rows of values that they need."""
+        """Return the duration codes of nodes and pieces, and the rows of values that they use."""
         cut = np.concatenate((takes, takes[:, list(self.cut.base)]), axis=1)
         rows = [block.values_ns]
         count = len(block.values_ns)
@@ -281,7 +265,7 @@ class PiecewiseReplay:
         return cut, rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _late(self, late: CodeArray) -> CodeArray:
-        """Let the first piece be launched as late as what is first of its computation."""
+        """Return the launch delay codes: a first piece has that of its computation's entry."""
         cut = np.concatenate(
             (late, np.full((len(late), len(self.cut.base)), ON_TIME, dtype=np.int32)), axis=1
         )
@@ -292,7 +276,7 @@ class PiecewiseReplay:
         return cut
 
     def _entry(self, computation: int, collectives: tuple[int, ...]) -> int:
-        """Return which of a computation and its collectives follows none of the others."""
+        """Return the node among a computation and its collectives that follows none of these."""
         inside = {computation, *collectives}
         after = {
             node: befores

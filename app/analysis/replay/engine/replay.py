@@ -1,11 +1,12 @@
 """Replay of the operations of a step under changed durations, many variants at once.
 
-An operation is launched at the last end it depends on. A computation ends after its duration, a
-communication its transfer duration after the last launch in its group (section 3.2 of the paper).
-`ArrayReplay` handles all variants, steps and DP ranks of a node in one NumPy call; the compiled
-executor (`compiled_replay`) returns the same bits. Without it a report takes 1.6 times (ST), 2.4
-times (AR) and 1.4 times (AR tiled 16 times) the processor time; loading it takes a third of a
-second.
+An operation is launched at the last end of its dependencies. A computation ends after its duration,
+a communication its transfer duration after the last launch in its group (section 3.2 of
+"Understanding Stragglers in Large Model Training Using What-if Analysis"). `ArrayReplay` handles
+all variants, steps and DP ranks of a node in one NumPy call; the compiled executor
+(`compiled_replay`) returns the same bits. Without it a report takes 1.6 times (ST), 2.4 times (AR)
+and 1.4 times (AR tiled 16 times) the processor time; loading it takes a third of a second, so that
+`paceline analyze` of AR takes 0.55 s and not 0.27 s. `tests.oracles.replay` checks both.
 """
 
 from __future__ import annotations
@@ -20,32 +21,29 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph
 
-# ---- A graph prepared for replay, by either executor -------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A graph prepared for replay: what to read, what to write, what to forget."""
+    """A graph prepared for replay by either executor."""
 
-    # For each unit its members, for each member what it follows, whether the group spans the DP
-    # ranks, and the nodes whose end nothing needs after it.
+    # For each unit: its members, the dependencies of each member, whether the group spans the DP
+    # ranks, and the nodes whose ends are not needed after it.
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]  # nodes that may end last
-    # mapping of (node, what it follows) to float: as `Graph.lags_ns`
-    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # How steps follow one another where their stages do not begin them together.
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)  # as `Graph.lags_ns`
+    # None unless steps are chained: `Graph.chained`
     chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps that follow one another stage by stage."""
+    """Chained steps: each stage begins a step when it has ended the one before."""
 
     stages: int
-    # Stage of each node that begins a step: it follows the stage's last end in the step before.
+    # node that begins a step → its stage, whose last end in the step before it follows
     begins: Mapping[int, int]
-    closes: Mapping[int, int]  # stage of each node that nothing of its stage follows
-    step_gap_ns: float  # what regularly passes between two steps of a stage
+    closes: Mapping[int, int]  # node without dependents on its stage → its stage
+    step_gap_ns: float  # regular gap between two steps of a stage
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
@@ -56,8 +54,8 @@ def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> 
     stage : int32 array, shape (nodes,)
         The pipeline stage of each node.
     shortest_ns : float64 array, shape (nodes,)
-        The shortest duration of each node in any variant. Where it is negative (clock noise), what
-        the node follows may end after it and can be the step's last end.
+        The shortest duration of each node in any variant. Where it is negative (clock noise), a
+        dependency of the node may end after it and be the step's last end.
     """
     ends_last = set(graph.last)
     last_use: dict[int, int] = {}
@@ -93,7 +91,7 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
     }
     return Chain(
         stages=max(stage) + 1,
-        # what follows nothing of its own stage is held up by the stage's last step all the same
+        # nodes without a dependency on their own stage
         begins={
             node: stage[node]
             for node, after in follows
@@ -104,33 +102,20 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
     )
 
 
-# ---- Replay of a step's operations under changed durations, many variants at once --------------
-# An operation is launched when the last operation that it depends on has ended. A computation ends
-# after its duration; a communication when the last member of its group was launched plus its own
-# transfer duration (section 3.2 of the paper).
-#
-# Two executors do the same, to the bit. `ArrayReplay` walks the graph once and handles all
-# variants, steps and DP ranks of a node in one NumPy call; it is there at once and observes.
-# Loading the compiled executor's run-time first takes a third of a second: `paceline analyze` of AR
-# takes 0.55 s then, and not 0.27 s. With NumPy in place of the compiled executor (`kernel`), where
-# that is loaded, a whole report takes 1.6 times (ST), 2.4 times (AR) and 1.4 times (AR tiled 16
-# times) as long in processor time. `tests.oracles.replay` is the slow twin of both.
-
-
 CodeArray = NDArray[np.int32]
 
-# What an operation of a variant takes. 0 and above: that row of the block's `values_ns`.
+# Codes of an operation's duration in a variant. 0 and above: a row of the block's `values_ns`.
 IDEAL: Final = -1
 RECORDED: Final = -2
-# And below: its recorded duration on the DP ranks of a row of `Batch.masks`, ideal elsewhere.
+# This and below: recorded on the DP ranks of a row of `Batch.masks`, ideal on others.
 FIRST_MASK: Final = -3
-# An operation that is launched at once.
+# Code of an operation without a launch delay.
 ON_TIME: Final = -1
 
-# [lane or partner, variant, step, DP rank]
+# (lane or partner, variant, step, DP rank)
 _STEP_START: FloatArray = np.zeros((1, 1, 1, 1))
-# Elements that one NumPy call works on. Fewer, and calling costs more than computing; more, and
-# the ends that are alive no longer fit in the cache of a core.
+# Number of elements of one NumPy call. With fewer, calls cost more than computing; with more, the
+# live ends exceed the cache of a core.
 _BATCH_ELEMENTS: Final = 16_384
 
 
@@ -138,15 +123,14 @@ _BATCH_ELEMENTS: Final = 16_384
 class Batch:
     """Variants of the same steps."""
 
-    # (variants, nodes): what each node takes: IDEAL, RECORDED, a row of `Block.values_ns`, or
-    # FIRST_MASK and below for the rows of `masks`
+    # (variants, nodes): code of each node's duration: IDEAL, RECORDED, a row of `Block.values_ns`,
+    # or FIRST_MASK and below for the rows of `masks`
     takes: CodeArray
     masks: NDArray[np.bool_]  # (masks, dp): DP ranks that keep their recorded duration
-    # (variants, nodes): by which row of `Block.delays_ns` a node is launched late; ON_TIME where
-    # it is not
+    # (variants, nodes): row of `Block.delays_ns` with each node's launch delay, or ON_TIME
     late: CodeArray | None = None
-    # Each lane is replayed against one ideal partner, that stands for all other DP ranks, and not
-    # against the other lanes.
+    # Whether each DP rank is replayed against one ideal partner, which stands for all others,
+    # rather than against the other DP ranks.
     partnered: bool = False
 
     def part(self, variants: slice) -> Batch:
@@ -159,12 +143,12 @@ class Batch:
 class Block:
     """Durations of some steps, ns."""
 
-    steps: slice  # the steps of the block
+    steps: slice  # the block's steps among all
     recorded_ns: FloatArray  # (nodes, all steps, dp)
     ideal_ns: FloatArray  # (nodes,)
     values_ns: FloatArray  # (rows, the block's steps, dp)
     delays_ns: FloatArray  # (rows, steps, dp)
-    first_delay: int = 0  # which of the steps of `delays_ns` is the block's first
+    first_delay: int = 0  # index of the block's first step in `delays_ns`
 
 
 def one_by_one(block: Block) -> Iterator[Block]:
@@ -181,52 +165,52 @@ def one_by_one(block: Block) -> Iterator[Block]:
 
 
 class Executor(Protocol):
-    """Executes steps."""
+    """Executor of steps."""
 
     @property
     def program(self) -> Program:
-        """Return what it executes."""
+        """Return the executed program."""
         ...
 
     @property
     def lanes_at_once(self) -> int:
-        """Return about how many (step, DP rank) a block should have."""
+        """Return the best number of lanes (step, DP rank) of a block."""
         ...
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        """Return whether it cuts large blocks itself and releases the GIL."""
         ...
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return when the steps end, shape (variants, the block's steps, dp), ns.
+        """Return the ends of steps, shape (variants, the block's steps, dp), ns.
 
-        Since their own begin; where they are chained, since the begin of the block. With at
-        most `threads` threads.
+        Since each step's begin; of chained steps since the begin of the block. With at most
+        `threads` threads.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayReplay:
-    """Executes steps with one NumPy call a node."""
+    """Executor with one NumPy call for each node."""
 
     program: Program
-    # Is given (node, launch, end) of each node, [lane or partner, variant, step, DP rank].
+    # Called with node, launches and ends, (lane or partner, variant, step, DP rank), of each node.
     observe: Callable[[int, FloatArray, FloatArray], None] | None = None
 
     @property
     def lanes_at_once(self) -> int:
-        """Return about how many (step, DP rank) a block should have."""
+        """Return the best number of lanes (step, DP rank) of a block."""
         return _BATCH_ELEMENTS // 8
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        """Return whether it cuts large blocks itself and releases the GIL."""
         return False
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:  # noqa: ARG002
-        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
         if self.program.chain is not None:
@@ -241,17 +225,15 @@ class ArrayReplay:
             ends[variants] = self._replay(batch.part(variants), block, [])
         return ends
 
-    def _lag(self, node: int, before: int) -> float:
-        return self.program.lags_ns.get((node, before), 0.0)
-
     def _replay(  # noqa: C901 - one walk
         self, batch: Batch, block: Block, carry: list[FloatArray]
     ) -> FloatArray:
-        """Replay a block; `carry` is each stage's last end so far, where steps are chained."""
-        # For short steps this loop is what replay costs, so names are bound once.
+        """Return the ends of a block's steps; `carry` has each stage's last end if chained."""
+        # The hot loop for short steps, so attributes are bound to local names.
         times = _Times(batch, block)
         maximum, ends_last = np.maximum, self.program.ends_last
-        plain = not self.program.lags_ns and self.program.chain is None
+        chain = self.program.chain
+        plain = not self.program.lags_ns and chain is None
         closed = list(carry)
         ends: dict[int, FloatArray] = {}
         step_end = _STEP_START
@@ -275,20 +257,15 @@ class ArrayReplay:
                 end = ends[node] = times.end(node, begin)
                 if node in ends_last:
                     step_end = maximum(step_end, end)
-                if not plain:
-                    self._close(node, end, closed)
+                stage = None if chain is None else chain.closes.get(node)
+                if stage is not None:
+                    closed[stage] = maximum(closed[stage], end)
                 if self.observe is not None:
                     self.observe(node, launch, end)
             for node in finished:
                 del ends[node]
         carry[:] = closed
         return np.asarray(step_end.max(axis=0))
-
-    def _close(self, node: int, end: FloatArray, closed: list[FloatArray]) -> None:
-        """Let a node's stage end the step no earlier than the node does."""
-        stage = None if self.program.chain is None else self.program.chain.closes.get(node)
-        if stage is not None:
-            closed[stage] = np.maximum(closed[stage], end)
 
     def _ready(
         self,
@@ -297,20 +274,20 @@ class ArrayReplay:
         ends: Mapping[int, FloatArray],
         carry: Sequence[FloatArray],
     ) -> FloatArray:
-        """Return when all that a node follows has ended, what passes before its launch included."""
+        """Return the earliest launch of a node, with lags and chained steps, ns."""
         chain = self.program.chain
         begins = chain is not None and node in chain.begins
         latest = _STEP_START
         if chain is not None and begins:
             latest = carry[chain.begins[node]] + chain.step_gap_ns
         for number, other in enumerate(after):
-            end = ends[other] + self._lag(node, other)
+            end = ends[other] + self.program.lags_ns.get((node, other), 0.0)
             latest = np.maximum(latest, end) if number or begins else end
         return latest
 
 
 def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
-    """Return the latest end of what a node follows; the step's start where that is nothing."""
+    """Return the latest end of a node's dependencies; the step's start without any, ns."""
     if not after:
         return _STEP_START
     latest = ends[after[0]]
@@ -320,9 +297,9 @@ def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArra
 
 
 class _Times:
-    """Durations and delays of a batch, [lane or partner, variant, step, DP rank].
+    """Durations and delays of a batch, shape (lane or partner, variant, step, DP rank).
 
-    As long as nothing tells variants, lanes or steps apart, one number stands for all of them.
+    An axis has length 1 as long as its values are equal.
     """
 
     def __init__(self, batch: Batch, block: Block) -> None:
@@ -335,7 +312,7 @@ class _Times:
         self._shape = (2 if batch.partnered else 1, len(batch.takes), *self._recorded.shape[1:])
 
     def launch(self, node: int, ready: FloatArray) -> FloatArray:
-        """Return when a node is launched, given when what it depends on has ended."""
+        """Return the launch of a node: the last end of its dependencies and its launch delay."""
         if self._late is None or max(self._late[node]) == ON_TIME:
             return ready
         launch = np.array(np.broadcast_to(ready, self._shape))
@@ -345,7 +322,7 @@ class _Times:
         return launch
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Return when a node ends, given when it begins to compute or to transfer."""
+        """Return the end of a node that begins to compute or transfer at `begin`."""
         takes = self._takes[node]
         alike = len(set(takes)) == 1
         end: FloatArray
@@ -375,56 +352,51 @@ class _Times:
         return duration
 
 
-# ---- Steps in which DP ranks run different numbers of microbatches: nothing is handed over in padd
-#
-# A transfer that takes no time would still wait until both of its sides are launched, and hold up
-# what a rank runs in earnest. One that ends before all time holds up nothing.
-
-
-# What a transfer takes that does not happen.
+# Duration of a transfer in an empty place: it ends before all others, so that nothing waits for it.
+# With duration 0 its dependents would still wait until both sides are launched.
 NO_TRANSFER: Final = -np.inf
 
 
 def transfers_padded(layout: Layout) -> NDArray[np.bool_]:
-    """Return the places in which no transfer happens, shape (nodes, steps, dp)."""
+    """Return the empty places of transfers, shape (nodes, steps, dp)."""
     if layout.padding is None:
         return np.zeros(layout.start_ns.shape, dtype=bool)
     return np.asarray(layout.padding.where() & layout.padding.transfers[:, None, None])
 
 
 def without_transfers(ideal_ns: FloatArray, nodes: NDArray[np.bool_]) -> FloatArray:
-    """Return ideal durations, shape (nodes,), in which some transfers that take no time are none.
+    """Return ideal durations with `NO_TRANSFER` in place of 0, shape (nodes,).
 
     Parameters
     ----------
     nodes : bool array, shape (nodes,)
-        Transfers that do not happen on some DP rank.
+        Transfers that are empty on some DP rank.
     """
     return np.where(nodes & (ideal_ns <= 0), NO_TRANSFER, ideal_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedReplay:
-    """Executes padded steps: what takes no time in a place without a transfer is none."""
+    """Executor of padded steps: transfers of duration 0 in empty places do not happen."""
 
     program: Program
     inner: Executor
-    transfers: NDArray[np.bool_]  # (nodes, steps, dp): places in which none happens
-    # Durations that were asked for last, and those without transfers in padding.
+    transfers: NDArray[np.bool_]  # (nodes, steps, dp): empty places of transfers
+    # The last durations and the same with `NO_TRANSFER` in empty places.
     _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
-        """Return about how many (step, DP rank) a block should have."""
+        """Return the best number of lanes (step, DP rank) of a block."""
         return self.inner.lanes_at_once
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        """Return whether it cuts large blocks itself and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
         nodes = np.asarray(self.transfers.any(axis=(1, 2)))
         ideal = without_transfers(block.ideal_ns, nodes)
         values = block.values_ns
@@ -443,9 +415,9 @@ class PaddedReplay:
         return without
 
     def _values(self, batch: Batch, block: Block) -> FloatArray:
-        """Return the rows of values: of nodes whose transfers do not happen, none that take none.
+        """Return the rows of values with `NO_TRANSFER` in empty places of transfers.
 
-        A row is of one node, whichever variants take it.
+        Each row belongs to one node in all variants.
         """
         values = block.values_ns.copy()
         for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():

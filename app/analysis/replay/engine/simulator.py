@@ -6,7 +6,7 @@ Own durations exclude waiting; ideal ones have no stragglers. Nanoseconds. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,17 +29,13 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace import model as ops
 
-# ---- What each operation takes by itself: recorded, and as it would be without stragglers ------
-# Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
-
-
-# A communication that ends this long before its last member was launched cannot be right: its
-# clock or its record is at fault, and it counts as instantaneous. Above it, clock noise is kept.
+# A transfer duration below this is a fault of a clock or the recording and counts as 0; negative
+# ones above it are clock noise and kept.
 FAULT_NS = -10e6
-# Transfers that are looked at at once; where a node has as many, its rows need no copies.
+# Number of transfers computed at a time; nodes with as many are changed in place, without copies.
 _AT_A_TIME: Final = 1 << 12
 
-# Computing differs because work is divided unevenly: dividing it evenly gives everyone the mean.
+# Computing differs because work is divided unevenly: divided evenly, all ranks take the mean.
 IDEAL_IS_MEAN = frozenset(
     {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE, ops.OPTIMIZER, ops.GC}
 )
@@ -49,31 +45,31 @@ IDEAL_IS_MEAN = frozenset(
 class Durations:
     """Durations without waiting."""
 
-    # (nodes, steps, dp): computation as recorded; communication from the moment when the last
-    # member of its group was launched (transfer duration)
+    # (nodes, steps, dp): computation as recorded; communication from the last launch in its group
+    # (transfer duration)
     recorded_ns: FloatArray
-    # (nodes,): the value that every operation of the node's type would have without stragglers
+    # (nodes,): duration of the node's op type without stragglers
     ideal_ns: FloatArray
 
 
-# As `Durations.recorded_ns`, and how many transfer durations at fault count as 0.
+# As `Durations.recorded_ns`, and the number of faulty transfer durations that count as 0.
 OwnDurations: TypeAlias = tuple[FloatArray, int]
 
 
 def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
-    """Separate transferring from waiting.
+    """Return durations without waiting: those of communication from the last launch in its group.
 
     Returns
     -------
     durations : float64 array, shape (nodes, steps, dp)
         As `Durations.recorded_ns`.
     clamped : int
-        Transfer durations at fault that count as 0.
+        Number of faulty transfer durations that count as 0.
     """
     recorded = layout.duration_ns.copy(order="C")
     padded = None if layout.padding is None else layout.padding.where()
     if padded is not None:
-        # no transfer, so none at fault
+        # padded places have no transfer, so none is faulty
         recorded[padded] = np.inf
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
@@ -82,7 +78,7 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
             alike.setdefault((len(unit.members), unit.across_dp), []).append(unit.members)
     at_a_time = max(1, _AT_A_TIME // recorded[0].size)
     for (_, across_dp), groups in alike.items():
-        # Groups of one size at once: in short steps calling costs more than computing.
+        # Groups of one size share NumPy calls, which cost most in short steps.
         for first in range(0, len(groups), at_a_time):
             together = groups[first : first + at_a_time]
             members: list[NDArray[np.intp] | slice]
@@ -103,14 +99,14 @@ def _take_off_waiting(
     *,
     across_dp: bool,
 ) -> int:
-    """Let groups take time from their last launch on; return how many are at fault.
+    """Change durations of groups to transfer durations in place; return the number of faulty ones.
 
     Parameters
     ----------
     recorded, start_ns : float64 arrays, shape (nodes, steps, dp)
         The former is changed in place.
     members : sequence of slices or int64 arrays, shape (groups,)
-        The first members of all groups, the second ones…
+        The first members of all groups, the second ones, and so on.
     across_dp : bool
         Whether the groups span the DP ranks.
     """
@@ -136,16 +132,20 @@ def _take_off_waiting(
 
 
 def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return the ideal duration of each layout's nodes, shape (nodes,).
+    """Return the ideal durations of each layout's nodes, shape (nodes,), ns.
 
     The ideal duration of an op type is taken over all steps, microbatches, stages and DP ranks of
     the session: the mean for computation, the median for communication, whose rare outliers are
-    long. Where DP ranks run different numbers of microbatches, each runs as many as the mean.
+    long. Where DP ranks run different numbers of microbatches, the ideal has their mean number.
     """
     by_type: dict[int, list[FloatArray]] = {}
     for layout, values in zip(layouts, recorded, strict=True):
         padded = None if layout.padding is None else layout.padding.where()
-        for code, nodes in _nodes_by_type(layout):
+        # nodes of an op type are contiguous
+        codes, firsts = np.unique(layout.nodes.op, return_index=True)
+        ends = [*firsts[1:].tolist(), len(layout.nodes)]
+        for code, first, end in zip(codes.tolist(), firsts.tolist(), ends, strict=True):
+            nodes = slice(first, end)
             own = values[nodes].ravel() if padded is None else values[nodes][~padded[nodes]]
             by_type.setdefault(code, []).append(own)
     names = layouts[0].op_names
@@ -166,46 +166,30 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     ]
 
 
-def _nodes_by_type(layout: Layout) -> Iterator[tuple[int, slice]]:
-    """Yield each op type's code and its nodes, which are neighbors."""
-    codes, firsts = np.unique(layout.nodes.op, return_index=True)
-    ends = [*firsts[1:].tolist(), len(layout.nodes)]
-    for code, first, end in zip(codes.tolist(), firsts.tolist(), ends, strict=True):
-        yield code, slice(first, end)
-
-
-# ---- Variants of a session: which operations keep their recorded duration, and what the rest gets
-
-
-# Rows of durations or delays of some steps, shape (rows, those steps, dp), ns; several threads ask.
+# Returns rows of durations or delays of some steps, (rows, those steps, dp), ns; thread-safe.
 RowsOfSteps = Callable[[slice], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keep:
-    """The operations that keep their recorded durations; all others become ideal."""
+    """Variant in which some operations keep recorded durations and all others become ideal."""
 
-    cells: NDArray[np.bool_]
-    """Workers whose operations are kept."""
-    types: NDArray[np.bool_]
-    """Op types that are kept."""
+    cells: NDArray[np.bool_]  # (dp, pp): workers whose operations are kept
+    types: NDArray[np.bool_]  # (op types,): op types that are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """Nodes, and what they take in place of their recorded durations."""
+    """Variant in which some nodes have other durations than recorded."""
 
     nodes: IntArray  # (replaced,)
-    # Given a slice of steps, returns their durations, shape (replaced, steps, dp).
+    # returns their durations in a slice of steps, (replaced, steps, dp)
     times_ns: RowsOfSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulator:
-    """Replays variants of one layout.
-
-    Results are step times in ns, the steps in the layout's order.
-    """
+    """Simulator of one layout: step times of variants, ns, in the layout's order of steps."""
 
     layout: Layout
     durations: Durations
@@ -214,7 +198,7 @@ class Simulator:
     def keep(
         self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
     ) -> Keep:
-        """Return what keeps the given cells and op types; everything where nothing is given."""
+        """Return the variant that keeps the given workers and op types; by default all."""
         layout = self.layout
         if cells is None:
             cells = np.ones((layout.dp, layout.pp), dtype=bool)
@@ -223,39 +207,35 @@ class Simulator:
         return Keep(cells, self._types(types))
 
     def _types(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """Return which op types these are, shape (op types,)."""
+        """Return a mask of the named op types, shape (op types,)."""
         chosen = np.zeros(len(self.layout.op_names), dtype=bool)
         chosen[self.layout.codes(*names)] = True
         return chosen
 
     def step_times(self, keeps: Sequence[Keep]) -> FloatArray:
-        """Replay variants on all DP ranks.
-
-        Returns
-        -------
-        float64 array, shape (variants, steps)
-        """
+        """Return the step times of variants, shape (variants, steps), ns."""
         return self._step_times(self._kept(keeps))
 
     def ideal_step_times(self) -> FloatArray:
-        """Return the step times with every operation ideal, shape (steps,)."""
+        """Return the step times with every operation ideal, shape (steps,), ns (T_ideal)."""
         none = self._kept([self.keep(types=[])])
         if self._chained:
             return np.asarray(self._step_times(none)[0])
-        # One step stands for all.
+        # All steps are equal.
         return np.full(len(self.layout.steps), self._ends(none, slice(0, 1)).max())
 
     def worker_step_times(self) -> tuple[FloatArray, FloatArray]:
-        """Replay every worker, and every DP rank, as the only one that keeps its durations.
+        """Return the step times with a single worker, or a single DP rank, as recorded.
 
-        With everything else ideal, the other DP ranks are equal at all times: one ideal partner,
-        met at the collectives, stands for all of them. So each (step, DP rank) lane is replayed
-        against a partner of its own, and all workers of a stage cost one such replay.
+        All other operations are ideal (T^-w of the paper, behind S_w). The other DP ranks are then
+        equal at all times, so one ideal partner at the collectives stands for all of them: each
+        lane (step, DP rank) is replayed against a partner of its own, and all workers of a stage
+        cost one such replay.
 
         Returns
         -------
-        by_worker : float64 array, shape (steps, dp, pp)
-        by_dp : float64 array, shape (steps, dp)
+        by_worker : float64 array, shape (steps, dp, pp), ns
+        by_dp : float64 array, shape (steps, dp), ns
         """
         layout = self.layout
         stage = layout.nodes.pp
@@ -273,18 +253,14 @@ class Simulator:
     def delayed_step_times(
         self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps | FloatArray
     ) -> FloatArray:
-        """Replay recorded durations with the launch delays of some op types at a time.
+        """Return the step times with the launch delays of some op types, (variants, steps), ns.
 
         Parameters
         ----------
         types : sequence of sequences of str
-            The op types that are late in each variant.
+            The late op types of each variant.
         delays_ns : callable or float64 array
-            Returns the launch delays of some steps, shape (nodes, steps, dp), or has them of all.
-
-        Returns
-        -------
-        float64 array, shape (variants, steps)
+            Launch delays: a function of a slice of steps, or an array of all, (nodes, steps, dp).
         """
         nodes = self.layout.nodes
         takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
@@ -295,12 +271,7 @@ class Simulator:
         return self._step_times(batch, delays_ns=delays_ns)
 
     def replaced_step_times(self, *replacements: Replacement) -> FloatArray:
-        """Replay recorded durations, in each variant those of some nodes replaced.
-
-        Returns
-        -------
-        float64 array, shape (variants, steps)
-        """
+        """Return the step times with replaced durations, shape (replacements, steps), ns."""
         takes = np.full((len(replacements), len(self.layout.nodes)), RECORDED, dtype=np.int32)
         first = 0
         for row, item in zip(takes, replacements, strict=True):
@@ -319,19 +290,15 @@ class Simulator:
         late: CodeArray | None = None,
         delays_ns: RowsOfSteps | FloatArray | None = None,
     ) -> FloatArray:
-        """Replay variants that the caller has coded.
+        """Return the step times of variants given by codes, shape (variants, steps), ns.
 
         Parameters
         ----------
         takes, late : int32 arrays, shape (variants, nodes)
             See `Batch`; codes of masks are not allowed.
         values_ns, delays_ns : callable
-            Given a slice of steps, return the rows that the codes are about; of delays also an
-            array that has all steps.
-
-        Returns
-        -------
-        float64 array, shape (variants, steps)
+            Return the rows that the codes refer to, of a slice of steps; delays may also be an
+            array of all steps.
         """
         batch = Batch(takes, _no_masks(self.layout), late)
         return self._step_times(batch, values_ns, delays_ns)
@@ -365,7 +332,7 @@ class Simulator:
         return self.executor.program.chain is not None
 
     def _since_last(self, ends: FloatArray) -> FloatArray:
-        """Return step times; where steps are chained, from the end of the one before (axis 1)."""
+        """Return step times from ends; of chained steps (axis 1) since the previous end."""
         return np.diff(ends, axis=1, prepend=0.0) if self._chained else ends
 
     def _ends(
@@ -389,7 +356,7 @@ class Simulator:
         return self.executor.step_ends(batch, block, threads)
 
     def blocks(self) -> list[slice]:
-        """Cut the steps so that what is alive of a block stays in the cache."""
+        """Return slices of steps that fit in the cache; all steps if they are chained."""
         count = len(self.layout.steps)
         if self._chained:
             return [slice(0, count)]
@@ -397,11 +364,11 @@ class Simulator:
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def _at_once(self) -> list[slice]:
-        """Cut the steps for variants whose durations and delays are there already."""
+        """Return slices of steps for variants whose durations and delays are arrays."""
         return [slice(0, len(self.layout.steps))] if self.executor.tiles else self.blocks()
 
     def _kept(self, keeps: Sequence[Keep]) -> Batch:
-        """Code which variants keep which nodes."""
+        """Return the batch of variants that keep some operations."""
         nodes = self.layout.nodes
         cells, types = np.array([k.cells for k in keeps]), np.array([k.types for k in keeps])
         some = cells.any(axis=1)

@@ -1,7 +1,8 @@
 """Arrangement of the rows of a trace in dense layouts, one for each shape of steps.
 
-Recorders and our own storage write the operations of a rank and step together, alike in every
-step. Such rows are transposed as blocks; otherwise every row is looked up.
+Recorders and our own storage write the operations of a rank and step together, in the same order in
+every step and at equal distances. The rows of such a rank are a matrix (step, operation), which is
+transposed as one block; of other traces every row is looked up.
 """
 
 from __future__ import annotations
@@ -47,25 +48,18 @@ from app.analysis.trace.model import (
 from app.analysis.trace.parallelism import busiest_ranks, has_rings
 from app.errors import Fault, UnanalyzableError
 
-# ---- The quick way to a dense layout, for traces that are in some regular order ----------------
-# Recorders and the server's own storage write a rank's operations of a step together, alike in
-# every step and at equal distances. Then the rows of a rank are a matrix (step, operation) as they
-# lie, and the dense layout is made by transposing one such block a rank instead of by looking up
-# the place of every row.
-
-
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
 
-# DP ranks that are written at a time: neighbors share the lines of a cache.
+# Number of DP ranks written at a time: neighbors share cache lines.
 _TOGETHER: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRuns:
-    """Stretches of rows of one rank and step; arrays of shape (runs,)."""
+    """Consecutive rows of one rank and step; arrays of shape (runs,)."""
 
-    first: NDArray[np.int64]
-    end: NDArray[np.int64]
+    first: NDArray[np.int64]  # first row
+    end: NDArray[np.int64]  # row after the last
     rank: NDArray[np.int32]
     step: NDArray[np.int64]
     dp: NDArray[np.int32]
@@ -74,31 +68,28 @@ class BlockRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A trace whose every row has its place, shape (nodes, steps, dp).
+    """Times of a regular trace as dense arrays."""
 
-    Starts are relative to the first one of their step, which is `begin_ns`, shape (steps,).
-    """
-
-    steps: NDArray[np.int64]
-    shape: NDArray[np.int64]
-    begin_ns: NDArray[np.int64]
-    start_ns: NDArray[np.float64]
-    duration_ns: NDArray[np.float64]
+    steps: NDArray[np.int64]  # (steps,)
+    shape: NDArray[np.int64]  # (op types × PP,): operations of each type and stage in a step
+    begin_ns: NDArray[np.int64]  # (steps,): first start
+    start_ns: NDArray[np.float64]  # (nodes, steps, dp): relative to `begin_ns`
+    duration_ns: NDArray[np.float64]  # (nodes, steps, dp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Rows of one rank as a matrix (step, operation): where it begins and how far steps are."""
+    """Rows of one rank as a matrix (step, operation)."""
 
-    first: int
-    stride: int
-    size: int
+    first: int  # first row
+    stride: int  # rows from a step to the next
+    size: int  # operations of a step
     dp: int
     pp: int
 
 
 def find_runs(trace: Trace) -> BlockRuns:
-    """Return where rank or step change from row to row."""
+    """Return the runs of consecutive rows of one rank and step."""
     first = trace.stretches().first
     end = np.append(first[1:], len(trace))
     return BlockRuns(
@@ -107,7 +98,7 @@ def find_runs(trace: Trace) -> BlockRuns:
 
 
 def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
-    """Return the dense layout of a regular trace; None where the trace is not so."""
+    """Return the dense arrays of a regular trace; None if the trace is not regular."""
     workers = trace.meta.sizes.workers
     step_count, odd = divmod(len(runs.first), workers)
     if odd or int(trace.op.max()) >= len(REPLAYED_OP_TYPES):
@@ -123,7 +114,7 @@ def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
 
 
 def _blocks(runs: BlockRuns, in_order: NDArray[np.int64]) -> Iterator[_Block]:
-    """Yield the block of each rank whose runs are equally long and equally far from one another."""
+    """Yield the block of each rank whose runs have equal lengths and distances."""
     first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
     stride = np.diff(first, axis=1)
     regular = (length == length[:, :1]).all(axis=1)
@@ -146,7 +137,7 @@ def _transpose(
     begin_ns: NDArray[np.int64],
     blocks: list[_Block],
 ) -> Dense | None:
-    """Fill the dense layout block by block; None where a block differs from its stage's first."""
+    """Return the dense arrays of blocks; None if a block differs from the template of its stage."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
         return None
@@ -166,7 +157,7 @@ def _transpose(
         if (order >= shape.ravel()[kind]).any():
             return None
         nodes = first_node[kind] + order.astype(np.int64)
-        # DP ranks 0, 1, 2…: there is one block for each worker
+        # in order of DP ranks: there is one block for each worker
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
         if any(block.size != len(op) for block in mine):
             return None
@@ -189,7 +180,7 @@ def _transpose(
 
 
 def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: int) -> bool:
-    """Return whether the rows of all blocks are, in each step, the operations of a template."""
+    """Return whether all blocks have in each step the op types and orders of a template."""
     ops, orders = trace.op[template], trace.order[template]
     return all(
         (_matrix(trace.op, block, steps) == ops).all()
@@ -201,14 +192,15 @@ def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: i
 def _transpose_rows(
     values: IntArray, less: IntArray, blocks: Sequence[_Block], nodes: IntArray, out: FloatArray
 ) -> None:
-    """Write the values of a stage's blocks, one a DP rank, to their places.
+    """Write the values of a stage's blocks into `out`.
 
     Parameters
     ----------
     values : int64 array, shape (operations,)
     less : int64 array, shape (steps,)
-        Is taken off the values of each step.
+        Subtracted from the values of each step.
     blocks : sequence of _Block
+        In order of DP ranks.
     nodes : int64 array, shape (size,)
         The node of each row of a block's step.
     out : float64 array, shape (all nodes, steps, dp)
@@ -221,40 +213,36 @@ def _transpose_rows(
 
 
 def _matrix(column: NDArray[Number], block: _Block, steps: int) -> NDArray[Number]:
-    """View a block of a column as (step, operation)."""
+    """Return a block of a column as a view of shape (steps, operations)."""
     item, data = column.itemsize, np.ascontiguousarray(column).data
     strides = (block.stride * item, item)
     return np.ndarray((steps, block.size), column.dtype, data, block.first * item, strides)
 
 
-# ---- From the rows of a trace to layouts, one for each shape of steps --------------------------
-
-
 MAX_NAMED_WORKERS = 3
-# Operations of one step of one DP rank, far above any pipeline.
+# Most operations of one step of one DP rank, far above any pipeline.
 MAX_NODES = 2_000_000
 
 
 def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) -> LaidOut:
-    """Arrange a trace's operations by node, step and DP rank.
+    """Return a trace's operations by node, step and DP rank, one layout for each shape of steps.
 
-    Each DP × PP cell is represented by one of its traced ranks. The shape of a step is how many
-    operations of each type each stage runs, and in which order it computes. Steps of each shape
-    form a group. Left out by name are steps that a rank is missing from, that too many operations
-    are missing from, that warm up, and that evaluate.
+    Each worker (DP rank, stage) is represented by one of its recorded ranks. The shape of a step is
+    the number of operations of each type on each stage, and the order of its computations. Dropped
+    are steps without a rank, with too many missing operations, of warm-up, and of evaluation.
 
     Parameters
     ----------
     routes : sequence of sequences of (stage, chunk)
-        Virtual stages in the order of a forward, of each direction; empty where chunk follows
-        chunk.
+        For each direction its virtual stages in the order of a forward; empty where microbatches
+        pass chunk after chunk.
     pads : bool
-        Where DP ranks run different numbers of microbatches, places are left empty.
+        Whether places are left empty where DP ranks run different numbers of microbatches.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing`` where a cell sent nothing at all; ``trace.missing_model_chunk``;
+        ``trace.rank_missing`` where a worker sent nothing at all; ``trace.missing_model_chunk``;
         ``trace.too_many_operations`` in a step; ``trace.no_complete_step``.
     """
     _require_chunks(trace)
@@ -280,7 +268,7 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
 
 
 def _is_plain(shape: IntArray, pp: int) -> bool:
-    """Return whether steps of a shape train, and each side of their transfers is recorded."""
+    """Return whether steps have a forward, a backward, and both sides of recorded transfers."""
     kinds = shape.reshape(-1, pp).sum(axis=1)
     recorded = dict(zip(REPLAYED_OP_TYPES, (kinds > 0).tolist(), strict=False))
     both = all(recorded[direction.send] == recorded[direction.recv] for direction in DIRECTIONS)
@@ -288,28 +276,28 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
 
 
 def _unanswered(trace: Trace) -> tuple[str, ...]:
-    """Return the types of sends whose receives were not recorded.
+    """Return the types of sends whose receives were not recorded, which are left out.
 
-    What such a send waits for is unknown: in recorded jobs receives are posted long after they
-    could be, and without them that wait would pass for the transfer. So the sends are left out as
-    well, and the stages hand over at once.
+    In recorded jobs receives are posted late, and without them the wait of a send would count as
+    transfer. Computations of neighboring stages then depend directly on one another.
     """
     recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
     return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
 
 
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
-    """Return the layout of a trace whose every row has its place."""
+    """Return the layout of a regular trace."""
+    # the rows of DP rank 0 in the first step: the template of microbatches and chunks
+    template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
+    first, end = runs.first[template].tolist(), runs.end[template].tolist()
+    lane = np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
     return Layout(
         op_names=trace.op_names,
-        nodes=_name_nodes(
-            trace, _lane(runs, int(dense.steps[0]), ranks[0]), dense.shape, len(ranks[0])
-        ),
+        nodes=_name_nodes(trace, lane, dense.shape, len(ranks[0])),
         steps=dense.steps,
         start_ns=dense.start_ns,
         duration_ns=dense.duration_ns,
         ranks=ranks,
-        # the lowest step of DP rank 0 is the template
         launch=dense.start_ns[:, 0, 0],
         begin_ns=dense.begin_ns.astype(np.float64),
     )
@@ -323,7 +311,7 @@ def _group_by_shape(
     *,
     pads: bool,
 ) -> tuple[list[Layout], dict[int, str]]:
-    """Lay out steps of several shapes, or with operations missing."""
+    """Return the layouts of an irregular trace, by shape of step, and (step → reason to drop)."""
     left_out, routes = left_out_and_routes
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
@@ -340,7 +328,17 @@ def _group_by_shape(
     number[kept] = group_of.ravel()
     for group, shape in enumerate(distinct.astype(np.int64)):
         chosen = np.flatnonzero(number == group)
-        _bound(int(shape.sum()))
+        nodes_of_step = int(shape.sum())
+        if nodes_of_step > MAX_NODES:
+            message = (
+                f"{nodes_of_step} operations in one step of one DP rank, at most {MAX_NODES} are "
+                "analyzed"
+            )
+            raise UnanalyzableError(
+                message,
+                code="trace.too_many_operations",
+                faults=(Fault("too_many_operations", message, column="step"),),
+            )
         index = np.full(len(steps), -1)
         index[chosen] = np.arange(len(chosen))
         inside = number[rows.step] == group
@@ -409,7 +407,7 @@ def _from_placed(
 
 
 def _require_chunks(trace: Trace) -> None:
-    """Refuse computations that no virtual stage can be given to."""
+    """Raise ``trace.missing_model_chunk`` for computations without a chunk of several."""
     if trace.meta.sizes.vpp == 1:
         return
     computes = np.array([name in COMPUTE for name in trace.op_names])
@@ -428,10 +426,10 @@ def _require_chunks(trace: Trace) -> None:
 
 
 def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
-    """Return the rank that each cell is analyzed from, shape (dp, pp).
+    """Return the rank that represents each worker, shape (dp, pp).
 
-    The lowest traced one; of a ring of context-parallel ranks the one that computes longest, since
-    the others wait for it inside of their computations, each for a while and at another place.
+    The lowest recorded one; of a ring of context-parallel ranks the one that computes longest,
+    since the others wait for it inside their computations, each at another place.
     """
     sizes = trace.meta.sizes
     lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
@@ -457,7 +455,7 @@ def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
 def _steps_of_all_ranks(
     runs: BlockRuns, ranks: NDArray[np.int32]
 ) -> tuple[IntArray, dict[int, str]]:
-    """Return the steps that all analyzed ranks took part in; name who is missing from the rest."""
+    """Return the steps with all analyzed ranks, and (other step → the ranks missing, in words)."""
     workers = ranks.size
     analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
     steps, index = np.unique(runs.step[analyzed], return_inverse=True)
@@ -468,18 +466,13 @@ def _steps_of_all_ranks(
     for incomplete in np.flatnonzero(count < workers).tolist():
         first, last = np.searchsorted(seen, (incomplete * workers, (incomplete + 1) * workers))
         absent = np.setdiff1d(np.arange(workers), seen[first:last] % workers)
-        dropped[int(steps[incomplete])] = _absence(absent, ranks)
+        cells = np.divmod(absent[:MAX_NAMED_WORKERS], ranks.shape[1])
+        names = [
+            f"rank {ranks[d, p]} (DP rank {d}, stage {p})" for d, p in zip(*cells, strict=True)
+        ]
+        more = f" and {len(absent) - len(names)} more" if len(absent) > len(names) else ""
+        dropped[int(steps[incomplete])] = f"{', '.join(names)}{more} sent nothing"
     return steps[count == workers], dropped
-
-
-def _absence(cells: IntArray, ranks: NDArray[np.int32]) -> str:
-    """Say which workers sent nothing of a step."""
-    names = [
-        f"rank {ranks[d, p]} (DP rank {d}, stage {p})"
-        for d, p in zip(*np.divmod(cells[:MAX_NAMED_WORKERS], ranks.shape[1]), strict=True)
-    ]
-    more = f" and {len(cells) - len(names)} more" if len(cells) > len(names) else ""
-    return f"{', '.join(names)}{more} sent nothing"
 
 
 def _count(
@@ -489,7 +482,10 @@ def _count(
     chosen: tuple[IntArray, NDArray[np.bool_]],
     routes: Sequence[Route],
 ) -> tuple[Census, StepRows]:
-    """Count the operations of each lane: those of the chosen steps and op types."""
+    """Return the numbers of operations of each lane, and their rows, of chosen steps and types.
+
+    A lane is one step of one DP rank.
+    """
     steps, replayed = chosen
     dp, pp = ranks.shape
     known = len(REPLAYED_OP_TYPES)
@@ -509,7 +505,7 @@ def _count(
     counts = np.bincount(lane * (known * pp) + rows.kind, minlength=len(steps) * dp * known * pp)
     forwards = trace.op[row] == REPLAYED_OP_TYPES.index(FORWARD_COMPUTE)
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
-    # a pair once: stage and chunk
+    # (stage, chunk) as one number
     places = np.unique(trace.pp[row[forwards]] + chunk * pp)
     flow = flow_of(((int(p % pp), int(p // pp)) for p in places), routes)
     census = Census(
@@ -524,7 +520,7 @@ def _count(
 
 
 def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> IntArray:
-    """Return how many different microbatches the lanes of each step name at most."""
+    """Return the largest number of distinct named microbatches of a lane, shape (steps,)."""
     named = mb != ABSENT
     if not named.any():
         return np.zeros(size[0], dtype=np.int64)
@@ -534,25 +530,8 @@ def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> 
     return np.asarray(counts.max(axis=1))
 
 
-def _bound(nodes: int) -> None:
-    if nodes > MAX_NODES:
-        message = f"{nodes} operations in one step of one DP rank, at most {MAX_NODES} are analyzed"
-        raise UnanalyzableError(
-            message,
-            code="trace.too_many_operations",
-            faults=(Fault("too_many_operations", message, column="step"),),
-        )
-
-
-def _lane(runs: BlockRuns, step: int, stage_ranks: NDArray[np.int32]) -> IntArray:
-    """Return the rows of a step of DP rank 0."""
-    mine = (runs.step == step) & (runs.dp == 0) & (runs.rank == stage_ranks[runs.pp])
-    first, end = runs.first[mine].tolist(), runs.end[mine].tolist()
-    return np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
-
-
 def _name_nodes(trace: Trace, lane: IntArray, shape: IntArray, pp: int) -> Nodes:
-    """Return what each node is; microbatch and chunk as a lane's rows recorded them."""
+    """Return the nodes of a shape, with microbatches and chunks from the rows of a lane."""
     kind = np.repeat(np.arange(len(shape)), shape)
     first = np.concatenate(([0], np.cumsum(shape)))
     order = np.arange(len(kind)) - first[kind]

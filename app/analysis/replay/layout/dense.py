@@ -1,9 +1,8 @@
-"""Operations laid out densely: one row an operation of the step, one column a (step, DP rank).
+"""Dense layout of operations: arrays of shape (nodes, steps, DP ranks), and array types.
 
-All DP ranks and all steps of one shape run the same operations, so a session is a matrix
-``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline, (op type, stage,
-order). Where DP ranks run different numbers of microbatches, places of the matrix are empty
-(`Padding`). Everything behind this module works on whole rows of that matrix.
+All DP ranks and all steps of one shape run the same operations, so a session is an array
+``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline: (op type, stage,
+order). Where DP ranks run different numbers of microbatches, some places are empty (`Padding`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NONE = np.empty(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class DroppedStep:
-    """A step that is not analyzed."""
+    """A step that is not analyzed, and why."""
 
     step: int
     """Number of the training step."""
@@ -34,13 +33,13 @@ class DroppedStep:
 
 
 def no_complete_step(dropped: Sequence[DroppedStep]) -> UnanalyzableError:
-    """Return the refusal of a trace of which all steps are left out."""
+    """Return the error of a trace of which all steps are dropped."""
     return UnanalyzableError(
         "No step is complete on all workers",
         code="trace.no_complete_step",
         faults=tuple(
-            Fault("incomplete_step", f"Step {one.step}: {one.reason}")
-            for one in dropped[:MAX_NAMED_FAULTS]
+            Fault("incomplete_step", f"Step {item.step}: {item.reason}")
+            for item in dropped[:MAX_NAMED_FAULTS]
         ),
     )
 
@@ -49,22 +48,22 @@ def no_complete_step(dropped: Sequence[DroppedStep]) -> UnanalyzableError:
 class Nodes:
     """Operations of one step on one DP rank, sorted by op type, stage and order.
 
-    Every array has the shape (nodes,). `mb` and `mc` are those of the template lane.
+    Every array has the shape (nodes,).
     """
 
-    op: NDArray[np.int16]
-    pp: NDArray[np.int32]
-    order: NDArray[np.int32]
-    mb: NDArray[np.int32]
-    mc: NDArray[np.int32]
-    # (op, pp) → its nodes, which are neighbors; pp → its nodes: filled when first asked
+    op: NDArray[np.int16]  # op code
+    pp: NDArray[np.int32]  # pipeline stage
+    order: NDArray[np.int32]  # order within op type and stage
+    mb: NDArray[np.int32]  # microbatch in the template lane
+    mc: NDArray[np.int32]  # model chunk in the template lane
+    # lazy indices: (op, pp) → its nodes, which are contiguous; pp → its nodes
     _places: dict[tuple[int, int], NDArray[np.intp]] = field(
         init=False, repr=False, default_factory=dict
     )
     _stages: dict[int, NDArray[np.intp]] = field(init=False, repr=False, default_factory=dict)
 
     def on(self, pp: int) -> NDArray[np.intp]:
-        """Return the nodes of a stage, ascending; not to be written to."""
+        """Return the nodes of a stage, ascending, read-only."""
         if pp not in self._stages:
             mine = np.flatnonzero(self.pp == pp)
             mine.flags.writeable = False
@@ -72,23 +71,17 @@ class Nodes:
         return self._stages[pp]
 
     def of(self, op: int, pp: int) -> NDArray[np.intp]:
-        """Return the nodes of an op type on a stage, by its code; not to be written to."""
+        """Return the nodes of an op code on a stage, read-only."""
         if not self._places:
-            self._places.update(self._blocks())
+            changes = (self.op[1:] != self.op[:-1]) | (self.pp[1:] != self.pp[:-1])
+            first = [0, *(changes.nonzero()[0] + 1).tolist()] if len(self.op) else []
+            every = np.arange(len(self.op))
+            every.flags.writeable = False
+            keys = zip(self.op[first].tolist(), self.pp[first].tolist(), strict=True)
+            bounds = zip(keys, first, [*first[1:], len(every)], strict=True)
+            # one update: other threads must not see a partial index
+            self._places.update({key: every[begin:end] for key, begin, end in bounds})
         return self._places.get((op, pp), _NONE)
-
-    def _blocks(self) -> dict[tuple[int, int], NDArray[np.intp]]:
-        changes = (self.op[1:] != self.op[:-1]) | (self.pp[1:] != self.pp[:-1])
-        first = [0, *(changes.nonzero()[0] + 1).tolist()] if len(self.op) else []
-        every = np.arange(len(self.op))
-        every.flags.writeable = False
-        ops, stages = self.op[first].tolist(), self.pp[first].tolist()
-        return {
-            key: every[begin:end]
-            for key, begin, end in zip(
-                zip(ops, stages, strict=True), first, [*first[1:], len(every)], strict=True
-            )
-        }
 
     def __len__(self) -> int:
         return len(self.op)
@@ -96,35 +89,34 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
-    """Places of microbatches that a DP rank does not run in a step, while others run more.
+    """Empty places of microbatches that a DP rank does not run in a step, while others run more.
 
-    Nothing happens there: a computation takes no time, and no transfer waits for its peer.
+    There a computation takes no time, and no transfer waits for its peer.
     """
 
-    # (nodes,): which microbatch of the step each node is of, from 0; -1 where it is of none
+    # (nodes,): index of the step's microbatch that each node belongs to; -1 for no microbatch
     microbatch: IntArray
-    transfers: NDArray[np.bool_]  # (nodes,): which of these hand something over
-    counts: IntArray  # (steps, dp): how many microbatches each rank runs
-    # How many microbatches a stage waits for while its pipeline fills and drains: (p - 1) / v
-    # (Narayanan and others, "Efficient Large-Scale Language Model Training", section 2.2).
+    transfers: NDArray[np.bool_]  # (nodes,): whether the node is a transfer
+    counts: IntArray  # (steps, dp): number of microbatches of each rank
+    # Length of the pipeline bubble in microbatches: (p - 1) / v (Narayanan and others, "Efficient
+    # Large-Scale Language Model Training", section 2.2).
     bubble: float
-    # Size of the groups that microbatches go in: as many as there are stages where schedules
-    # interleave.
+    # Number of microbatches in a group: that of stages for interleaved schedules.
     group: int = 1
 
     def where(self) -> NDArray[np.bool_]:
-        """Return the places that are empty, shape (nodes, steps, dp)."""
+        """Return which places are empty, shape (nodes, steps, dp)."""
         return np.asarray(self.microbatch[:, None, None] >= self.counts)
 
     def of(self, nodes: NDArray[np.intp], steps: slice) -> NDArray[np.bool_]:
-        """Return the same of some nodes and steps."""
+        """Return which places of some nodes and steps are empty, shape (nodes, steps, dp)."""
         return np.asarray(self.microbatch[nodes, None, None] >= self.counts[steps])
 
     def weights(self, count: float | FloatArray) -> FloatArray:
-        """Return what is left of each node's duration where ranks run a number of microbatches.
+        """Return the factor of each node's duration if ranks run `count` microbatches.
 
-        A broken number is as many whole groups as are nearest, whose computations take what makes
-        a step with its bubble as long. Shape (nodes,), or (nodes, …) for several numbers.
+        A fractional number is rounded to whole groups, and computations are scaled so that a step
+        with its bubble keeps its length. Shape (nodes,), or (nodes, …) for several numbers.
         """
         shape = (-1, *(1,) * np.ndim(count))
         numbers, transfers = self.microbatch.reshape(shape), self.transfers.reshape(shape)
@@ -139,37 +131,32 @@ class Layout:
 
     op_names: tuple[str, ...]  # name of each op code
     nodes: Nodes
-    steps: IntArray  # (steps,): the analyzed steps, ascending
-    # start_ns, duration_ns: (nodes, steps, dp): recorded start, relative to the step's earliest
-    # start, and recorded duration
-    start_ns: FloatArray
-    duration_ns: FloatArray
-    ranks: NDArray[np.int32]  # (dp, pp): the global rank that each cell is analyzed from
-    launch: FloatArray  # (nodes,): sorts the nodes of a stage in the order of their launch
-    begin_ns: FloatArray  # (steps,): the steps' earliest starts as recorded
+    steps: IntArray  # (steps,): training steps, ascending
+    start_ns: FloatArray  # (nodes, steps, dp): recorded start, relative to `begin_ns`
+    duration_ns: FloatArray  # (nodes, steps, dp): recorded duration
+    ranks: NDArray[np.int32]  # (dp, pp): global rank that represents each worker
+    launch: FloatArray  # (nodes,): sort key of the launch order of each stage
+    begin_ns: FloatArray  # (steps,): first recorded start of each step
     # (nodes, steps, dp): operations that the recorder lost; None where there are none. Their
     # times are 0 until they are re-created (`app.analysis.replay.missing_operations`).
     missing: NDArray[np.bool_] | None = None
-    # (nodes,): nodes that may be missing without anything being lost; None where nothing is
-    # missing
+    # (nodes,): nodes that may be missing without a loss; None where nothing is missing
     free: NDArray[np.bool_] | None = None
-    # (dp, pp): workers of which nothing was recorded (`app.analysis.replay.missing_operations`);
-    # None where all are there
+    # (dp, pp): workers without any recorded operation (`app.analysis.replay.missing_operations`);
+    # None where there are none
     absent: NDArray[np.bool_] | None = None
-    # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
-    # direction; empty where chunk follows chunk
+    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty where
+    # microbatches pass chunk after chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
-    # (steps, dp): time within computations, by node, that garbage collections are recorded to
-    # have taken
+    # by computation, (steps, dp): time of garbage collections inside it
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # (pieces, steps, dp): of computations that wait inside for collectives, by node, the share of
-    # their own time before, between and after these
+    # by computation that waits inside for collectives, (pieces, steps, dp): share of its own time
+    # before, between and after these
     shares: Mapping[int, FloatArray] = field(default_factory=dict)
-    # (steps, dp): how long before its first start of a step a rank without a pipeline is recorded
-    # to begin what belongs between steps; None where no rank is
+    # (steps, dp): time from the first host operation before a step to the rank's first start in
+    # it, without a pipeline; None where there are none
     opened_ns: FloatArray | None = None
-    # where DP ranks run fewer microbatches than others; None where all run as many. What is empty
-    # is in `missing`, too.
+    # None where all DP ranks run equally many microbatches; empty places are also `missing`
     padding: Padding | None = None
 
     @property
@@ -184,12 +171,12 @@ class Layout:
 
     @property
     def operations(self) -> int:
-        """Return how many operations there are, lost ones included."""
+        """Return the number of operations, including lost ones."""
         empty = 0 if self.padding is None else int(np.count_nonzero(self.padding.where()))
         return self.start_ns.size - empty
 
     def of_steps(self, chosen: NDArray[np.intp]) -> Layout:
-        """Return the layout of some steps, given by index."""
+        """Return the layout of the steps at the given indices."""
         padding = self.padding
         return replace(
             self,
@@ -209,7 +196,7 @@ class Layout:
         return [self.op_names.index(name) for name in names]
 
     def of(self, name: str, stage: int) -> NDArray[np.intp]:
-        """Return the nodes of an op type on a stage, in order; not to be written to."""
+        """Return the nodes of an op type on a stage, in order, read-only."""
         return self.nodes.of(self.op_names.index(name), stage)
 
     def of_types(self, *names: str) -> NDArray[np.bool_]:

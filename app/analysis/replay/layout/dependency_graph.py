@@ -1,9 +1,9 @@
 """Dependency graph of the operations of one step, shared by all steps of the same shape.
 
 Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
-Dependencies follow the recorded launch order, so GPipe, 1F1B and interleaved schedules need no
-assumption. Sessions of a job have one structure, and deriving the graph takes up to a tenth of an
-analysis, so graphs are kept.
+A graph describes one DP rank; the others share it. Dependencies follow the recorded launch order,
+so GPipe, 1F1B and interleaved schedules need no assumption. Sessions of a job have one structure,
+and deriving the graph takes up to a tenth of an analysis, so graphs are cached.
 """
 
 from __future__ import annotations
@@ -30,22 +30,17 @@ from app.analysis.replay.layout.pipeline import (
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 
-# ---- Operations of one step that follow one another, as a graph --------------------------------
-# It describes one DP rank; the others, and all other steps of the same shape, share it. What
-# follows what is told by `app.analysis.replay.layout.dependency_graph`.
-
-
 __all__ = ["COMPUTE", "DP_COLLECTIVES", "LOCAL", "P2P", "Graph", "Unit"]
 
 # Types that run on the worker itself; every other known type moves data.
 LOCAL = COMPUTE | {ops.OPTIMIZER, ops.GC}
-# Types that all DP ranks of a stage start together.
+# Collectives of all DP ranks of a stage.
 DP_COLLECTIVES = frozenset(
     {ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.SEPARATE_ALL_REDUCE}
 )
-# Code of the refusal where transfers and computations do not match.
+# Error code if transfers and computations do not match.
 TRANSFERS_UNMATCHED = "trace.transfers_unmatched"
-# Code of the refusal where operations wait for one another.
+# Error code if operations depend on one another in a cycle.
 DEPENDENCY_CYCLE = "trace.dependency_cycle"
 P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACKWARD_RECV})
 
@@ -54,32 +49,31 @@ P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACK
 class Unit:
     """Nodes that complete together: one operation, or one communication group."""
 
-    members: tuple[int, ...]  # node indices
-    after: tuple[tuple[int, ...], ...]  # for each member the nodes that end before it is launched
-    communication: bool  # no member moves data before all have launched
-    across_dp: bool  # the group also spans all DP ranks
+    members: tuple[int, ...]  # nodes
+    after: tuple[tuple[int, ...], ...]  # for each member the nodes that it depends on
+    communication: bool  # whether members transfer data once all are launched
+    across_dp: bool  # whether the group also spans all DP ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Units of one step in an order in which each follows what it depends on."""
+    """Dependency graph of a step: units in topological order."""
 
     units: tuple[Unit, ...]
-    last: tuple[int, ...]  # nodes that may end last: nothing follows them
-    # A stage, or without a pipeline a rank, begins a step when it has ended the one before, and not
-    # when all have…
+    last: tuple[int, ...]  # nodes without dependents, which may end last
+    # Whether a stage (without a pipeline a rank) begins a step when it has ended the one before,
+    # rather than when all have.
     chained: bool = False
-    # mapping of (node, what it follows) to float: time that regularly passes before a node is
-    # launched; 0 where nothing is said
+    # (node, dependency) → regular launch delay; 0 for others
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # …and when that time has passed since, which it regularly does.
+    # regular gap between two chained steps
     step_gap_ns: float = 0.0
-    # By computation: the collectives that it waits for inside, in their order. Here they precede
-    # or follow it; where steps are executed, it is cut at each of them.
+    # By computation: the collectives that it waits for inside, in order. In the graph they precede
+    # or follow it; executors cut the computation at each of them.
     inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def lag_ns(self, node: int, before: int) -> float:
-        """Return what regularly passes between the end of `before` and the launch of `node`."""
+        """Return the regular delay from the end of `before` to the launch of `node`, ns."""
         return self.lags_ns.get((node, before), 0.0)
 
 
@@ -89,12 +83,12 @@ def with_edges(
     added: Mapping[int, Iterable[int]],
     removed: Mapping[int, Iterable[int]],
 ) -> Graph:
-    """Return a graph in which nodes follow other nodes than before.
+    """Return a graph with changed dependencies.
 
     Parameters
     ----------
     added, removed : mapping of int to nodes
-        What else each node follows, and what it no longer follows.
+        Additional and removed dependencies of each node.
 
     Raises
     ------
@@ -125,7 +119,7 @@ def sorted_graph(
     chained: bool = False,
     lags_ns: Mapping[tuple[int, int], float] | None = None,
 ) -> Graph:
-    """Return the graph of some units; the other arguments are those of `Graph`."""
+    """Return the graph of units in any order; the other arguments are those of `Graph`."""
     ordered = _in_order(units, layout)
     followed = {node for unit in ordered for nodes in unit.after for node in nodes}
     last = tuple(node for unit in ordered for node in unit.members if node not in followed)
@@ -133,9 +127,9 @@ def sorted_graph(
 
 
 def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
-    """Sort units so that each comes after all that its members wait for (Kahn's algorithm)."""
+    """Return units in topological order (Kahn's algorithm)."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
-    # What a unit waits for twice is counted twice, here and where it is met: no sets are needed.
+    # A repeated dependency is counted twice, and later subtracted twice, so no sets are needed.
     followers: list[list[int]] = [[] for _ in units]
     waiting = [0] * len(units)
     for i, unit in enumerate(units):
@@ -161,7 +155,7 @@ def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
 def _raise_cycle(
     units: Sequence[Unit], before: list[set[int]], waiting: list[int], layout: Layout
 ) -> None:
-    """Name the operations of one cycle."""
+    """Raise ``trace.dependency_cycle`` with the operations of one cycle."""
     unit = next(i for i, count in enumerate(waiting) if count > 0)
     seen: list[int] = []
     while unit not in seen:
@@ -181,13 +175,8 @@ def _raise_cycle(
     )
 
 
-# ---- Dependencies between the operations of one step, as the paper's section 3.2 has them ------
-# They are read off the launch order that was recorded, not off an assumed schedule, so GPipe, 1F1B
-# and interleaved schedules all come out of the data.
-
-
 def build_graph(layout: Layout) -> Graph:
-    """Derive the dependency graph of a layout's steps.
+    """Return the dependency graph of a layout's steps (section 3.2 of the paper).
 
     Raises
     ------
@@ -213,19 +202,20 @@ def build_graph(layout: Layout) -> Graph:
 
 @dataclass(slots=True)
 class _Builder:
-    """Collects, stage by stage, what each node comes after."""
+    """Collects the dependencies of each node, stage by stage."""
 
     layout: Layout
-    after: dict[int, set[int]] = field(init=False)
-    _by_kind: dict[tuple[str, int], list[int]] = field(init=False)
+    after: dict[int, set[int]] = field(init=False)  # node → its dependencies
+    _by_kind: dict[tuple[str, int], list[int]] = field(init=False)  # (op type, stage) → nodes
     _launch: list[float] = field(init=False)
     _chunk: list[int] = field(init=False)
-    # the chunk that a node computes; recorders need not write that of the only one
+    # chunk of each node, 0 where none is recorded
     _computed: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)
-    # (direction, stage) → [(receive, what it feeds)], [(send, what it carries away)]
+    # (direction, stage) → [(receive, computation that it feeds)]
     _fed: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
+    # (direction, stage) → [(send, computation whose result it sends)]
     _emptied: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -281,7 +271,7 @@ class _Builder:
         self._add_end_of_step(stage, compute)
 
     def _add_transfers(self, stage: int, compute: list[int]) -> None:
-        """Tie sends and receives to the computations that they feed or carry away."""
+        """Add the dependencies between computations and their sends and receives."""
         for direction in DIRECTIONS:
             computes = self.of(stage, direction.compute)
             position = {node: i for i, node in enumerate(computes)}
@@ -306,7 +296,7 @@ class _Builder:
         name: str,
         neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Match a stage's transfers of one type with its computations, in order."""
+        """Return a stage's transfers of one type with their computations, in order."""
         transfers = self.of(stage, name)
         if not transfers:
             return []
@@ -327,12 +317,12 @@ class _Builder:
         )
 
     def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
-        """Return (computation → its transfer) of one virtual stage."""
+        """Return computation → its transfer, of one virtual stage."""
         chunk = stage[1]
         return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
 
     def _add_parameters(self, stage: int) -> None:
-        """Let a chunk's last params-all-gather gate its first forward."""
+        """Let a chunk's first forward follow its last params-all-gather."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         forwards = self.of(stage, ops.FORWARD_COMPUTE)
         for chunk, gather in self._by_chunk(gathers).items():
@@ -347,7 +337,7 @@ class _Builder:
         return chunks
 
     def _add_end_of_step(self, stage: int, compute: list[int]) -> None:
-        """Chain what a step ends with, and the data-parallel stream."""
+        """Chain the operations that end a step, and the data-parallel collectives."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         scatters = self.of(stage, ops.GRADS_REDUCE_SCATTER)
         reduces = self.of(stage, ops.SEPARATE_ALL_REDUCE)
@@ -370,7 +360,7 @@ class _Builder:
                 self.after[after_backward[0]].add(scatters[-1])
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool, bool]]:
-        """Yield (members, is communication, spans DP ranks) so that each node occurs once."""
+        """Yield (members, is communication, spans DP ranks), each node in one group."""
         grouped: set[int] = set()
         for members, across_dp in (*self._p2p_groups(), *self._step_end_groups()):
             if not grouped.isdisjoint(members):
@@ -383,7 +373,7 @@ class _Builder:
                     yield (node,), name not in LOCAL, name in DP_COLLECTIVES
 
     def _p2p_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Pair the sends of a virtual stage with the receives of the next one."""
+        """Yield the pairs of sends of a virtual stage and receives of the next one."""
         for direction in DIRECTIONS:
             for sender, receiver in self._flow.links(direction):
                 if sender[0] == receiver[0]:
@@ -394,7 +384,7 @@ class _Builder:
                     yield (sends[one], receives[other]), False
 
     def add_handovers(self) -> None:
-        """Let computations follow one another directly where no transfer is recorded."""
+        """Add direct dependencies between computations where no transfer is recorded."""
         for direction in DIRECTIONS:
             computes = {
                 stage: [
@@ -421,23 +411,17 @@ class _Builder:
             yield members, True
 
 
-# ---- Graphs of structures that were met before -------------------------------------------------
-# The sessions of a job have one structure, and a worker meets it again with each of them: deriving
-# the graph anew takes up to a tenth of an analysis.
-
-
-# What is kept takes about half a kilobyte a node: 16 MiB at most.
+# Size of the cache: a graph takes about half a kilobyte a node, so 16 MiB at most.
 MOST_GRAPHS: Final = 16
 MOST_NODES: Final = 1 << 11
 
 
 class _Structure(NamedTuple):
-    """All that a graph is derived from."""
+    """Key of the cache: everything that a graph is derived from."""
 
     op_names: tuple[str, ...]
     nodes: tuple[bytes, ...]
-    # of computations, and of collectives over DP ranks, on each stage
-    launch_order: bytes
+    launch_order: bytes  # of computations, and of DP collectives, on each stage
     ranks: tuple[int, int]
     routes: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -447,7 +431,7 @@ _lock: Final = Lock()
 
 
 def graph_of(layout: Layout) -> Graph:
-    """Return the dependency graph of a layout's steps.
+    """Return the dependency graph of a layout's steps, cached by structure.
 
     Raises
     ------
@@ -456,21 +440,6 @@ def graph_of(layout: Layout) -> Graph:
     """
     if len(layout.nodes) > MOST_NODES:
         return build_graph(layout)
-    structure = _structure_of(layout)
-    with _lock:
-        known = _known.get(structure)
-        if known is not None:
-            _known.move_to_end(structure)
-            return known
-    graph = build_graph(layout)
-    with _lock:
-        _known[structure] = graph
-        if len(_known) > MOST_GRAPHS:
-            _known.popitem(last=False)
-    return graph
-
-
-def _structure_of(layout: Layout) -> _Structure:
     nodes = layout.nodes
     ordered = np.array(
         [(name in COMPUTE) + 2 * (name in DP_COLLECTIVES) for name in layout.op_names], np.int8
@@ -478,10 +447,21 @@ def _structure_of(layout: Layout) -> _Structure:
     chosen = ordered.nonzero()[0]
     order = chosen[np.lexsort((layout.launch[chosen], nodes.pp[chosen], ordered[chosen]))]
     columns = (nodes.op, nodes.pp, nodes.mb, nodes.mc)
-    return _Structure(
+    structure = _Structure(
         layout.op_names,
         tuple(column.tobytes() for column in columns),
         order.tobytes(),
         (layout.dp, layout.pp),
         layout.routes,
     )
+    with _lock:
+        cached = _known.get(structure)
+        if cached is not None:
+            _known.move_to_end(structure)
+            return cached
+    graph = build_graph(layout)
+    with _lock:
+        _known[structure] = graph
+        if len(_known) > MOST_GRAPHS:
+            _known.popitem(last=False)
+    return graph

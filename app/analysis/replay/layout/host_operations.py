@@ -1,7 +1,6 @@
-"""What ranks are recorded to do between steps: load batches, write checkpoints, evaluate.
+"""Host operations between steps: loading of batches, checkpoints, evaluation.
 
-These operations are no part of a step wherever they stand, also where they open one, and no replay
-has them.
+They are no part of a step, even where they are recorded within one, and are not replayed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class HostOperations:
         return len(self.kind)
 
     def of(self, name: str) -> HostOperations:
-        """Return those of a type."""
+        """Return the host operations of a type."""
         chosen = self.kind == BETWEEN_STEPS.index(name)
         return HostOperations(
             self.kind[chosen],
@@ -46,7 +45,7 @@ class HostOperations:
         )
 
     def earlier(self, by_ns: FloatArray) -> HostOperations:
-        """Return them as if each had been recorded earlier, by times of shape (operations,)."""
+        """Return them with times earlier by `by_ns`, shape (operations,)."""
         return replace(self, start_ns=self.start_ns - by_ns, end_ns=self.end_ns - by_ns)
 
 
@@ -58,7 +57,7 @@ NONE: Final = HostOperations(
 
 
 def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
-    """Return a trace without what ranks do between steps, and the rows of that."""
+    """Return a trace without host operations, and the rows of these."""
     if not len(trace) or int(trace.op.max()) < _FIRST:
         return trace, np.empty(0, dtype=np.intp)
     between = (trace.op >= _FIRST) & (trace.op < _END)
@@ -69,9 +68,9 @@ def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
 
 
 def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
-    """Return a layout with when ranks begin what opens their steps, given the rows of that.
+    """Return a layout with `opened_ns` set from the host operations at `rows`.
 
-    It is recorded in the step that it opens, or in the one before, after all else.
+    A host operation before a step is recorded in that step, or last in the step before.
     """
     if not len(rows) or layout.pp > 1 or trace.step_relative:
         return layout
@@ -94,12 +93,12 @@ def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
 def host_operations_of(
     trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None
 ) -> HostOperations:
-    """Return what ranks do between steps, given its rows.
+    """Return the host operations at `rows` of a trace.
 
     Parameters
     ----------
     ahead_ns : float64 array, shape (dp, pp), or None
-        How far the clock of each worker is ahead, where they are corrected.
+        Clock offset of each worker, where clocks are corrected.
     """
     if not len(rows) or trace.step_relative:
         return NONE

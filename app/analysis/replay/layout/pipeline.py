@@ -18,13 +18,6 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout, Nodes, Padding
 from app.analysis.trace import model as ops
 
-# ---- The way of a microbatch through the pipeline: virtual stages, and who hands over to whom ----
-# A model chunk of a stage is a *virtual stage*. Microbatches go forward through chunk 0 of all
-# stages, then through chunk 1 of all stages, and so on; backward the other way around. A stage
-# without some chunk is passed over, so stages may differ in how many chunks they have. Placements
-# may have another route, or two that begin at either end (DualPipe).
-
-
 COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
 
 # (pipeline stage, model chunk)
@@ -56,19 +49,19 @@ class Flow:
     _target: Mapping[VirtualStage, VirtualStage]
 
     def chunks(self, pp: int) -> NDArray[np.int64]:
-        """Return how many chunks each stage has, shape (pp,)."""
+        """Return the number of chunks of each stage, shape (pp,)."""
         return np.bincount([stage for stage, _ in self.stages], minlength=pp).astype(np.int64)
 
     def source(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return where a virtual stage gets its input from; None where the model begins."""
+        """Return the virtual stage that another gets its input from; None at the model's begin."""
         return (self._source if direction is FORWARD else self._target).get(stage)
 
     def target(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return where a virtual stage hands its result to; None where the model ends."""
+        """Return the virtual stage that another sends its result to; None at the model's end."""
         return (self._target if direction is FORWARD else self._source).get(stage)
 
     def links(self, direction: Direction) -> Iterator[tuple[VirtualStage, VirtualStage]]:
-        """Yield (who hands over, who takes over)."""
+        """Yield (sender, receiver) of neighboring virtual stages."""
         for sender in self.stages:
             receiver = self.target(direction, sender)
             if receiver is not None:
@@ -76,14 +69,14 @@ class Flow:
 
 
 def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> Flow:
-    """Return the way through the virtual stages that compute forwards.
+    """Return the flow of microbatches through the virtual stages that compute forwards.
 
     Parameters
     ----------
     computing : iterable of (stage, chunk)
     routes : sequence of sequences of (stage, chunk)
-        One for all microbatches, or one for those of each direction; empty where chunk follows
-        chunk.
+        One for all microbatches, or one for those from each end; empty where microbatches pass
+        chunk after chunk.
 
     Examples
     --------
@@ -100,19 +93,19 @@ def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> 
         sorted(set(computing), key=lambda stage: (place.get(stage, nowhere), stage[1], stage[0]))
     )
     target = {
-        here: there
-        for here, there in pairwise(stages)
-        if place.get(here, nowhere)[0] == place.get(there, nowhere)[0]
+        sender: receiver
+        for sender, receiver in pairwise(stages)
+        if place.get(sender, nowhere)[0] == place.get(receiver, nowhere)[0]
     }
-    source = {there: here for here, there in target.items()}
+    source = {receiver: sender for sender, receiver in target.items()}
     return Flow(stages, source, target)
 
 
 def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[list[int], ...]:
-    """Say which of a stage's computations may come with a transfer, most probable first.
+    """Return the possible sets of a stage's computations that have a transfer, likeliest first.
 
-    Only what comes from, or goes to, another stage is transferred; some recorders write a transfer
-    for every computation, also where the pipeline or the model ends.
+    Computations with a neighbor on another stage; with any neighbor; all: some recorders write a
+    transfer for every computation, even at the ends of the pipeline or model.
 
     Parameters
     ----------
@@ -122,19 +115,19 @@ def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[l
     Returns
     -------
     tuple of list of int
-        Places in `neighbors`.
+        Indices into `neighbors`.
     """
-    inner = [i for i, there in enumerate(neighbors) if there is not None and there[0] != stage]
-    linked = [i for i, there in enumerate(neighbors) if there is not None]
+    inner = [i for i, other in enumerate(neighbors) if other is not None and other[0] != stage]
+    linked = [i for i, other in enumerate(neighbors) if other is not None]
     return inner, linked, list(range(len(neighbors)))
 
 
 def pair_up(
     ones: Sequence[int], others: Sequence[int], microbatch: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Pair the nodes of two virtual stages that work on the same microbatch.
+    """Return the pairs of nodes of two virtual stages that work on the same microbatch.
 
-    In order where the recorded microbatches (`microbatch` of each node) do not tell.
+    By `microbatch` of each node, or in order where these are not recorded or do not match.
     """
     by_mb = {microbatch[node]: node for node in others}
     names = {microbatch[node] for node in ones}
@@ -144,17 +137,14 @@ def pair_up(
     return list(zip(ones, others, strict=False))
 
 
-# ---- In which order a stage launches its operations, and which steps do so in another order ----
-
-
-# That many lanes together tell the order of any two operations, though each lacks some.
+# Number of lanes that determine the launch order, although each lacks some operations.
 LANES_ASKED: Final = 17
-# Each group of steps costs a graph and its replays.
+# Most groups of steps: each costs a graph and its replays.
 MAX_GROUPS: Final = 16
 
 
 def agreed_order(starts: FloatArray) -> FloatArray:
-    """Return a score for each operation, lower for what is launched earlier.
+    """Return a score of each operation, which ascends in launch order.
 
     Parameters
     ----------
@@ -164,9 +154,10 @@ def agreed_order(starts: FloatArray) -> FloatArray:
     Returns
     -------
     float64 array, shape (operations,)
-        Where all lanes agree, how many operations are launched before.
+        The sum over other operations of the share of lanes that launch them earlier.
     """
-    lanes = _spread(starts.shape[1])
+    count = starts.shape[1]
+    lanes = np.unique(np.linspace(0, count - 1, min(count, LANES_ASKED)).astype(np.int64))
     with np.errstate(invalid="ignore"):
         chosen = starts[:, lanes]
         score = np.empty(len(chosen))
@@ -178,18 +169,13 @@ def agreed_order(starts: FloatArray) -> FloatArray:
     return score
 
 
-def _spread(count: int) -> NDArray[np.int64]:
-    """Choose lanes over the whole session."""
-    return np.unique(np.linspace(0, count - 1, min(count, LANES_ASKED)).astype(np.int64))
-
-
 def follows(starts: FloatArray) -> NDArray[np.bool_]:
     """Return which lanes launch in the order of the rows, shape (lanes,).
 
     Parameters
     ----------
     starts : float64 array, shape (operations, lanes)
-        The operations in the order in question; NaN where a lane lacks one.
+        Operations in the tested order; NaN where a lane lacks one.
     """
     latest = np.fmax.accumulate(starts, axis=0)
     with np.errstate(invalid="ignore"):
@@ -197,14 +183,14 @@ def follows(starts: FloatArray) -> NDArray[np.bool_]:
 
 
 def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = None) -> FloatArray:
-    """Sort nodes where no lane has all of them: by what the lanes agree on, stage by stage.
+    """Return a sort key of the launch order of each stage, if no lane has all nodes, (nodes,).
 
     Parameters
     ----------
     starts : float64 array, shape (nodes, steps, dp)
         NaN where an operation is missing.
     padding : Padding, optional
-        Those are asked that run most microbatches.
+        Only lanes with most microbatches count.
     """
     scores = np.zeros(len(nodes))
     by_lane = starts.reshape(len(nodes), -1)
@@ -217,38 +203,39 @@ def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = No
 
 
 def split_by_order(layout: Layout) -> list[Layout]:
-    """Split a layout's steps by the order in which DP rank 0 launches computations."""
+    """Return a layout's steps split by the launch order of computations on DP rank 0."""
     alike = _in_order(layout, layout.launch)
     if alike.all():
         return [layout]
     parts: list[Layout] = []
     while len(parts) < MAX_GROUPS:
-        # the first remaining step is the next template, and in its own order
-        first = _starts(layout)[:, 0, 0]
-        alike = _in_order(layout, first)
-        parts.append(_with_own_order(layout.of_steps(np.flatnonzero(alike))))
+        # the first remaining step is the next template
+        alike = _in_order(layout, _starts(layout)[:, 0, 0])
+        part = layout.of_steps(np.flatnonzero(alike))
+        starts = _starts(part)
+        if part.missing is None:
+            launch = starts[:, 0, 0]
+        else:
+            launch = launch_scores(part.nodes, starts, part.padding)
+        parts.append(replace(part, launch=launch))
         if alike.all():
             return parts
         layout = layout.of_steps(np.flatnonzero(~alike))
     return [*parts, layout]
 
 
-def _with_own_order(layout: Layout) -> Layout:
-    starts = _starts(layout)
-    if layout.missing is None:
-        return replace(layout, launch=starts[:, 0, 0])
-    return replace(layout, launch=launch_scores(layout.nodes, starts, layout.padding))
-
-
 def _starts(layout: Layout) -> FloatArray:
-    """Return recorded starts, NaN where operations are missing."""
+    """Return recorded starts, shape (nodes, steps, dp), NaN where operations are missing."""
     if layout.missing is None:
         return layout.start_ns
     return np.where(layout.missing, np.nan, layout.start_ns)
 
 
 def _in_order(layout: Layout, launch: FloatArray) -> NDArray[np.bool_]:
-    """Return the steps in which DP rank 0 computes in a given order; NaN leaves a node out."""
+    """Return which steps DP rank 0 computes in the order of `launch`, shape (steps,).
+
+    Nodes with NaN in `launch` are left out.
+    """
     alike = np.ones(len(layout.steps), dtype=bool)
     computes = layout.of_types(*COMPUTE) & ~np.isnan(launch)
     for stage in range(layout.pp):

@@ -14,41 +14,37 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import FloatArray as DenseFloatArray
-from app.analysis.replay.layout.dense import IntArray as DenseIntArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.pipeline import DIRECTIONS, Flow, agreed_order, transferred
 from app.analysis.replay.robust_statistics import median_of_known
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 
-# ---- Which operations a lane lacks, told by the times of those that it has ---------------------
-
-
-# Clock noise of one host.
+# Largest clock noise of one host.
 TOLERANCE_NS: Final = 1e6
-# Being on the wrong side of a computation costs this many times the distance.
+# Cost factor of a send before the end of its computation, or a receive after the begin of it.
 IMPOSSIBLE: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Says how badly operations fit the slots of their kind."""
+    """Cost of assigning operations to the slots of their kind."""
 
-    # Given steps and DP ranks, an instant for each slot, shape (lanes, slots); NaN where unknown.
-    expected: Callable[[DenseIntArray, DenseIntArray], DenseFloatArray]
-    # Given starts, ends and expected instants, what putting one there costs.
-    cost: Callable[[DenseFloatArray, DenseFloatArray, DenseFloatArray], DenseFloatArray]
+    # (steps, DP ranks) of lanes → expected time of each slot, (lanes, slots); NaN where unknown
+    expected: Callable[[IntArray, IntArray], FloatArray]
+    # (starts, ends, expected times) → costs
+    cost: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
 class LaneTimes:
-    """When the operations that have their place began and ended, NaN for the others."""
+    """Starts and ends of the operations whose slots are known, NaN for the others."""
 
     def __init__(
         self,
-        start: DenseIntArray,
-        end: DenseFloatArray,
+        start: IntArray,
+        end: FloatArray,
         filled: NDArray[np.bool_],
-        begin: DenseFloatArray,
+        begin: FloatArray,
     ) -> None:
         self._start = np.where(filled, start, np.nan)
         self._end = np.where(filled, end, np.nan)
@@ -56,54 +52,52 @@ class LaneTimes:
 
     def put(
         self,
-        nodes: DenseIntArray,
-        step: DenseIntArray,
-        dp: DenseIntArray,
-        start: DenseFloatArray,
-        end: DenseFloatArray,
+        nodes: IntArray,
+        step: IntArray,
+        dp: IntArray,
+        start: FloatArray,
+        end: FloatArray,
     ) -> None:
-        """Enter times of nodes, shape (lanes, nodes), of some steps and DP ranks."""
+        """Set the times of nodes, shape (lanes, nodes), in some lanes."""
         self._start[nodes, step[:, None], dp[:, None]] = start
         self._end[nodes, step[:, None], dp[:, None]] = end
 
-    def begin(self, step: DenseIntArray) -> DenseFloatArray:
-        """Return when steps begin."""
+    def begin(self, step: IntArray) -> FloatArray:
+        """Return the begins of steps, shape (lanes,)."""
         return np.asarray(self._begin[step])
 
-    def starts(
-        self, nodes: DenseIntArray, step: DenseIntArray, dp: DenseIntArray
-    ) -> DenseFloatArray:
+    def starts(self, nodes: IntArray, step: IntArray, dp: IntArray) -> FloatArray:
         """Return starts of nodes, shape (lanes, nodes)."""
         return np.asarray(self._start[nodes[None], step[:, None], dp[:, None]])
 
-    def ends(self, nodes: DenseIntArray, step: DenseIntArray, dp: DenseIntArray) -> DenseFloatArray:
+    def ends(self, nodes: IntArray, step: IntArray, dp: IntArray) -> FloatArray:
         """Return ends of nodes, shape (lanes, nodes)."""
         return np.asarray(self._end[nodes[None], step[:, None], dp[:, None]])
 
-    def typical(self, nodes: DenseIntArray) -> DenseFloatArray:
-        """Return when each node usually starts after its step's begin."""
+    def typical(self, nodes: IntArray) -> FloatArray:
+        """Return the median start of each node after its step's begin, shape (nodes,)."""
         since = self._start[nodes] - self._begin[:, None]
         return median_of_known(since.reshape(len(nodes), -1).T)
 
 
-def after(times: LaneTimes, computes: DenseIntArray) -> Judge:
-    """Judge sends: launched when the computation has ended whose result they carry away."""
+def after(times: LaneTimes, computes: IntArray) -> Judge:
+    """Return the judge of sends: they start when their computation has ended."""
     return Judge(
         lambda step, dp: times.ends(computes, step, dp),
         lambda starts, _, expected: _one_sided(starts - expected),
     )
 
 
-def before(times: LaneTimes, computes: DenseIntArray) -> Judge:
-    """Judge receives: ended when the computation that they feed begins."""
+def before(times: LaneTimes, computes: IntArray) -> Judge:
+    """Return the judge of receives: they end when the computation that they feed begins."""
     return Judge(
         lambda step, dp: times.starts(computes, step, dp),
         lambda _, ends, expected: _one_sided(expected - ends),
     )
 
 
-def by_typical_start(times: LaneTimes, nodes: DenseIntArray) -> Judge:
-    """Judge all others: they begin when they do in other lanes."""
+def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
+    """Return the judge of all other operations: they start as in other lanes."""
     typical = times.typical(nodes)
     return Judge(
         lambda step, _: times.begin(step)[:, None] + typical,
@@ -111,13 +105,13 @@ def by_typical_start(times: LaneTimes, nodes: DenseIntArray) -> Judge:
     )
 
 
-def _one_sided(distance: DenseFloatArray) -> DenseFloatArray:
-    """Return what being so far from a computation costs; negative is on the wrong side of it."""
+def _one_sided(distance: FloatArray) -> FloatArray:
+    """Return the cost of a distance from a computation; negative is on the impossible side."""
     return np.where(distance < -TOLERANCE_NS, -IMPOSSIBLE * distance, np.abs(distance))
 
 
-def bridged(times: DenseFloatArray) -> DenseFloatArray:
-    """Fill unknown times between known ones, row by row."""
+def bridged(times: FloatArray) -> FloatArray:
+    """Return times with NaN interpolated between known ones of the row."""
     known = ~np.isnan(times)
     filled = np.where(known, times, 0.0)
     place = np.arange(times.shape[1])
@@ -126,13 +120,13 @@ def bridged(times: DenseFloatArray) -> DenseFloatArray:
     return filled
 
 
-def assign(costs: DenseFloatArray) -> DenseIntArray:
-    """Give each operation a slot, rising, at the least total cost.
+def assign(costs: FloatArray) -> IntArray:
+    """Return ascending slots for the operations of each lane at the least total cost.
 
     Parameters
     ----------
     costs : float64 array, shape (lanes, operations, shifts)
-        Of giving operation i the slot i + shift.
+        Cost of the slot i + shift for operation i.
 
     Returns
     -------
@@ -157,60 +151,48 @@ def assign(costs: DenseFloatArray) -> DenseIntArray:
     return slots
 
 
-# ---- Which row is which operation of its step, also where recorders lost some ------------------
-# A *kind* is an op type on a stage; a lane's operations of a kind have slots 0, 1, … in the order
-# of their launch. With nothing lost, the recorded order is the slot. With gaps in the order it
-# still is. Renumbered without gaps, microbatch and chunk tell the slot, and else time: a send is
-# launched when its computation has ended, a receive ends before its computation begins, and all
-# other operations keep the times of their peers.
-
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 _UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """Operations of the steps of one shape as columns of equal length.
+    """Operations of the steps of one shape, arrays of shape (rows,)."""
 
-    `row` is the place in the trace, `step` an index into the steps, `kind` is op type × PP + stage.
-    """
-
-    row: IntArray
-    step: IntArray
+    row: IntArray  # row of the trace
+    step: IntArray  # index of the step
     dp: IntArray
-    kind: IntArray
+    kind: IntArray  # op code × PP + stage
     order: IntArray
-    # (steps × dp, kinds): how many operations of each kind a lane has run, where some run fewer
-    # microbatches than others; None where all run as many
+    # (steps × dp, kinds): number of operations of each kind of each lane; None where all run
+    # equally many microbatches
     own: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """Operations as dense arrays of the shape (nodes, steps, dp).
-
-    `missing` is None where every operation is there; times are 0 where it says so.
-    """
+    """Times of operations as dense arrays of shape (nodes, steps, dp), 0 where missing."""
 
     start_ns: IntArray
     duration_ns: FloatArray
-    missing: NDArray[np.bool_] | None
-    mb: NDArray[np.int32]
-    mc: NDArray[np.int32]
+    missing: NDArray[np.bool_] | None  # None where no operation is missing
+    mb: NDArray[np.int32]  # (nodes,)
+    mc: NDArray[np.int32]  # (nodes,)
 
 
 def place(
     trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
 ) -> Placed:
-    """Give every row its place.
+    """Return the operations of rows in dense arrays, by the slot of each.
+
+    With nothing lost, or with gaps in the recorded order, the order is the slot. Else microbatch
+    and chunk identify the slot, else time: see `Judge`.
 
     Parameters
     ----------
     rows : StepRows
-        Never more than `shape` of a lane and kind.
+        At most `shape` for each lane and kind.
     shape : int64 array, shape (kinds,)
+        Number of operations of each kind.
     size : (steps, dp)
     """
     return _Placing(trace, rows, shape, flow, size).result()
@@ -240,7 +222,10 @@ class _Placing:
             self._place_fewer(~ragged)
         if ragged.any():
             self._resolve(ragged, counts)
-        unknown = self._unknown(ragged)
+        # rows whose slot only time can tell, sorted by lane, kind and order
+        unknown = np.flatnonzero(ragged)
+        unknown = unknown[self.slot[unknown] < 0]
+        unknown = unknown[np.lexsort((self.rows.order[unknown], self.group[unknown]))]
         start, duration, filled = self._fill()
         if len(unknown):
             self._infer_by_time(unknown, start, duration, filled)
@@ -250,7 +235,7 @@ class _Placing:
         return Placed(start, duration, missing, mb, mc)
 
     def _renumber(self, chosen: NDArray[np.bool_]) -> None:
-        """Close the gaps in the numbers of the chosen lanes."""
+        """Set the slots of chosen rows to their rank within lane and kind."""
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
         group = self.group[rows]
@@ -259,9 +244,9 @@ class _Placing:
         self.slot[rows] = np.arange(len(rows)) - np.repeat(first, length)
 
     def _place_fewer(self, whole: NDArray[np.bool_]) -> None:
-        """Let names tell the slots of lanes that have run less than others; else they come first.
+        """Set slots by name in lanes with fewer microbatches, unless names differ between ranks.
 
-        Schedules that do chunk after chunk leave out some of each.
+        Schedules that run chunk after chunk leave out some microbatches of each chunk.
         """
         fewer = whole & (self.own.ravel()[self.group] < self.shape[self.rows.kind])
         for kind in np.unique(self.rows.kind[fewer]).tolist():
@@ -272,18 +257,18 @@ class _Placing:
             microbatch = np.searchsorted(names, self.trace.mb[self.rows.row[mine]])
             share = self.own.ravel()[self.group[mine]] / self.shape[kind]
             if (microbatch >= np.rint(share * len(names))).any():
-                # they are called otherwise on other ranks
+                # microbatches have other names on other ranks
                 self.slot[mine] = in_order
 
     def _resolve(self, ragged: NDArray[np.bool_], counts: IntArray) -> None:
-        """Find the slots of lanes that lack operations of a kind."""
+        """Set the slots of lanes that lack operations of a kind, by order or name."""
         rows = np.flatnonzero(ragged)
         order, kind = self.rows.order[rows], self.rows.kind[rows]
         beyond = np.zeros(len(counts), dtype=bool)
         beyond[self.group[rows[order >= self.shape[kind]]]] = True
         numbered = ~beyond[self.group[rows]]
         if (numbered & (order >= counts[self.group[rows]])).any():
-            # there are gaps: the recorder numbers what it loses
+            # gaps in the order: the recorder numbers lost operations too
             self.slot[rows] = np.where(numbered, order, _UNKNOWN)
             rows, kind = rows[~numbered], kind[~numbered]
         self.slot[rows] = np.where(self.shape[kind] == 1, 0, _UNKNOWN)
@@ -291,7 +276,7 @@ class _Placing:
             self._resolve_by_name(code, rows[kind == code])
 
     def _resolve_by_name(self, kind: int, ragged: IntArray) -> None:
-        """Let microbatch and chunk tell the slots of one kind."""
+        """Set the slots of rows of one kind by microbatch and chunk, if these are unique."""
         every = np.flatnonzero(self.rows.kind == kind)
         mb = self.trace.mb[self.rows.row].astype(np.int64)
         mc = self.trace.mc[self.rows.row].astype(np.int64) + 1
@@ -313,16 +298,13 @@ class _Placing:
             slots[np.argsort(agreed_order(starts), kind="stable")] = np.arange(len(names))
         self.slot[ragged] = slots[np.searchsorted(names, key[ragged])]
 
-    def _unknown(self, ragged: NDArray[np.bool_]) -> IntArray:
-        """Return the rows whose lane and kind are to be told by time."""
-        rows = np.flatnonzero(ragged)
-        rows = rows[self.slot[rows] < 0]
-        return rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
-
     def _fill(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
+        """Return starts and durations of rows with a slot, and which places are filled."""
         size = (int(self.first[-1]), self.steps, self.dp)
         known = self.slot >= 0
-        place, row = self._place(known), self.rows.row[known]
+        rows, row = self.rows, self.rows.row[known]
+        node = self.first[rows.kind[known]] + self.slot[known]
+        place = node * (self.steps * self.dp) + rows.step[known] * self.dp + rows.dp[known]
         filled = np.zeros(size, dtype=bool)
         filled.ravel()[place] = True
         start, duration = np.zeros(size, dtype=np.int64), np.zeros(size)
@@ -330,14 +312,8 @@ class _Placing:
         duration.ravel()[place] = self.trace.duration_ns[row]
         return start, duration, filled
 
-    def _place(self, chosen: NDArray[np.bool_]) -> IntArray:
-        rows = self.rows
-        node = self.first[rows.kind[chosen]] + self.slot[chosen]
-        column = rows.step[chosen] * self.dp + rows.dp[chosen]
-        return np.asarray(node * (self.steps * self.dp) + column)
-
     def _names(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return microbatch and chunk of each node as its first lane recorded them."""
+        """Return the microbatch and chunk of each node in its first lane."""
         node = self.first[self.rows.kind] + self.slot
         column = self.rows.step * self.dp + self.rows.dp
         rows = np.lexsort((column, node))
@@ -355,12 +331,12 @@ class _Placing:
         duration: FloatArray,
         filled: NDArray[np.bool_],
     ) -> None:
-        """Give slots to the operations of lanes that nothing but time tells apart."""
+        """Set the slots of operations that only time can tell."""
         begin = np.full(self.steps, np.iinfo(np.int64).max)
         np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
         times = LaneTimes(start, start + duration, filled, begin.astype(np.float64))
         lanes = _Lanes.of(unknown, self.group[unknown], len(self.shape))
-        # computations first: transfers go by them
+        # computations first: transfers are judged by them
         for kind in sorted(set(lanes.kind.tolist()), key=self._is_transfer):
             judge = self._judge(kind, times)
             for count in np.unique(lanes.length[lanes.kind == kind]).tolist():
@@ -372,7 +348,7 @@ class _Placing:
     def _assign_by_time(
         self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
     ) -> None:
-        """Give slots to equally many operations of several lanes, shape (lanes, count)."""
+        """Set the slots of `rows`, shape (lanes, count), of one kind in several lanes."""
         starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
         ends = starts + self.trace.duration_ns[self.rows.row[rows]]
         expected = bridged(judge.expected(*lane))
@@ -393,7 +369,7 @@ class _Placing:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
     def _judge(self, kind: int, times: LaneTimes) -> Judge:
-        """Return what says how badly operations of a kind fit each slot."""
+        """Return the judge of a kind."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]
         nodes = np.arange(self.first[kind], self.first[kind + 1])
@@ -406,7 +382,7 @@ class _Placing:
         return by_typical_start(times, nodes)
 
     def _computes(self, stage: int, name: str, count: int, *, sends: bool) -> IntArray | None:
-        """Return the computation that each transfer belongs to."""
+        """Return the computation of each transfer, (transfers,); None if numbers do not match."""
         kind = ops.REPLAYED_OP_TYPES.index(name) * self._pp + stage
         nodes = np.arange(self.first[kind], self.first[kind + 1])
         _, chunks = self._names_of(nodes)
@@ -429,21 +405,21 @@ class _Placing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
-    """Rows of lanes and kinds, which are neighbors in `order`, as stretches."""
+    """Stretches of rows of one lane and kind."""
 
-    order: IntArray
-    first: IntArray
-    length: IntArray
-    lane: IntArray
-    kind: IntArray
+    order: IntArray  # (rows,)
+    first: IntArray  # (stretches,): index into `order`
+    length: IntArray  # (stretches,)
+    lane: IntArray  # (stretches,)
+    kind: IntArray  # (stretches,)
 
     @classmethod
     def of(cls, order: IntArray, group: IntArray, kinds: int) -> _Lanes:
-        """Find the stretches of equal `group`, lane × kinds + kind."""
+        """Return the stretches of equal `group`, which is lane × kinds + kind."""
         first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
         lane, kind = np.divmod(group[first], kinds)
         return cls(order, first, np.diff(first, append=len(order)), lane, kind)
 
     def rows(self, chosen: IntArray, count: int) -> IntArray:
-        """Return the rows of stretches that are equally long, shape (stretches, count)."""
+        """Return the rows of stretches of length `count`, shape (stretches, count)."""
         return np.asarray(self.order[self.first[chosen, None] + np.arange(count)])

@@ -1,9 +1,12 @@
 """Shape of a step: operations of each type on each stage, and microbatches of each DP rank.
 
-Recorders lose operations, so a shape follows from the number of microbatches, the route through
-the pipeline, and agreement of steps and DP ranks. Where DP ranks run different numbers of
-microbatches, places of the missing last ones stay empty (`Padding`) or are filled for
-comparisons.
+All DP ranks share a shape. Recorders lose operations, so a *lane* (one step of one DP rank) may
+hold fewer: computations and transfers follow from the number of microbatches and the route through
+the pipeline, other operations from the agreement of steps and DP ranks.
+
+Where DP ranks run different numbers of microbatches, all have places for the largest number. A
+schedule of fewer microbatches is that of more without the last ones, whose places stay empty
+(`Padding`) or are filled for comparisons.
 """
 
 from __future__ import annotations
@@ -18,14 +21,12 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout, Nodes
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Direction, Flow, transferred
 from app.analysis.trace import model as ops
 
-# ---- Steps as if all DP ranks ran as many microbatches as the one with most --------------------
-
 
 def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
-    """Return durations, also of microbatches that a DP rank does not run.
+    """Return durations as if all DP ranks ran as many microbatches as the one with most.
 
-    Each takes what those take that the rank runs: a computation their mean in the step, since
-    what microbatches have in common is looked for by their number; a transfer their median.
+    An empty place gets the rank's typical duration: of a computation the mean in the step, so that
+    sums over microbatches stay comparable; of a transfer the median.
 
     Parameters
     ----------
@@ -34,13 +35,17 @@ def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     Returns
     -------
     float64 array, shape (nodes, steps, dp)
-        The same object where all ranks run as many.
+        The same object where all ranks run equally many.
     """
     if layout.padding is None:
         return recorded_ns
     empty = layout.padding.where()
     durations = recorded_ns.copy()
-    for alike in _alike(layout):
+    nodes = layout.nodes
+    key = np.stack([nodes.op, nodes.pp, nodes.mc])
+    kinds, kind = np.unique(key, axis=1, return_inverse=True)
+    for number in range(kinds.shape[1]):
+        alike = np.flatnonzero(kind.ravel() == number)
         here = empty[alike]
         if not here.any():
             continue
@@ -59,29 +64,14 @@ def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     return durations
 
 
-def _alike(layout: Layout) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
-    """Return the nodes of each type on each stage and of each model chunk."""
-    nodes = layout.nodes
-    key = np.stack([nodes.op, nodes.pp, nodes.mc])
-    kinds, kind = np.unique(key, axis=1, return_inverse=True)
-    return [np.flatnonzero(kind.ravel() == number) for number in range(kinds.shape[1])]
-
-
-# ---- What every step must have run, read off what was recorded of it ---------------------------
-# The *shape* of a step is how many operations of each type each stage runs; all DP ranks share it.
-# Recorders lose operations, so a lane (one step of one DP rank) may hold fewer. The number of
-# microbatches and the way through the pipeline tell how many computations and transfers there were;
-# of the rest, what other steps and DP ranks agree on.
-
-
-# A step is left out when more of its operations are missing, or more of one worker's.
+# A step is dropped if a larger share of its operations is missing, or of those of one worker.
 MOST_MISSING: Final = 0.10
 MOST_MISSING_OF_WORKER: Final = 0.25
-# Deviating counts are taken for a shape of their own when that many steps agree on them, for
-# missing operations otherwise.
+# Deviating counts are a shape of their own if this many steps agree on them, else missing
+# operations.
 SHARE_OF_SHAPE: Final = 0.15
 STEPS_OF_SHAPE: Final = 2
-# Batches ramp up to a size that stays; fewer steps of it show no such thing.
+# Fewest steps of the final batch size after a ramp.
 STEPS_AFTER_WARM_UP: Final = 5
 
 _CODE: Final = {name: code for code, name in enumerate(ops.REPLAYED_OP_TYPES)}
@@ -92,28 +82,28 @@ Counts = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Census:
-    """What was recorded."""
+    """Recorded numbers of operations."""
 
     steps: NDArray[np.int64]  # (steps,): ascending
     counts: Counts  # (steps, dp, op types, pp): operations of each lane
-    # (steps,): distinct microbatches that computations name; 0 where they name none
+    # (steps,): number of distinct microbatches named by computations; 0 without names
     microbatches: NDArray[np.int64]
     flow: Flow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """What the steps have run."""
+    """Numbers of operations that the steps have run."""
 
     expected: Counts  # (steps, op types, pp)
-    # (op types, pp): kinds that may be missing without anything being lost: garbage collections,
-    # which run where and when they please, and sends of which only the receives are recorded
+    # (op types, pp): kinds that may be missing without a loss: garbage collections, which differ
+    # between ranks, and sends of which only the receives are recorded
     free: NDArray[np.bool_]
-    dropped: dict[int, str]  # index of each step that is left out, and why
+    dropped: dict[int, str]  # index of each dropped step → reason
 
 
 def infer_shapes(census: Census) -> Shapes:
-    """Say what each step has run, and which steps are not analyzed."""
+    """Return the operations that each step has run, and the steps that are dropped."""
     counts = census.counts
     most = counts.max(axis=1)
     trains = (most[:, _CODE[ops.BACKWARD_COMPUTE]] > 0).any(axis=-1)
@@ -131,22 +121,22 @@ def infer_shapes(census: Census) -> Shapes:
 
 
 def _microbatches(census: Census, training: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the number of microbatches of each training step."""
+    """Return the number of microbatches of each training step, shape (training steps,)."""
     chunks = census.flow.chunks(census.counts.shape[-1])
     counts = census.counts[training][:, :, [_CODE[name] for name in _COMPUTED]]
     counts = counts[..., chunks > 0]
     chunks = chunks[chunks > 0]
     if not len(chunks):
         return np.zeros(len(training), dtype=np.int64)
-    found = (-(-counts // chunks)).max(axis=(1, 2, 3)).astype(np.int64)
+    largest = (-(-counts // chunks)).max(axis=(1, 2, 3)).astype(np.int64)
     named = census.microbatches[training]
-    # names that are not shared along the pipeline count nothing
-    found = np.where((named > found) & (named * 4 <= found * 5 + 4), named, found)
-    ragged = (counts != found[:, None, None, None] * chunks).any(axis=(1, 2, 3))
-    values, frequency = np.unique(found, return_counts=True)
+    # far more names than operations are not shared along the pipeline and do not count
+    number = np.where((named > largest) & (named * 4 <= largest * 5 + 4), named, largest)
+    ragged = (counts != number[:, None, None, None] * chunks).any(axis=(1, 2, 3))
+    values, frequency = np.unique(number, return_counts=True)
     typical = int(values[frequency.argmax()])
-    short = ragged & (named == 0) & (found < typical) & (found >= (1 - MOST_MISSING) * typical)
-    return np.where(short, typical, found)
+    short = ragged & (named == 0) & (number < typical) & (number >= (1 - MOST_MISSING) * typical)
+    return np.where(short, typical, number)
 
 
 def _expected(
@@ -155,7 +145,10 @@ def _expected(
     microbatches: NDArray[np.int64],
     free: NDArray[np.bool_],
 ) -> Counts:
-    """Return what the training steps have run; marks unrecorded sends as free."""
+    """Return the operations that training steps have run, (training steps, op types, pp).
+
+    Marks unrecorded sends as free, in place.
+    """
     counts = census.counts[training]
     most = counts.max(axis=1)
     pp = counts.shape[-1]
@@ -199,21 +192,21 @@ def _expected(
 def _transfers(
     flow: Flow, direction: Direction, pp: int, *, sending: bool
 ) -> list[tuple[int, ...]]:
-    """Return how many transfers of a microbatch each stage may record, the fewest first."""
+    """Return the possible numbers of transfers of a microbatch on each stage, ascending."""
     neighbor = flow.target if sending else flow.source
     per_stage = []
     for stage in range(pp):
-        here = [place for place in flow.stages if place[0] == stage]
-        options = transferred(stage, [neighbor(direction, place) for place in here])
+        own = [place for place in flow.stages if place[0] == stage]
+        options = transferred(stage, [neighbor(direction, place) for place in own])
         per_stage.append(tuple(sorted({len(option) for option in options})))
     return per_stage
 
 
 def _agreed(counts: Counts) -> NDArray[np.bool_]:
-    """Return where nothing seems lost of one type, shape (steps, stages).
+    """Return where no operation of one type seems lost, shape (steps, stages).
 
-    DP ranks run the same. Where there is but one, stages vouch for it: a step that runs less does
-    so on all of them, and a loss is on one.
+    DP ranks run equally many. With a single one, stages are compared: a step that runs fewer does
+    so on all of them, a loss is on one.
 
     Parameters
     ----------
@@ -227,15 +220,15 @@ def _agreed(counts: Counts) -> NDArray[np.bool_]:
 
 
 def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
-    """Return what the steps ran of one kind, given what the lanes recorded, shape (steps, dp).
+    """Return the number of operations of one kind that each step ran, shape (steps,).
 
     Parameters
     ----------
     counts : int32 array, shape (steps, dp)
     sure : bool array, shape (steps,)
-        Steps in which nothing seems lost of the type.
+        Steps in which no operation of the type seems lost.
     always : bool
-        Every step is taken to have run as many as the one with most.
+        Whether every step gets the largest number of any step.
     """
     most: Counts = counts.max(axis=1)
     if always:
@@ -254,7 +247,7 @@ def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
 
 
 def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:
-    """Recognize a ramp of the batch size: it only grows, and then stays."""
+    """Return the steps of a ramp of the batch size, which only grows and then stays."""
     full = int(microbatches.max())
     ramps = bool((np.diff(microbatches) >= 0).all())
     if not ramps or int((microbatches == full).sum()) < STEPS_AFTER_WARM_UP:
@@ -266,7 +259,7 @@ def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dic
 
 
 def _different_numbers(counts: Counts) -> str | None:
-    """Say that DP ranks run different numbers of microbatches, where nothing is lost of any.
+    """Return the reason that DP ranks run different numbers of microbatches, if none is lost.
 
     Parameters
     ----------
@@ -287,7 +280,7 @@ def _different_numbers(counts: Counts) -> str | None:
 def _too_incomplete(
     census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
 ) -> dict[int, str]:
-    """Name the steps that hold more than they should, or far less."""
+    """Return the steps with surplus or too many missing operations, and the reasons."""
     lacks = expected[:, None] - census.counts
     reasons: dict[int, str] = {}
     surplus = np.asarray((lacks < 0).any(axis=(1, 2, 3)))
@@ -303,9 +296,9 @@ def _too_incomplete(
             continue
         if surplus[index]:
             dp, code, stage = (int(i) for i in np.argwhere(lacks[index] < 0)[0])
-            found, typical = census.counts[index, dp, code, stage], expected[index, code, stage]
+            count, typical = census.counts[index, dp, code, stage], expected[index, code, stage]
             name = ops.REPLAYED_OP_TYPES[code]
-            reasons[index] = f"{found} instead of {typical} {name} on stage {stage} on DP rank {dp}"
+            reasons[index] = f"{count} instead of {typical} {name} on stage {stage} on DP rank {dp}"
         else:
             worst = np.unravel_index(of_worker[index].argmax(), of_worker[index].shape)
             total = census.counts.shape[1] * int(expects[index].sum())
@@ -316,42 +309,36 @@ def _too_incomplete(
     return reasons
 
 
-# ---- DP ranks that run different numbers of microbatches in a step, as dynamic batches make them d
-#
-# All of them have places for as many as the one that runs most. A schedule of fewer microbatches is
-# that of more without the last ones, so the places of those are left empty (`Padding`).
-
-
-# At least this many steps differ, or the only one: in fewer a recording may have ended within one.
+# Fewest steps in which DP ranks differ, or the only one: one may be cut off by the recording's end.
 _FEWEST: Final = 2
-# On as many lanes the other operations are as many as the microbatches say: some may be lost.
+# Smallest share of lanes whose other operations match the number of microbatches.
 _AGREE: Final = 0.9
 _FORWARD: Final = _CODE[ops.FORWARD_COMPUTE]
 _BACKWARD: Final = _CODE[ops.BACKWARD_COMPUTE]
 _WGRAD: Final = _CODE[ops.WGRAD_COMPUTE]
-_TRANSFERS: Final = tuple(_CODE[name] for one in DIRECTIONS for name in (one.send, one.recv))
-# Operations of microbatches.
+_TRANSFERS: Final = tuple(_CODE[name] for way in DIRECTIONS for name in (way.send, way.recv))
+# Op codes of operations that belong to a microbatch.
 PIPELINED: Final = (_FORWARD, _BACKWARD, _WGRAD, *_TRANSFERS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uneven:
-    """What DP ranks run."""
+    """Different numbers of microbatches of DP ranks."""
 
     census: Census  # as if all had run as many microbatches as the one with most
-    counts: IntArray  # (steps, dp): microbatches of each
-    each: IntArray  # (op types, pp): operations of one microbatch
-    chunks: IntArray  # (pp,): model chunks
+    counts: IntArray  # (steps, dp): number of microbatches
+    each: IntArray  # (op types, pp): number of operations of one microbatch
+    chunks: IntArray  # (pp,): number of model chunks
 
     def own(self, shape: IntArray, steps: NDArray[np.intp]) -> IntArray:
-        """Return how many operations of a shape's kinds lanes have run, shape (lanes, kinds)."""
+        """Return the number of operations of each kind that lanes ran, shape (lanes, kinds)."""
         fewer = self.counts.max() - self.counts[steps].ravel()
         return np.asarray(np.maximum(shape - fewer[:, None] * self.each.ravel(), 0))
 
     def padding(
         self, nodes: Nodes, steps: NDArray[np.intp], missing: NDArray[np.bool_] | None
     ) -> Padding | None:
-        """Return the empty places of some steps; None where there are none.
+        """Return the padding of some steps; None where no place is empty.
 
         Parameters
         ----------
@@ -360,7 +347,14 @@ class Uneven:
         """
         if missing is None:
             return None
-        microbatch = _microbatch_of(nodes, int(self.counts.max()))
+        most = int(self.counts.max())
+        # (nodes,): index of the microbatch of each node, -1 for no microbatch
+        microbatch = np.full(len(nodes), -1, dtype=np.int64)
+        for code in PIPELINED:
+            for stage in range(int(nodes.pp.max(initial=-1)) + 1):
+                mine = nodes.of(code, stage)
+                if len(mine):
+                    microbatch[mine] = numbered(nodes.mb[mine], nodes.mc[mine], most)
         recorded = np.where(missing, -1, microbatch[:, None, None]).max(axis=0)
         stages = len(self.chunks)
         grouped = self.chunks.max() > 1 and not (self.counts[steps] % stages).any()
@@ -374,10 +368,10 @@ class Uneven:
 
 
 def find_uneven(census: Census) -> Uneven | None:
-    """Return what DP ranks run that run different numbers of microbatches.
+    """Return the numbers of microbatches of DP ranks, if they differ.
 
-    None where all run as many, or where a rank lacks other operations too, or not the backward of
-    each forward: then they are lost.
+    None where all are equal, or where operations are lost: a rank lacks others too, or backwards do
+    not match forwards.
     """
     counts = census.counts
     chunks = census.flow.chunks(counts.shape[-1])
@@ -396,20 +390,20 @@ def find_uneven(census: Census) -> Uneven | None:
     if each is None:
         return None
     lossy = np.maximum(forwards, backwards)
-    found = np.where(whole_lane, numbers, (-(-lossy // chunks)).max(axis=-1)).astype(np.int64)
-    most = int(found[trains].max())
-    # steps that evaluate are left out as they are
-    found = np.where(trains[:, None], found, most)
-    fewer = most - found
+    own = np.where(whole_lane, numbers, (-(-lossy // chunks)).max(axis=-1)).astype(np.int64)
+    most = int(own[trains].max())
+    # evaluation steps stay unchanged: they are dropped later
+    own = np.where(trains[:, None], own, most)
+    fewer = most - own
     named = np.where(trains & (census.microbatches > 0), most, census.microbatches)
     even = (counts + fewer[..., None, None] * each).astype(counts.dtype)
-    return Uneven(replace(census, counts=even, microbatches=named), found, each, chunks)
+    return Uneven(replace(census, counts=even, microbatches=named), own, each, chunks)
 
 
 def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
-    """Return how many operations a microbatch has, shape (op types, pp).
+    """Return the number of operations of a microbatch, shape (op types, pp).
 
-    None where these are not as many on all DP ranks, or those that belong to none are not.
+    None if it differs between DP ranks, or if the number of other operations does.
 
     Parameters
     ----------
@@ -431,21 +425,10 @@ def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
     return each
 
 
-def _microbatch_of(nodes: Nodes, most: int) -> IntArray:
-    """Return which microbatch of a step each node is of, shape (nodes,); -1 where it is of none."""
-    numbers = np.full(len(nodes), -1, dtype=np.int64)
-    for code in PIPELINED:
-        for stage in range(int(nodes.pp.max(initial=-1)) + 1):
-            mine = nodes.of(code, stage)
-            if len(mine):
-                numbers[mine] = numbered(nodes.mb[mine], nodes.mc[mine], most)
-    return numbers
-
-
 def numbered(mb: NDArray[np.int32], mc: NDArray[np.int32], most: int) -> IntArray:
-    """Return which microbatch each of a stage's operations of one type is of, in their order.
+    """Return the index of the microbatch of each operation of one type on a stage, in their order.
 
-    By their names, as long as these are of `most` microbatches; else in the order of each chunk.
+    By recorded microbatch if there are `most` distinct ones; else by order within each chunk.
     """
     names, number = np.unique(mb, return_inverse=True)
     if len(names) == most and names[0] != ops.ABSENT:

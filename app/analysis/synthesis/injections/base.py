@@ -1,4 +1,4 @@
-"""What an injection is: one thing that goes wrong with a synthetic job, and when it does."""
+"""Base class of injected faults of synthetic jobs, and the steps in which they occur."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Worker = tuple[int, int]
 class Injection(ABC):
     """A cause of straggling with its dials."""
 
-    cause: ClassVar[str]  # empty where it is none, and no worker is slow for it
+    cause: ClassVar[str]  # empty if the injection is no cause of straggling
 
     def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:  # noqa: ARG002 - for those that do
-        """Return the program with what the fault makes operations wait for."""
+        """Return the program with the dependencies that the fault adds."""
         return program
 
     @abstractmethod
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Change what the operations of `work` take in place."""
+        """Change the durations and delays of `work` in place."""
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - for those that have
-        """Return the (dp, pp) cells at fault; empty where the fault has no fixed worker."""
+        """Return the workers (dp, pp) at fault; empty if the fault has no fixed worker."""
         return ()
 
     def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - for those that have
-        """Return the pipeline stage at fault, if it is one."""
+        """Return the pipeline stage at fault, if any."""
         return None
 
     def odd(self) -> tuple[int, ...]:
-        """Return the positions of steps that this makes unlike the others on all ranks."""
+        """Return the positions of steps that the fault makes irregular on all ranks."""
         return ()
 
     def document(self) -> dict[str, Any]:
@@ -49,14 +49,14 @@ class Injection(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Spells:
-    """The steps in which a fault is there; all of them by default."""
+    """The steps in which a fault is active; all of them by default."""
 
     from_step: int = 0  # position of the first such step among the recorded ones
     share: float = 1.0  # share of the steps from there on, at most 1
     length: float = 3.0  # mean number of steps in a row, where not all of them are
 
     def active(self, steps: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Return which steps have the fault; at least one of those from `from_step` on."""
+        """Return the steps with the fault, bool[steps]; at least one from `from_step` on."""
         there = np.arange(steps) >= self.from_step
         if self.share >= 1 or not there.any():
             return there
@@ -85,3 +85,8 @@ def checked(worker: Worker, job: JobModel) -> Worker:
     if not (0 <= dp < job.sizes.dp and 0 <= pp < job.sizes.pp):
         raise ValueError(f"worker {worker} is outside DP {job.sizes.dp} by PP {job.sizes.pp}")
     return worker
+
+
+def any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    """Return a random worker, (dp, pp)."""
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))

@@ -145,16 +145,12 @@ class TensorParallelStraggler(Injection):
     cause: ClassVar[str] = "tensor_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the cell's computations by what the rank keeps the others waiting."""
-        dp, pp = checked(self.worker, job)
+        """Lengthen the worker's computations by the time for which its other ranks wait."""
+        checked(self.worker, job)
         if not 0 <= self.tensor_rank < job.sizes.tp:
             raise ValueError(f"tensor-parallel rank {self.tensor_rank} is outside {job.sizes.tp}")
-        program = work.program
-        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
-        extra = (1 - job.costs.tensor_share) * (self.factor - 1)
-        late = work.duration_ns[mask, :, dp] * extra
-        late *= self.spells.active(job.steps, rng)
-        keep_waiting(work, mask, dp, late, np.array(self.tensor_rank, np.int16))
+        active = self.spells.active(job.steps, rng)
+        _slow_rank_of_worker(work, job, self.worker, (self.tensor_rank, self.factor), active)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
         """Return the cell of the rank."""
@@ -198,14 +194,29 @@ def keep_waiting(
     late_ns: NDArray[np.float64],
     rank: NDArray[np.int16],
 ) -> None:
-    """Let one tensor-parallel rank keep the others waiting; `late_ns` is (operations, steps)."""
+    """Let the other ranks of a worker wait for one; `late_ns` has shape (operations, steps)."""
     work.duration_ns[mask, :, dp] += late_ns
     longer = late_ns > work.late_ns[mask, :, dp]
     work.late_ns[mask, :, dp] += late_ns
     work.late_rank[mask, :, dp] = np.where(longer, rank, work.late_rank[mask, :, dp])
 
 
-# Heat.
+def _slow_rank_of_worker(
+    work: StepWork,
+    job: JobModel,
+    worker: Worker,
+    rank_and_factor: tuple[int, float],
+    active: NDArray[np.bool_],
+) -> None:
+    """Slow down one tensor- or context-parallel rank of a worker in active steps."""
+    (dp, pp), (rank, factor) = worker, rank_and_factor
+    program = work.program
+    mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+    late = work.duration_ns[mask, :, dp] * ((1 - job.costs.tensor_share) * (factor - 1))
+    late *= active
+    keep_waiting(work, mask, dp, late, np.array(rank, np.int16))
+
+
 # Shares of a period in which a device heats up and cools down; between them it is hot.
 _HEATING, _COOLING = 0.5, 0.25
 
@@ -224,7 +235,7 @@ class ThermalThrottling(Injection):
         """Lengthen the worker's forwards and backwards by how hot it is."""
         dp, pp = checked(self.worker, job)
         phase = (np.arange(job.steps) + self.offset) % self.period / self.period
-        # Temperatures approach where heat comes and goes alike.
+        # The temperature approaches its equilibrium exponentially.
         heating = (1 - np.exp(-3 * phase / _HEATING)) / (1 - np.exp(-3))
         hot = np.minimum(np.minimum(heating, 1.0), (1 - phase) / _COOLING)
         factor = 1 + (self.factor - 1) * hot * rng.lognormal(-0.0002, 0.02, job.steps)
@@ -237,7 +248,6 @@ class ThermalThrottling(Injection):
         return (checked(self.worker, job),)
 
 
-# All workers alike, or in turn.
 @dataclass(frozen=True, slots=True)
 class SlowTogether(Injection):
     """All workers compute slower: in a stretch of steps, or ever slower over the session."""
@@ -277,43 +287,36 @@ class RotatingWorker(Injection):
             work.duration_ns[computes & (program.stage == pp), step, dp] *= self.factor
 
 
-# Unequal numbers of microbatches.
 @dataclass(frozen=True, slots=True)
 class UnevenMicrobatches(Injection):
-    """One DP rank runs more microbatches than the others, or each as many as it draws."""
+    """One DP rank runs more microbatches than the others, or each a random number."""
 
-    more: int  # the difference to the job's number of microbatches, at most
-    dp: int | None = None  # the rank that always runs more; None where all draw in each step
+    more: int  # largest difference to the job's number of microbatches
+    dp: int | None = None  # rank that always runs more; None for random numbers in each step
     cause: ClassVar[str] = "uneven_microbatches"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Let ranks compute longer, and record what they compute as more microbatches."""
+        """Scale the computing of each rank to its number of microbatches, and record that."""
         if job.sizes.pp > 1:
             raise ValueError("uneven numbers of microbatches need a job without a pipeline")
-        counts = self._counts(job, rng)
+        counts = np.full((job.steps, job.sizes.dp), job.microbatches)
+        if self.dp is not None:
+            counts[:, self.dp] += self.more
+        else:
+            # Pairs of ranks exchange microbatches, so that their sum stays.
+            half = rng.integers(0, self.more + 1, (job.steps, job.sizes.dp // 2))
+            moved = np.zeros_like(counts)
+            moved[:, : half.shape[1]], moved[:, half.shape[1] : 2 * half.shape[1]] = half, -half
+            counts = counts + rng.permuted(moved, axis=1)
         mask = work.program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
         work.duration_ns[mask] *= counts / job.microbatches
         work.microbatches = counts
-
-    def _counts(self, job: JobModel, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the microbatches of each step and DP rank."""
-        shape = (job.steps, job.sizes.dp)
-        if self.dp is not None:
-            counts = np.full(shape, job.microbatches)
-            counts[:, self.dp] += self.more
-            return counts
-        # what one has more another one has less
-        half = rng.integers(0, self.more + 1, (job.steps, job.sizes.dp // 2))
-        drawn = np.zeros(shape, dtype=np.int64)
-        drawn[:, : half.shape[1]], drawn[:, half.shape[1] : 2 * half.shape[1]] = half, -half
-        return np.asarray(job.microbatches + rng.permuted(drawn, axis=1))
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - of any job
         """Return the rank that always runs more."""
         return () if self.dp is None else ((self.dp, 0),)
 
 
-# Context-parallel ranks and experts.
 @dataclass(frozen=True, slots=True)
 class ContextParallelStraggler(Injection):
     """One context-parallel rank computes slower than the others of its group, which wait for it."""
@@ -325,16 +328,12 @@ class ContextParallelStraggler(Injection):
     cause: ClassVar[str] = "context_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the cell's computations by what the rank keeps the others waiting."""
-        dp, pp = checked(self.worker, job)
+        """Lengthen the worker's computations by the time for which its other ranks wait."""
+        checked(self.worker, job)
         if not 0 <= self.context_rank < job.sizes.cp:
             raise ValueError(f"context-parallel rank {self.context_rank} is outside {job.sizes.cp}")
-        program = work.program
-        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
-        extra = (1 - job.costs.tensor_share) * (self.factor - 1)
-        late = work.duration_ns[mask, :, dp] * extra
-        late *= self.spells.active(job.steps, rng)
-        keep_waiting(work, mask, dp, late, np.array(self.context_rank, np.int16))
+        active = self.spells.active(job.steps, rng)
+        _slow_rank_of_worker(work, job, self.worker, (self.context_rank, self.factor), active)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
         """Return the cell of the rank."""

@@ -38,7 +38,7 @@ class Checkpoint(Injection):
         program = work.program
         numbers = np.arange(job.steps) if work.numbers is None else work.numbers
         saving = (numbers - self.offset) % self.every == 0
-        # The slowest writer holds up all: what a save takes differs little from rank to rank.
+        # The slowest writer holds up all ranks: their times differ little.
         common = rng.lognormal(-0.005, 0.1, (job.steps, 1))
         for first in program.first:
             own = rng.lognormal(-0.001, 0.04, (job.steps, job.sizes.dp))
@@ -49,8 +49,7 @@ class Checkpoint(Injection):
 class HostOverhead(Injection):
     """A host, or all of them, takes longer to launch a computation than its devices run one."""
 
-    # What a host takes to launch one computation; a device that has more to do than that does not
-    # wait for it.
+    # Time to launch one computation; longer computations hide it.
     launch_ns: float
     worker: Worker | None = None  # (dp, pp); its host is slow. None where all are.
     cause: ClassVar[str] = "host_overhead"
@@ -70,7 +69,7 @@ class HostOverhead(Injection):
             shape = (len(nodes), job.steps, job.sizes.dp)
             launch = self.launch_ns * rng.lognormal(-0.003, 0.08, shape)
             launch[1:] -= work.duration_ns[nodes[:-1]]
-            # What comes first is launched while its input is on the way.
+            # The first computation of a later stage is launched while its input is on the way.
             launch[0] *= stage == 0
             work.delay_ns[nodes] += np.where(slow[stage], np.maximum(launch, 0.0), 0.0)
 
@@ -88,10 +87,9 @@ class HostOverhead(Injection):
         )
 
 
-# Slow transfers and late launches.
 @dataclass(frozen=True, slots=True)
 class SlowLink(Injection):
-    """One worker's network link is slow: all transfers that it takes part in are."""
+    """One worker's network link is slow, and with it all transfers of the worker."""
 
     worker: Worker  # (dp, pp)
     # How many times as long its pipeline transfers and its collectives over the DP ranks take.
@@ -141,7 +139,7 @@ class Congestion(Injection):
         mask = program.of_types(
             *PIPELINE_TRANSFERS, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE
         )
-        # Traffic of others is no steady stream: what it costs differs from step to step.
+        # The traffic of other jobs varies from step to step.
         height *= rng.lognormal(-0.005, 0.1, job.steps)
         work.duration_ns[mask] *= 1 + (self.factor - 1) * height[:, None]
 
@@ -155,7 +153,7 @@ class SlowDataLoading(Injection):
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Delay the launch of the first forward, or of the first receive on later stages."""
-        # Loaders share storage, so that a bad step is bad for all: common times own part.
+        # Loaders share storage: a common factor of the step, times one of the rank.
         common = rng.lognormal(-0.045, 0.3, (job.steps, 1))
         own = rng.lognormal(-0.005, 0.1, (job.steps, job.sizes.dp))
         work.delay_ns[list(work.program.first)] += self.delay_ns * common * own
@@ -198,22 +196,21 @@ class FalseKernelDependency(Injection):
         """Change nothing: the wait is in the program."""
 
 
-# Gaps between steps.
 @dataclass(frozen=True, slots=True)
 class Standstill(Injection):
-    """Before some steps ranks launch nothing, for a reason that no operation says."""
+    """Before some steps ranks launch nothing, and no operation shows why."""
 
     every: int  # steps from one time to the next
     stall_ns: float  # how long a rank stands still on average
     offset: int = 0  # the number of a step that begins with it
-    ranks: tuple[int, ...] = ()  # DP ranks that do; all of them where none is given
-    scatter: float = 0.1  # log-normal spread of the time that all take alike
-    own: float = 0.0  # …and of what each rank takes by itself
+    ranks: tuple[int, ...] = ()  # DP ranks that stand still; all by default
+    scatter: float = 0.1  # log-normal spread of the common duration
+    own: float = 0.0  # log-normal spread of the factor of each rank
     cause: ClassVar[str] = "between_steps"
-    op: ClassVar[str | None] = None  # what ranks record meanwhile
+    op: ClassVar[str | None] = None  # operation that ranks record meanwhile
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay what each rank launches first, and with it all of its step."""
+        """Delay the first operation of each rank, and with it the whole step."""
         program, dp = work.program, job.sizes.dp
         numbers = np.arange(job.steps) if work.numbers is None else work.numbers
         struck = (numbers - self.offset) % self.every == 0

@@ -6,16 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.trace.formats.arrow import ARROW
+from app.analysis.trace.formats.foreign import KINETO, MEGASCAN, NDTIMELINE, NSYS, OTEL, XPROF
 from app.analysis.trace.formats.kind import Head, TraceFormat, Writer
-from app.analysis.trace.formats.kineto import KINETO
-from app.analysis.trace.formats.megascan import MEGASCAN
-from app.analysis.trace.formats.ndjson import NDJSON
-from app.analysis.trace.formats.ndtimeline import NDTIMELINE
-from app.analysis.trace.formats.nsys import NSYS
-from app.analysis.trace.formats.otel import OTEL
-from app.analysis.trace.formats.parquet import PARQUET, PUBLISHED_PARQUET
-from app.analysis.trace.formats.xprof import XPROF
+from app.analysis.trace.formats.own import ARROW, NDJSON, PARQUET, PUBLISHED_PARQUET
 from app.errors import UnsupportedFormatError
 
 _PICKLE: Final = b"\x80"
@@ -40,24 +33,12 @@ def _is_flight_recorder(head: Head) -> bool:
     return pickled or (head.has_field("entries") and head.has_field("pg_config", "pg_status"))
 
 
-def _is_chakra(head: Head) -> bool:
-    return head.has_field("nodes") and head.has_field("schema", "pid")
-
-
-def _is_jaeger(head: Head) -> bool:
-    return head.has_field("data") and b'"traceID"' in head.text and b'"spans"' in head.text
-
-
 def _is_rocprof(head: Head) -> bool:
     if head.has_field("rocprofiler-sdk-tool"):
         return True
     events = head.outline.events if head.outline is not None else ()
     args_of = (event.get("args") for event in events)
     return any(isinstance(args, dict) and "BeginNs" in args and "EndNs" in args for args in args_of)
-
-
-def _is_inspector(head: Head) -> bool:
-    return head.has_field("coll_perf") and head.has_field("header", "metadata")
 
 
 def _is_ascend(head: Head) -> bool:
@@ -85,13 +66,15 @@ UNSUPPORTED_FILES: Final = (
     UnsupportedFile(
         "an execution trace of PyTorch (Chakra)",
         f"which says what runs and not when: {_PROFILE}",
-        _is_chakra,
+        lambda head: head.has_field("nodes") and head.has_field("schema", "pid"),
     ),
     UnsupportedFile(
         "Jaeger's JSON",
         "which is not OTLP: let the file exporter of an OpenTelemetry collector write the spans as "
         "JSON, and send that file",
-        _is_jaeger,
+        lambda head: (
+            head.has_field("data") and b'"traceID"' in head.text and b'"spans"' in head.text
+        ),
     ),
     UnsupportedFile(
         "a trace of rocprof",
@@ -108,7 +91,7 @@ UNSUPPORTED_FILES: Final = (
     UnsupportedFile(
         "a log of NCCL Inspector",
         f"which holds collectives and no computations: {_PROFILE}",
-        _is_inspector,
+        lambda head: head.has_field("coll_perf") and head.has_field("header", "metadata"),
     ),
 )
 

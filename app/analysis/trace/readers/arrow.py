@@ -17,7 +17,7 @@ import pyarrow as pa
 from app.analysis.trace.assemble import Assembler
 from app.analysis.trace.columns import NATIVE, batch_columns, check_types, choose_layout
 from app.analysis.trace.limits import Limits, Places, refuse_body
-from app.analysis.trace.metadata import load_metadata
+from app.analysis.trace.metadata import agreed_metadata, load_metadata
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.operation_names import OpNames
 from app.errors import BodyTooLargeError, InvalidMetadataError
@@ -199,8 +199,4 @@ def _metadata(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> Se
     if len(text) > limits.max_header_bytes:
         message = f"the metadata is over {limits.max_header_bytes} bytes"
         raise BodyTooLargeError(message, code="body.header_too_large")
-    of_schema = load_metadata(text.decode("utf-8", "replace"))
-    if meta is not None and meta.sizes != of_schema.sizes:
-        message = "the sizes in the schema and those given with the body differ"
-        raise InvalidMetadataError(message, code="metadata.conflict")
-    return meta or of_schema
+    return agreed_metadata(meta, load_metadata(text.decode("utf-8", "replace")), "schema")

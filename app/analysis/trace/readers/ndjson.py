@@ -31,7 +31,7 @@ from app.analysis.trace.assemble import Assembler, consume_on_second_core
 from app.analysis.trace.columns import NATIVE, batch_columns
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MIB, Limits, Places, refuse
-from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.metadata import agreed_metadata, parse_metadata
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.operation_names import OpNames
 from app.analysis.trace.readers.ndjson_exact import COLUMNS, parse_object, read_lines
@@ -175,11 +175,7 @@ def _metadata(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMet
     if not isinstance(document, Mapping):
         message = "the header's meta must be a mapping"
         raise InvalidMetadataError(message, code="metadata.malformed")
-    of_header = parse_metadata(document)
-    if meta is not None and meta.sizes != of_header.sizes:
-        message = "the sizes in the header and those given with the body differ"
-        raise InvalidMetadataError(message, code="metadata.conflict")
-    return meta or of_header
+    return agreed_metadata(meta, parse_metadata(document), "header")
 
 
 def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[np.int64]]:

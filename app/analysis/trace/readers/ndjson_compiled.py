@@ -98,7 +98,7 @@ def _read(
         if text[at] != _OPEN:
             return _NOT_PLAIN, 0, 0
         at += _ONE
-        found = 0
+        present = 0
         for key in range(len(_NULLABLE)):
             if _NULLABLE[key]:
                 values[key, row] = ABSENT
@@ -122,7 +122,7 @@ def _read(
                 candidate += 1
                 if candidate == len(_LENGTH):
                     candidate = 0
-            if key == _NOT_PLAIN or found & (1 << key):
+            if key == _NOT_PLAIN or present & (1 << key):
                 return _NOT_PLAIN, 0, 0
             expected = key + 1
             if expected == len(_LENGTH):
@@ -134,7 +134,7 @@ def _read(
             at += _ONE
             while text[at] == _SPACE or text[at] == _TAB:
                 at += _ONE
-            found |= 1 << key
+            present |= 1 << key
             if key == _OP:
                 if text[at] != _QUOTE:
                     return _NOT_PLAIN, 0, 0
@@ -214,7 +214,7 @@ def _read(
                 return _NOT_PLAIN, 0, 0
             at += _ONE
             break
-        if found & _REQUIRED != _REQUIRED:
+        if present & _REQUIRED != _REQUIRED:
             return _NOT_PLAIN, 0, 0
         while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
             at += _ONE
@@ -222,7 +222,7 @@ def _read(
             return _NOT_PLAIN, 0, 0
         at += _ONE
         row += 1
-        if found & (1 << _TENSOR):
+        if present & (1 << _TENSOR):
             with_tensor += 1
     return row, known, with_tensor
 

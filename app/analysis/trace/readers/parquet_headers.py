@@ -230,16 +230,6 @@ def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
     BodyTooLargeError
         `body.header_too_large`.
     """
-    data = _footer_bytes(source, limits)
-    try:
-        fields, _ = read_struct(data, 0, ReadBudget())
-        return _parse_footer(fields, source.size() - len(data) - _TAIL.size)
-    except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
-        # Missing fields and fields of another type raise one of these.
-        refuse_body("corrupt", f"the Parquet footer is damaged: {error!r}")
-
-
-def _footer_bytes(source: pa.NativeFile, limits: Limits) -> bytes:
     size = source.size()
     if size < _SHORTEST:
         refuse_body("truncated", "the Parquet body ends before its footer")
@@ -252,8 +242,15 @@ def _footer_bytes(source: pa.NativeFile, limits: Limits) -> bytes:
     if length > limits.max_header_bytes:
         message = f"the Parquet footer is over {limits.max_header_bytes} bytes"
         raise BodyTooLargeError(message, code="body.header_too_large")
-    source.seek(size - _TAIL.size - length)
-    return source.read(length)
+    data_end = size - _TAIL.size - length
+    source.seek(data_end)
+    data = source.read(length)
+    try:
+        fields, _ = read_struct(data, 0, ReadBudget())
+        return _parse_footer(fields, data_end)
+    except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
+        # Missing fields and fields of another type raise one of these.
+        refuse_body("corrupt", f"the Parquet footer is damaged: {error!r}")
 
 
 def _parse_footer(fields: Mapping[int, Any], data_end: int) -> Footer:

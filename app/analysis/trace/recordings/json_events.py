@@ -509,3 +509,16 @@ def event_of(index: int, value: object) -> Event:
     if not isinstance(value, dict):
         refuse([Fault("bad_event", f"event {index} is no object", row=index)])
     return Event(index, value)
+
+
+def read_events(body: Path | bytes, limits: Limits) -> Iterator[Event]:
+    """Yield the events of a file in Chrome's format, in ``traceEvents`` or as a bare array.
+
+    Raises
+    ------
+    InvalidTraceError, BodyTooLargeError
+        See `read_items` and `event_of`.
+    """
+    for item in read_items(body, limits, frozenset({"traceEvents"})):
+        if isinstance(item, Item):
+            yield event_of(item.index, item.value)

@@ -380,7 +380,7 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
     elif category in _ACTIVITIES:
         _take_kernel(scan, event, _ACTIVITIES[category])
     elif category == _OWN_ON_DEVICE:
-        scan.take_own(event.text("name"), _span(event), on_device=True)
+        scan.add_own_range(event.text("name"), _span(event), on_device=True)
 
 
 def _kind_of(category: str, name: str) -> Kind:
@@ -402,10 +402,10 @@ def _kind_of(category: str, name: str) -> Kind:
 
 def _take_annotation(scan: Scan, event: Event, category: str) -> None:
     name = event.text("name")
-    if scan.own is not None and scan.take_own(name, _span(event)):
+    if scan.own is not None and scan.add_own_range(name, _span(event)):
         return
     if name.startswith((TORCH_PREFIX, OWN_PREFIX, LOADER_PREFIX, _STEP)):
-        scan.take_range(name, _span(event), _thread(scan, event))
+        scan.add_range(name, _span(event), _thread(scan, event))
         return
     if name.startswith(_OPTIMIZER):
         scan.optimizers.append(_span(event))
@@ -424,13 +424,13 @@ def _take_called(scan: Scan, event: Event, category: str) -> None:
     thread = _thread(scan, event)
     if name.startswith(_GRADIENT):
         scan.gradients.add(_span(event), thread)
-        scan.take_operator(_span(event), thread)
+        scan.add_operator(_span(event), thread)
     elif name.startswith((_ISSUED, _COMMUNICATES)):
         scan.issues.append(_issue(name, event, thread))
     elif name.startswith((_OPTIMIZER, *_MARKS)):
         scan.marks.append(Mark(name, _span(event), thread))
     elif category in _OPERATORS:
-        scan.take_operator(_span(event), thread)
+        scan.add_operator(_span(event), thread)
     if number is not None and not name.startswith(_OPTIMIZER):
         scan.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
 

@@ -300,7 +300,7 @@ class Batches:
         )
 
     def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
-        """Add operators that lie in no other, as `Scan.take_operator` does one by one."""
+        """Add operators that lie in no other, as `Scan.add_operator` does one by one."""
         for number in np.unique(thread[chosen]).tolist():
             mine = chosen & (thread == number)
             start, duration = events.start[mine], events.duration[mine]

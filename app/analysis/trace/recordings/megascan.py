@@ -30,7 +30,7 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
-from app.analysis.trace.recordings.json_events import NS_PER_US, Event, Item, event_of, read_items
+from app.analysis.trace.recordings.json_events import NS_PER_US, Event, read_events
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 
@@ -91,7 +91,7 @@ def decode_megascan(
     InvalidMetadataError
         `metadata.missing`: the sizes are not known.
     """
-    first = next(_events(body, limits), None)
+    first = next(read_events(body, limits), None)
     if first is None:
         refuse_body("no_rows", "there is no event in the body")
     relative = "ts" not in first.fields
@@ -107,16 +107,10 @@ def decode_megascan(
     return Recording(rows.trace(meta, part=part), total(unmapped))
 
 
-def _events(body: Path | bytes, limits: Limits) -> Iterator[Event]:
-    for item in read_items(body, limits, frozenset({"traceEvents"})):
-        if isinstance(item, Item):
-            yield event_of(item.index, item.value)
-
-
 def _sizes(body: Path | bytes, limits: Limits) -> Sizes:
     """Return the sizes implied by the largest stage, cell, tensor rank and chunk."""
     pp = cell = tp = chunk = 0
-    for event in _events(body, limits):
+    for event in read_events(body, limits):
         cell = max(cell, _bounded(event, "pid", MAX_WORLD))
         tp = max(tp, _bounded(event, "tid", MAX_WORLD))
         if event.text("ph") == "E":
@@ -164,7 +158,7 @@ class _Lane:
 def _scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
     """Yield the scopes of an aggregated file."""
     lanes: dict[tuple[int, int], _Lane] = {}
-    for event in _events(body, limits):
+    for event in read_events(body, limits):
         pid, tid = _bounded(event, "pid", MAX_WORLD), _bounded(event, "tid", MAX_WORLD)
         lane = lanes.setdefault((pid, tid), _Lane())
         name, phase = event.text("name"), event.text("ph")
@@ -186,7 +180,7 @@ def _scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
 def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
     """Yield the scopes of the file of one rank."""
     lane, iteration, begin, inside = _Lane(), -1, 0, False
-    for event in _events(body, limits):
+    for event in read_events(body, limits):
         name, phase = event.text("name"), event.text("ph")
         if name == _ITERATION:
             inside = phase == "B"

@@ -211,12 +211,12 @@ def _add_ranges(
 
 def _add_range(scan: Scan, text: str, span: Span) -> bool:
     """Add a range to the scan if it is labelled; return whether it is."""
-    if scan.take_own(text, span):
+    if scan.add_own_range(text, span):
         return True
     # emit_nvtx appends the sequence number and shapes to the name.
     name = text.split(",", 1)[0]
     if name.startswith(_LABELS):
-        scan.take_range(name, span)
+        scan.add_range(name, span)
         return True
     if scan.own is not None:
         scan.own.miss(text)

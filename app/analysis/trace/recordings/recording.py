@@ -12,10 +12,11 @@ import numpy as np
 
 from app.analysis.trace.assemble import Assembler
 from app.analysis.trace.columns import NATIVE
-from app.analysis.trace.limits import MAX_DICTIONARY, MAX_OP_NAME_CHARS, Limits, Places, refuse_body
+from app.analysis.trace.limits import MAX_DICTIONARY, Limits, Places, refuse_body
 from app.analysis.trace.merge import TraceChunk, merge
 from app.analysis.trace.metadata import Unmapped, join_metadata, total
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
+from app.analysis.trace.operation_names import BAD_NAME, is_op_name
 from app.errors import BodyTooLargeError, InvalidTraceError, UnanalyzableError
 
 
@@ -124,9 +125,8 @@ class Rows:
         code = self._codes.get(name)
         if code is not None:
             return code
-        if not 0 < len(name) <= MAX_OP_NAME_CHARS or not name.isprintable() or name != name.strip():
-            message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
-            refuse_body("bad_op_name", message)
+        if not is_op_name(name):
+            refuse_body("bad_op_name", BAD_NAME)
         if len(self._names) >= MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         self._codes[name] = len(self._names)

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_STEP, MIB, Limits, refuse, refuse_body
-from app.analysis.trace.recordings.json_events import NS_PER_US, Event, Item, event_of, read_items
+from app.analysis.trace.recordings.json_events import NS_PER_US, Event, read_events
 from app.analysis.trace.recordings.protobuf_wire import BYTES, Field, Wire
 from app.analysis.trace.recordings.xprof_instructions import Collected, checked_time
 from app.errors import BodyTooLargeError, Fault
@@ -420,7 +420,6 @@ def _parsed(parse: Callable[[bytes], T], message: bytes, place: int) -> T:
         refuse_body("corrupt", f"the message at byte {place} is none of XProf's: {error}")
 
 
-EVENTS: Final = "traceEvents"
 _JSON_TEXT: Final = "long_name"
 
 
@@ -458,13 +457,10 @@ def read_trace_json(body: Path | bytes, limits: Limits) -> Collected:
     Raises
     ------
     InvalidTraceError, BodyTooLargeError
-        See `read_items` and `Event`.
+        See `read_events` and `Event`.
     """
     collected, names = Collected(limits), _Names()
-    for item in read_items(body, limits, frozenset({EVENTS})):
-        if not isinstance(item, Item):
-            continue
-        event = event_of(item.index, item.value)
+    for event in read_events(body, limits):
         if event.fields.get("ph") == "M":
             names.add(event)
         elif event.fields.get("ph") == "X":

@@ -15,7 +15,14 @@ import pytest
 import zstandard
 from sqlalchemy import text
 
-from app.pulse.advance import MAX_TRIES, LostClaimError, advance_pulses, claim_attempt, look, store
+from app.pulse.advance import (
+    MAX_TRIES,
+    LostClaimError,
+    advance_pulses,
+    claim_attempt,
+    read_batch,
+    store,
+)
 from app.pulse.body import write_pulse
 from tests.integration.api.pulse.sending import STEPS_A_BODY, bodies, detected, shifted, slow_job
 from tests.support.waiting import LIMIT_S, wait_for
@@ -264,7 +271,7 @@ def test_a_worker_whose_lease_ran_out_writes_nothing(installation: Installation)
         send(installation, body)
     slow = claim_attempt(container, NOW)
     assert slow is not None
-    advance = look(container.within(slow.project_id), slow)
+    advance = read_batch(container.within(slow.project_id), slow)
     end_lease(installation)
     take_all(installation)
     before = noticed(installation)

@@ -15,7 +15,7 @@ import pytest
 from app.access.audit import list_entries
 from app.access.projects import create_project
 from app.incidents.channel_writes import create_channel, update_channel
-from app.incidents.channels.slack import MAX_ASKS, slack_body
+from app.incidents.channels.slack import MAX_APPROVALS, slack_body
 from app.incidents.message import PendingAction
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import get_incident
@@ -280,6 +280,6 @@ def test_a_message_of_many_incidents_and_actions_is_one_that_slack_takes() -> No
     body = slack_body(full, buttons=True)
     assert fits("slack", body) is None
     approve = [one for one in buttons(body) if one["action_id"] == "paceline.approve"]
-    assert len(approve) == MAX_ASKS
+    assert len(approve) == MAX_APPROVALS
     assert buttons(slack_body(full)) == []
     assert buttons(slack_body(replace(full, test=True), buttons=True)) == []

@@ -9,15 +9,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.actions.kinds.kind import (
-    APART,
-    LATE,
+    MAX_DATA_AGE,
     MIN_CONFIDENCE,
-    RESPECTED,
+    PUT_BACK_RESPECTED_FOR,
     SENTENCES,
+    TIME_BETWEEN_MACHINES,
     Case,
     Fleet,
     Limit,
-    hard,
+    hard_limits,
     limits_of,
     may_be_out,
 )
@@ -47,14 +47,14 @@ def test_a_machine_that_two_sessions_blame_for_sure_may_be_taken_out() -> None:
         ({"known": False}, Limit.UNKNOWN_NODE),
         ({"in_hand": True}, Limit.IN_HAND),
         ({"measured_at": None}, Limit.PULSE_ALONE),
-        ({"measured_at": NOW - LATE - timedelta(seconds=1)}, Limit.LATE_DATA),
+        ({"measured_at": NOW - MAX_DATA_AGE - timedelta(seconds=1)}, Limit.LATE_DATA),
         ({"confidence": None}, Limit.CONFIDENCE),
         ({"confidence": math.nan}, Limit.CONFIDENCE),
         ({"confidence": math.nextafter(MIN_CONFIDENCE, 0)}, Limit.CONFIDENCE),
         ({"sessions": 1}, Limit.SEEN_ONCE),
         ({"sessions": 0}, Limit.SEEN_ONCE),
         ({"put_back_at": NOW}, Limit.PUT_BACK),
-        ({"put_back_at": NOW - RESPECTED + timedelta(seconds=1)}, Limit.PUT_BACK),
+        ({"put_back_at": NOW - PUT_BACK_RESPECTED_FOR + timedelta(seconds=1)}, Limit.PUT_BACK),
     ],
 )
 def test_each_thing_that_is_not_sure_keeps_a_machine_in(
@@ -68,11 +68,11 @@ def test_each_thing_that_is_not_sure_keeps_a_machine_in(
     ["", "node-[1-99]", "a,b", "-all", "ALL", "x; reboot", "$(reboot)", "n" * 300, "nöde", "a\nb"],
 )
 def test_what_is_not_one_node_is_never_acted_on(node: str) -> None:
-    assert Limit.NOT_ONE_NODE in hard(limits_of(replace(CASE, node=node), FLEET))
+    assert Limit.NOT_ONE_NODE in hard_limits(limits_of(replace(CASE, node=node), FLEET))
 
 
 def test_a_person_s_return_is_respected_for_a_day_and_no_longer() -> None:
-    at = NOW - RESPECTED
+    at = NOW - PUT_BACK_RESPECTED_FOR
     assert limits_of(replace(CASE, put_back_at=at), FLEET) == ()
 
 
@@ -115,7 +115,7 @@ def test_in_a_day_of_blame_no_more_than_the_share_is_out() -> None:
                 out=fleet.out | {case.node},
                 taken_at={**fleet.taken_at, case.node: now},
             )
-    hours = int(APART / timedelta(minutes=1))
+    hours = int(TIME_BETWEEN_MACHINES / timedelta(minutes=1))
     assert out == [0, hours, 2 * hours, 3 * hours, 4 * hours]
     assert len(out) == may_be_out(250)
 
@@ -143,7 +143,7 @@ def test_another_kind_of_action_on_the_same_machine_is_no_second_machine() -> No
 
 def test_every_limit_has_a_sentence_and_few_are_beyond_people() -> None:
     assert set(SENTENCES) == set(Limit)
-    assert hard(Limit) == (
+    assert hard_limits(Limit) == (
         Limit.NOT_ONE_NODE,
         Limit.GUESSED,
         Limit.UNKNOWN_NODE,

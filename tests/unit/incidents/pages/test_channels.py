@@ -20,7 +20,7 @@ from app.incidents.pages.channels import (
     channels_title,
     last_answer,
 )
-from app.incidents.pages.parts import SAID, said
+from app.incidents.pages.parts import ANSWER_CHARACTERS, failure_text
 from tests.unit.incidents.pages.channels import NOW, channel, delivery
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ def test_the_receivers_own_words() -> None:
 
 
 def test_long_words_of_a_receiver_are_cut() -> None:
-    assert len(said("It failed.", "x" * 500)) == len("It failed: ") + SAID + 1
-    assert said(None, None) == ""
-    assert said("It answered 404 no_service.", "no_service") == "It answered 404 no_service."
+    assert len(failure_text("It failed.", "x" * 500)) == len("It failed: ") + ANSWER_CHARACTERS + 1
+    assert failure_text(None, None) == ""
+    assert (
+        failure_text("It answered 404 no_service.", "no_service") == "It answered 404 no_service."
+    )
 
 
 def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:

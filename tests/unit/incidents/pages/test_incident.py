@@ -17,9 +17,9 @@ from app.incidents.models.facts import Facts
 from app.incidents.models.tables import IncidentState
 from app.incidents.pages.incident import IncidentsPage, first_of, incidents_page
 from app.incidents.pages.list import IncidentsQuery
-from app.incidents.pages.parts import actions, context, session_url
+from app.incidents.pages.parts import actions, session_url, state_context
 from app.incidents.reads import EventRow, IncidentFilter, IncidentRow, IncidentView
-from app.incidents.views import PAGE, Choices, IncidentLife, Incidents, Lost, Over
+from app.incidents.views import PAGE, Choices, IncidentLife, Incidents, Lost, ResolvedIncident
 from app.web.moments import plain
 from tests.unit.incidents.pages.channels import NOW, channel, delivery
 
@@ -168,7 +168,7 @@ def test_what_was_searched_for_is_said_in_the_heading() -> None:
 def test_what_is_over_with_the_gain_that_was_measured() -> None:
     ended = incident(2, IncidentState.RESOLVED, resolved_at=NOW - timedelta(minutes=30))
     after = facts(9, 1.02, step_time_s=8.1)
-    page = page_of(listed(over=[Over(row(ended), after)], over_count=44))
+    page = page_of(listed(over=[ResolvedIncident(row(ended), after)], over_count=44))
     assert page.over_title == "44\N{NO-BREAK SPACE}incidents ended in the last 7 days; the latest 1"
     [line] = page.over
     assert (line.before, line.after) == ("1.25×", "1.02×")
@@ -233,7 +233,7 @@ def test_offers_what_the_state_allows(state: IncidentState, may: tuple[bool, boo
 def test_a_silence_says_until_when_who_and_why() -> None:
     silence = Silence(NOW + timedelta(days=1), "node-7 is drained", "Kim")
     silenced = incident(state=IncidentState.SILENCED, silence=silence)
-    assert plain(context(silenced, NOW)) == "until 21 Nov 09:30 UTC by Kim: node-7 is drained"
+    assert plain(state_context(silenced, NOW)) == "until 21 Nov 09:30 UTC by Kim: node-7 is drained"
 
 
 def test_leads_to_the_job_where_no_session_shows_it() -> None:

@@ -18,7 +18,7 @@ from app.incidents.models.rules import (
     Threshold,
     Weekly,
 )
-from app.incidents.pages.rules import condition_words, jobs_words, rules_page, told
+from app.incidents.pages.rules import condition_words, jobs_words, notified_channels, rules_page
 from app.web.moments import plain
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -111,10 +111,12 @@ def test_a_rule_is_told_to_the_channels_that_still_hear() -> None:
         channel("dead", failures=9),
         channel("keyless", readable=False),
     ]
-    assert told(SLOW, channels) == ["hears"]
-    assert told(replace(SLOW, audience="owner"), channels) == ["of owners"]
-    assert told(replace(SLOW, channels=(uuid.uuid4(),)), channels) == []
-    assert told(replace(SLOW, audience="owner", channels=(hears.id,)), channels) == ["hears"]
+    assert notified_channels(SLOW, channels) == ["hears"]
+    assert notified_channels(replace(SLOW, audience="owner"), channels) == ["of owners"]
+    assert notified_channels(replace(SLOW, channels=(uuid.uuid4(),)), channels) == []
+    assert notified_channels(replace(SLOW, audience="owner", channels=(hears.id,)), channels) == [
+        "hears"
+    ]
 
 
 def test_a_rule_that_reaches_no_channel_is_named() -> None:

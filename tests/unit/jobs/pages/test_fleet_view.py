@@ -11,7 +11,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.locations import Where
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.session_verdict import BlamedGpu, SessionVerdict, Slowdown, verdict_of
-from app.jobs.current import Standing
+from app.jobs.current import JobStatus
 from app.jobs.fleet import PAGE, SILENT_PAGE, FleetView, Group
 from app.jobs.pages.fleet import FleetPage, fleet_page
 from app.jobs.pages.job import job_heading
@@ -115,7 +115,7 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
         "jobs": 1,
         "found": 1,
         "matching": 1,
-        "told": int(slowdown is not None),
+        "with_verdict": int(slowdown is not None),
         "gpus": 0 if slowdown is None else 64,
         "lost": lost,
         "wasted": lost,
@@ -128,12 +128,12 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
 
 
 def page_of(
-    groups: Sequence[Group] = (), rows: Sequence[Standing] = (), number: int = 1, **asked: str
+    groups: Sequence[Group] = (), rows: Sequence[JobStatus] = (), number: int = 1, **asked: str
 ) -> FleetPage:
     """Return the page of a fleet."""
     address = FleetQuery(**asked)
     heard = Page(rows, number, sum(one.matching for one in groups if one.heard), PAGE)
-    silent: Page[Standing] = Page((), 1, 0, SILENT_PAGE)
+    silent: Page[JobStatus] = Page((), 1, 0, SILENT_PAGE)
     view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), heard, silent)
     return fleet_page(view, address, range_of(DAY, "", ""))
 
@@ -142,8 +142,8 @@ def line(*sessions: SessionRow, name: str = "llm", **changes: Any) -> SessionLin
     """Return the line of a job with these sessions, oldest first."""
     through = [session for session in sessions if session.state not in SessionState.UNDERWAY]
     told = through[-1] if through else sessions[-1]
-    standing = Standing(name, sessions[-1], told, (), {}, None)
-    return job_line(replace(standing, **changes))
+    status = JobStatus(name, sessions[-1], told, (), {}, None)
+    return job_line(replace(status, **changes))
 
 
 def test_an_empty_fleet_says_that_nothing_was_sent() -> None:
@@ -194,7 +194,7 @@ def test_jobs_are_listed_by_what_they_lose_time_to() -> None:
     assert found.shares is not None
     lost = replace(found.shares, waiting=0.2, between_steps_above=0.28, slow_together=0.061)
     told = session(1, 1.2, verdict=replace(found, shares=lost, lost_between=None))
-    jobs = [Standing("ill", told, told, (), {}, None)]
+    jobs = [JobStatus("ill", told, told, (), {}, None)]
     at = [one.label for one in page.jobs.headings].index("Time lost")
     for loss, sort, share in (
         ("between", "", 0.28),
@@ -248,7 +248,7 @@ def test_what_costs_most_each_hour_comes_first_unless_another_order_is_asked_for
 def test_labels_are_printed_where_they_are_asked_for_and_lead_to_their_jobs() -> None:
     labels = {"owner": "ann", "team": "vision"}
     told = session(1, 2.0)
-    jobs = [Standing("ill", told, told, (), labels, None)]
+    jobs = [JobStatus("ill", told, told, (), labels, None)]
     name = {one.label: at for at, one in enumerate(page_of().jobs.headings)}["Job"]
     [plain] = page_of([group("ill", 2.0)], jobs).jobs.lines
     assert 'title="ill owner=ann team=vision"' in str(plain.cells[name].content)
@@ -260,7 +260,9 @@ def test_labels_are_printed_where_they_are_asked_for_and_lead_to_their_jobs() ->
 
 
 def test_a_filter_that_no_job_matches_says_so() -> None:
-    page = page_of([group("ill", 2.0, found=0, matching=0, told=0, lost=0.0)], q="nothing like it")
+    page = page_of(
+        [group("ill", 2.0, found=0, matching=0, with_verdict=0, lost=0.0)], q="nothing like it"
+    )
     assert page.heading.replace(NBSP, " ") == "No job with data in the last 24 h matches"
     assert page.title == "Fleet: no job matches"
 

@@ -2,8 +2,10 @@
 
 A collective kernel starts at the arrival of its own rank and ends with the arrival of the last
 one plus the transfer. Newer recordings name the group with the kernel, older ones with the call
-(external id). A group without a description is data-parallel where it reduces in backwards only,
-and tensor-parallel where it reduces in forwards as well.
+(external id). Without a device a collective lasts from the call to the end of the range of the
+backend's thread, which runs collectives in the order of their calls. A group without a description
+is data-parallel where it reduces in backwards only, and tensor-parallel where it reduces
+activations in forwards as well.
 """
 
 from __future__ import annotations
@@ -38,29 +40,21 @@ from app.analysis.trace.recordings.profiler.scan import (
     Work,
 )
 
-# ---- Collectives of a rank, each with its process group and the call that issued it ------------
-# On a device a collective is a kernel, which starts when its own rank has come to it and ends when
-# the last rank had, plus the transfer. Newer recordings name the group with the kernel; in older
-# ones the record of the call does, which the kernel names by its external id. Without a device the
-# call is when the rank came, and the range of the backend's own thread ends when the collective is
-# done: one follows the other in the same order.
-
-
-# Names by what is done: also those of PyTorch's calls, of NCCL's and RCCL's kernels.
+# Kinds of collectives, prefixes of the names of PyTorch's calls and of NCCL's and RCCL's kernels.
 ALL_REDUCE: Final = "allreduce"
 REDUCE_SCATTER: Final = "reducescatter"
 ALL_GATHER: Final = "allgather"
 ALL_TO_ALL: Final = "alltoall"
 BROADCAST: Final = "broadcast"
-# Kernels that RCCL and NCCL use for several collectives say in their names none of them; those of
-# sends and receives exchange tokens of experts as well.
+# Names of kernels that RCCL and NCCL use for several collectives; those of sends and receives
+# exchange tokens of experts as well.
 _GENERIC: Final = ("generic", "", "sendrecv")
 _KINDS: Final = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective as this rank saw it; times in ns."""
+    """A collective on this rank; times in ns."""
 
     name: str
     group: str
@@ -68,16 +62,16 @@ class Collective:
     size: int | None  # ranks of its group
     start: int
     end: int
-    issued: int  # when the host called it
-    returned: int  # when that call was over
+    issued: int  # start of the call on the host
+    returned: int  # end of that call
     event: int
 
 
-def adopt_kernels(scan: Scan) -> None:
-    """Take kernels for works of process groups whose names do not say it.
+def assign_kernels(scan: Scan) -> None:
+    """Add works for kernels of backends whose kernel names are no collectives, such as XPU's.
 
-    Those are what the record of a call launched, of backends other than NCCL: XPU's for example.
-    Only where a recording has no works of a device.
+    Such kernels are those that the call of a process group launched. A recording with works of a
+    device is unchanged.
     """
     records = {
         issue.external: issue for issue in scan.issues if issue.group and issue.external >= 0
@@ -89,9 +83,9 @@ def adopt_kernels(scan: Scan) -> None:
     for columns in scan.kernels.table.read(*range(Kernels.COLUMNS)):
         external = columns[Kernels.EXTERNAL]
         place = np.minimum(np.searchsorted(numbers, external), len(numbers) - 1)
-        called = (numbers[place] == external) & (columns[Kernels.ACTIVITY] == Activity.KERNEL)
+        launched = (numbers[place] == external) & (columns[Kernels.ACTIVITY] == Activity.KERNEL)
         work = columns[Kernels.WORK].copy()
-        for row in np.flatnonzero(called).tolist():
+        for row in np.flatnonzero(launched).tolist():
             record = records[int(external[row])]
             start = int(columns[Kernels.START][row])
             span = Span(start, start + int(columns[Kernels.DURATION][row]), record.span.event)
@@ -117,7 +111,7 @@ def adopt_kernels(scan: Scan) -> None:
 
 
 def kind_of(name: str) -> str:
-    """Return what a collective does, whatever its variant is called.
+    """Return the kind of a collective from the name of its variant.
 
     Examples
     --------
@@ -129,14 +123,17 @@ def kind_of(name: str) -> str:
 
 def collectives_of(scan: Scan) -> list[Collective]:
     """Return a scan's collectives, by start."""
-    found = _on_device(scan) if len(scan.kernels) else _on_host(scan)
-    return sorted(found, key=lambda one: (one.start, one.end))
+    collectives = _on_device(scan) if len(scan.kernels) else _on_host(scan)
+    return sorted(collectives, key=lambda collective: (collective.start, collective.end))
 
 
 def _on_device(scan: Scan) -> Iterator[Collective]:
     works = [work for work in scan.works if work.on_device]
     launched = launch_times(scan, works)
-    records = _by_external(scan.issues)
+    # By external id; where a call has two records, that of its process group.
+    named = [issue for issue in scan.issues if issue.external >= 0]
+    records = {issue.external: issue for issue in named}
+    records |= {issue.external: issue for issue in named if issue.group}
     groups = [work.group for work in scan.works] + [issue.group for issue in records.values()]
     streams = {} if any(groups) else _streams(scan)
     ranges = sorted((w for w in scan.works if not w.on_device), key=lambda work: work.span.start)
@@ -150,32 +147,31 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
             issued = work.span.start if record is None else record.span.start
         name = kind_of(work.name)
         if name not in _KINDS:
-            said = "" if record is None else record.name
+            recorded = "" if record is None else record.name
             at = bisect_right(starts, issued) - 1
-            if kind_of(said) not in _KINDS and at >= 0 and ranges[at].span.end >= issued:
-                said = ranges[at].name
-            name = kind_of(said) if said and name in (*_GENERIC, *_KINDS) else kind_of(name)
-        one = _collective(name, work, record, issued)
+            if kind_of(recorded) not in _KINDS and at >= 0 and ranges[at].span.end >= issued:
+                recorded = ranges[at].name
+            if recorded and name in (*_GENERIC, *_KINDS):
+                name = kind_of(recorded)
+        collective = _collective(name, work, record, issued)
         if id(work) in streams:
-            one = replace(one, group=f"stream {streams[id(work)]}")
+            collective = replace(collective, group=f"stream {streams[id(work)]}")
         seq = work.seq if work.seq is not None else None if record is None else record.seq
-        key = (one.group, one.name, -1 - number if seq is None else seq)
+        key = (collective.group, collective.name, -1 - number if seq is None else seq)
         known = joined.get(key)
-        joined[key] = (
-            one
-            if known is None
-            else replace(known, start=min(known.start, one.start), end=max(known.end, one.end))
-        )
+        if known is not None:
+            start, end = min(known.start, collective.start), max(known.end, collective.end)
+            collective = replace(known, start=start, end=end)
+        joined[key] = collective
     yield from joined.values()
 
 
 def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Collective:
-    said = None if record is None else record
     return Collective(
         name,
-        work.group or (said.group if said else ""),
-        work.description or (said.description if said else ""),
-        work.size if work.size is not None else (said.size if said else None),
+        work.group or (record.group if record else ""),
+        work.description or (record.description if record else ""),
+        work.size if work.size is not None else (record.size if record else None),
         work.span.start,
         work.span.end,
         issued,
@@ -185,23 +181,16 @@ def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Col
 
 
 def _streams(scan: Scan) -> dict[int, int]:
-    """Return the stream that carried each work out, by the work's identity.
+    """Return the stream of each work, by the identity of the work.
 
-    Every process group of PyTorch has one of its own, which tells groups apart that have no names.
+    Each process group of PyTorch has its own stream, which distinguishes groups without names.
     """
-    found: dict[int, int] = {}
+    streams: dict[int, int] = {}
     for work, stream in scan.kernels.table.read(Kernels.WORK, Kernels.STREAM):
         mine = work >= 0
-        for number, of in zip(work[mine].tolist(), stream[mine].tolist(), strict=True):
-            found[id(scan.works[number])] = of
-    return found
-
-
-def _by_external(issues: Sequence[Issue]) -> Mapping[int, Issue]:
-    """Return what was called by its external id: the record of a process group, where there is."""
-    named = [issue for issue in issues if issue.external >= 0]
-    found = {issue.external: issue for issue in named}
-    return found | {issue.external: issue for issue in named if issue.group}
+        for number, stream_number in zip(work[mine].tolist(), stream[mine].tolist(), strict=True):
+            streams[id(scan.works[number])] = stream_number
+    return streams
 
 
 def _on_host(scan: Scan) -> Iterator[Collective]:
@@ -212,13 +201,13 @@ def _on_host(scan: Scan) -> Iterator[Collective]:
         (issue for issue in scan.issues if kind_of(issue.name) in _KINDS),
         key=lambda issue: issue.span.start,
     )
-    # Of two records of one call, the dispatcher's and the process group's, the outer one counts.
+    # A call has two records, the dispatcher's and the process group's: the outer one counts.
     outer = [next(alike) for _, alike in groupby(issues, _Nested())]
     at = 0
     for work in works:
         if kind_of(work.name) not in _KINDS:
             continue
-        # The backend begins what was called first first.
+        # The backend runs collectives in the order of their calls.
         if at < len(outer) and outer[at].span.start <= work.span.start:
             issue = outer[at]
             at += 1
@@ -236,7 +225,7 @@ def _on_host(scan: Scan) -> Iterator[Collective]:
 
 
 class _Nested:
-    """Groups calls, which come by start: those within the first of a group belong to it."""
+    """Key of nested calls for `groupby`, for calls by start: those within one have its number."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -250,56 +239,55 @@ class _Nested:
         return self._number
 
 
-# ---- What the process groups of a job without labels share out, and where a rank stands --------
-# Gradients are reduced while a backward runs and never in a forward; tensor-parallel ranks reduce
-# activations in both. Groups whose description says what they are, as those of device meshes do,
-# are taken at their word.
-
-
 _REDUCES: Final = (ALL_REDUCE, REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What groups share out, by their names; None for a group that only has other collectives."""
+    """Parallel dimension of each process group by name, None where it is unknown."""
 
     of_group: Mapping[str, Dimension | None]
-    data: frozenset[str]  # groups whose ranks hold the same parameters or parts of them
-    # experts: groups whose ranks exchange tokens, and are data-parallel ranks as well
+    data: frozenset[str]  # groups whose ranks hold the same parameters or shards of them
+    # Expert-parallel groups: their ranks exchange tokens, and are data-parallel ranks as well.
     experts: frozenset[str] = frozenset()
 
     @property
     def exchanging(self) -> frozenset[str]:
-        """Return the groups whose ranks exchange what they compute: what comes next needs it."""
+        """Return the groups that exchange activations, which the next computation needs."""
         within = (Dimension.TENSOR, Dimension.CONTEXT)
         return self.experts | {group for group, role in self.of_group.items() if role in within}
 
-    def is_data(self, one: Collective) -> bool:
+    def is_data(self, collective: Collective) -> bool:
         """Return whether a collective is one of data-parallel ranks."""
-        return one.group in self.data
+        return collective.group in self.data
 
 
-def roles_of(found: Iterable[tuple[Collective, Part]], world: int | None = None) -> Roles:
-    """Tell groups apart by what they do in which part of a step.
+def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None = None) -> Roles:
+    """Return the roles of process groups from their collectives in each part of a step.
 
-    Where all ranks of the `world` reduce gradients together, those that exchange tokens are among
-    them: they share out experts and no sequences.
+    Where all ranks of the `world` reduce gradients together, ranks that exchange tokens are
+    data-parallel as well: their groups are expert-parallel, not context-parallel.
     """
     done: dict[str, Counter[tuple[str, Part]]] = {}
     described: dict[str, str] = {}
     sizes: dict[str, int | None] = {}
-    for one, part in found:
-        done.setdefault(one.group, Counter())[one.name, part] += 1
-        described.setdefault(one.group, one.description)
-        sizes.setdefault(one.group, one.size)
+    for collective, part in collectives:
+        group = collective.group
+        done.setdefault(group, Counter())[collective.name, part] += 1
+        described.setdefault(group, collective.description)
+        sizes.setdefault(group, collective.size)
     roles: dict[str, Dimension | None] = {}
     for group, counts in done.items():
         named = dimension_of(described[group])
         roles[group] = named or _role(counts)
     data = {group for group, role in roles.items() if role in DATA_DIMENSIONS}
     if not data:
-        # A loop of its own reduces gradients after the backward.
-        data = {g for g, counts in done.items() if roles[g] is None and _synchronizes(counts)}
+        # A hand-written loop reduces gradients after the backward.
+        data = {
+            group
+            for group, counts in done.items()
+            if roles[group] is None and any(n in (*_REDUCES, ALL_GATHER) for n, _ in counts)
+        }
     experts: set[str] = set()
     # Where no sizes are recorded, all ranks count as data-parallel ones.
     if any(sizes[group] in {world, None} for group in data):
@@ -313,6 +301,7 @@ def roles_of(found: Iterable[tuple[Collective, Part]], world: int | None = None)
 
 
 def _role(counts: Counter[tuple[str, Part]]) -> Dimension | None:
+    """Return the dimension of a group from its counts of collectives by part of a step."""
     forward = sum(counts[name, Part.FORWARD] for name in _REDUCES)
     backward = sum(counts[name, Part.BACKWARD] for name in _REDUCES)
     if forward and backward:
@@ -325,11 +314,7 @@ def _role(counts: Counter[tuple[str, Part]]) -> Dimension | None:
     return None
 
 
-def _synchronizes(counts: Counter[tuple[str, Part]]) -> bool:
-    return any(name in (*_REDUCES, ALL_GATHER) for name, _ in counts)
-
-
-def place(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
+def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     rank: int,
     world: int,
     groups: Sequence[Group],
@@ -337,16 +322,16 @@ def place(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
     sizes: Mapping[str, int],
     meta: SessionMeta | None,
 ) -> Cell:
-    """Return where a rank stands in a job of one pipeline stage.
+    """Return the place of a rank in a job of one pipeline stage.
 
     Parameters
     ----------
     groups : sequence of Group
-        With the ranks that they have.
+        Process groups with their ranks.
     sizes : mapping of str to int
-        Ranks of each group, as its collectives say.
+        Number of ranks of each group, from its collectives.
     meta : SessionMeta or None
-        What was given with the recording.
+        Metadata given with the recording.
 
     Raises
     ------
@@ -361,7 +346,7 @@ def place(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
     if any(len(group.ranks) == world for group in data) or not data:
         return _without_ranks(rank, world, roles, sizes)
     data.sort(key=lambda group: len(group.ranks))
-    # Of ranks that shard and ranks that replicate one group is a slice across the others.
+    # A group that shards and one that replicates share exactly one rank.
     kept: list[Group] = []
     for group in reversed(data):
         if all(len(set(group.ranks) & set(other.ranks)) == 1 for other in kept):
@@ -376,7 +361,7 @@ def place(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
 
 
 def _without_ranks(rank: int, world: int, roles: Roles, sizes: Mapping[str, int]) -> Cell:
-    """Place a rank by the sizes of groups alone: the innermost ranks are no data-parallel ones."""
+    """Return the place of a rank from group sizes alone: consecutive ranks are tensor-parallel."""
     inner = 1
     for group, role in roles.of_group.items():
         size = sizes.get(group, 1)

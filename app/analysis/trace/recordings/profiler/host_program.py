@@ -1,4 +1,4 @@
-"""Program order of a rank's host in a step, where no range names the operations.
+"""Parts of each step on the host (forward, backward, optimizer), without labels.
 
 Autograd runs the nodes of a backward one after the other
 (``autograd::engine::evaluate_function``): before the first is a forward, between two backwards
@@ -9,7 +9,7 @@ backward (activation checkpointing) is part of it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
@@ -23,12 +23,12 @@ from app.analysis.trace.recordings.profiler.scan import Links, Mark, Ranges, Sca
 
 IntArray = NDArray[np.int64]
 
-# Ranges of frameworks that end a backward, after the last node.
+# Ranges of frameworks at the end of a backward, after its last node.
 _ENDS_BACKWARD: Final = (
     "FSDP::root_post_backward",
     "FullyShardedDataParallel._post_backward_final",
 )
-# Ranges that only a forward has.
+# Ranges of frameworks within forwards only.
 _IN_FORWARD: Final = (
     "DistributedDataParallel.forward",
     "FSDP::pre_forward",
@@ -38,7 +38,7 @@ _IN_FORWARD: Final = (
 )
 _ZEROES: Final = "Optimizer.zero_grad#"
 _STEPS: Final = "Optimizer.step#"
-# A forward calls at least that many operators; what only adds losses up calls fewer.
+# Least operators of a forward; a sum of losses calls fewer.
 _LEAST_OPERATORS: Final = 8
 
 
@@ -63,18 +63,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What a rank's host did."""
+    """Segments of all steps of a rank on the host; times in ns."""
 
-    main: int  # the thread that runs the steps
+    main: int  # thread that runs the steps
     segments: tuple[Segment, ...]  # by begin
     begins: IntArray  # (segments,)
-    # (operators,): when the step's thread called operators and launched something, rising
-    called: IntArray
-    # (operators,): the same without autograd, the optimizer and the loader
-    own: IntArray
+    called: IntArray  # (calls,): operators and launches of the main thread, rising
+    own: IntArray  # `called` without autograd, the optimizer and the loader
     optimizers: tuple[Span, ...]
     loaders: tuple[Span, ...]
-    backward_ends: IntArray  # (segments,): of those of backwards, when their last node is done
+    backward_ends: IntArray  # (segments,): end of a backward's last node, 0 for other segments
 
     def at(self, times: IntArray) -> IntArray:
         """Return the segment at each time, -1 before the first one."""
@@ -82,7 +80,7 @@ class Program:
 
 
 def read_program(scan: Scan) -> Program:
-    """Return what the host of a scan did."""
+    """Return the parts of each step of a scan on the host."""
     gradients = _gradients(scan)
     main = _main_thread(scan, gradients)
     called = np.sort(
@@ -98,7 +96,12 @@ def read_program(scan: Scan) -> Program:
     loaders = tuple(sorted((s for op, s in scan.between if op == DATA_LOADING), key=_begin))
     optimizers = tuple(sorted(scan.optimizers, key=_begin))
     zeroes = [mark.span for mark in scan.marks if mark.name.startswith(_ZEROES)]
-    own = _outside(called, *_bounds([*loaders, *optimizers, *zeroes]))
+    apart = sorted([*loaders, *optimizers, *zeroes], key=_begin)
+    own = _outside(
+        called,
+        np.array([span.start for span in apart], np.int64),
+        np.array([span.end for span in apart], np.int64),
+    )
     on_main = gradients.thread == main
     own = _outside(own, gradients.start[on_main], gradients.end[on_main])
     passes = _passes(scan.marks, gradients, own)
@@ -107,10 +110,10 @@ def read_program(scan: Scan) -> Program:
     )
     segments, ends = [], []
     for begin, end, step in _windows(scan, optimizers, passes, called):
-        opens = _opening(begin, passes, openings, own)
-        for segment, over in _of_step(begin, opens, end, step, passes, optimizers):
+        opens = _first_forward(begin, passes, openings, own)
+        for segment, backward_end in _segments(begin, opens, end, step, passes, optimizers):
             segments.append(segment)
-            ends.append(over)
+            ends.append(backward_end)
     begins = np.array([segment.begin for segment in segments], np.int64)
     return Program(
         main,
@@ -126,7 +129,7 @@ def read_program(scan: Scan) -> Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gradients:
-    """Ranges of autograd, by start."""
+    """Nodes of autograd, and ranges of frameworks at the end of backwards, by start."""
 
     start: IntArray
     end: IntArray
@@ -155,7 +158,7 @@ def _gradients(scan: Scan) -> _Gradients:
 
 
 def _main_thread(scan: Scan, gradients: _Gradients) -> int:
-    """Return the thread of the optimizers, else the one that calls most outside of backwards."""
+    """Return the thread of the optimizers, else that with most calls outside of backwards."""
     for mark in scan.marks:
         if mark.name.startswith(_STEPS):
             return mark.thread
@@ -169,16 +172,8 @@ def _main_thread(scan: Scan, gradients: _Gradients) -> int:
     return int(counts.argmax())
 
 
-def _bounds(spans: Iterable[Span]) -> tuple[IntArray, IntArray]:
-    ordered = sorted(spans, key=_begin)
-    return (
-        np.array([span.start for span in ordered], np.int64),
-        np.array([span.end for span in ordered], np.int64),
-    )
-
-
 def _outside(times: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
-    """Return the times that lie in none of some ranges, which are given by start."""
+    """Return the times outside of all ranges; ranges are ordered by start."""
     if not len(starts):
         return times
     latest = np.maximum.accumulate(ends)
@@ -187,7 +182,7 @@ def _outside(times: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
 
 
 def _passes(marks: Sequence[Mark], gradients: _Gradients, own: IntArray) -> tuple[Span, ...]:
-    """Return the backwards: nodes of autograd without a forward in between."""
+    """Return the backwards: runs of autograd nodes without a forward in between."""
     if not len(gradients.start):
         return ()
     forwards = np.array(
@@ -207,10 +202,10 @@ def _passes(marks: Sequence[Mark], gradients: _Gradients, own: IntArray) -> tupl
 def _windows(
     scan: Scan, optimizers: Sequence[Span], passes: Sequence[Span], called: IntArray
 ) -> list[tuple[int, int, int]]:
-    """Return (begin, end, number) of each step on the host.
+    """Return (begin, end, number) of each step on the host, ns.
 
-    The profiler's own ranges say them. Without these a step ends with the last optimizer that
-    follows a backward; without optimizers what is recorded is one step.
+    Steps are ranges of the profiler. Without these a step ends with the last optimizer after a
+    backward; without optimizers the recording is one step.
     """
     if scan.steps:
         numbered = sorted(dict(sorted(scan.steps, reverse=True)).items())
@@ -231,10 +226,10 @@ def _windows(
 
 
 def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence[int]) -> list[int]:
-    """Return where steps end: with the last optimizer before another forward and backward.
+    """Return the ends of steps: the last optimizer before another forward and backward, ns.
 
-    Of several optimizers with backwards of their own, as a generator's and a discriminator's, the
-    one that comes last ends the step.
+    Of several optimizers with their own backwards, such as those of a generator and a
+    discriminator, the last one ends the step.
     """
     names = {mark.span: mark.name for mark in scan.marks if mark.name.startswith(_STEPS)}
     last_name = names.get(optimizers[-1], "") if optimizers else ""
@@ -248,13 +243,13 @@ def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence
     return ends
 
 
-def _opening(begin: int, passes: Sequence[Span], openings: IntArray, own: IntArray) -> int:
-    """Return where the first forward of a step begins on the host.
+def _first_forward(begin: int, passes: Sequence[Span], openings: IntArray, own: IntArray) -> int:
+    """Return the begin of the first forward of a step on the host, ns.
 
-    That is where its batch is fetched, or where gradients have been zeroed if that comes later.
-    What comes before, as zeroing at the end of a loop or an evaluation, is none of it. Where less
-    follows until the backward than came before, a batch is fetched ahead within the forward, or
-    gradients are zeroed behind it.
+    The forward begins where its batch is fetched, or later where gradients have been zeroed;
+    zeroing at the end of a loop or an evaluation comes before. A candidate with fewer operators
+    until the backward than before it is inside of the forward: a batch fetched ahead, or gradients
+    zeroed behind the forward.
     """
     at = bisect_left(passes, begin, key=_begin)
     if at == len(passes):
@@ -270,7 +265,7 @@ def _opening(begin: int, passes: Sequence[Span], openings: IntArray, own: IntArr
     return begin
 
 
-def _of_step(  # noqa: PLR0913, PLR0917 - what a step is cut by
+def _segments(  # noqa: PLR0913, PLR0917 - boundaries of a step
     begin: int,
     opens: int,
     end: int,
@@ -278,25 +273,25 @@ def _of_step(  # noqa: PLR0913, PLR0917 - what a step is cut by
     passes: Sequence[Span],
     optimizers: Sequence[Span],
 ) -> list[tuple[Segment, int]]:
-    """Return a step's segments, and when the backward of each is done."""
+    """Return the segments of a step, each with the end of its backward, 0 for others."""
     starts = [span.start for span in passes]
     mine = passes[bisect_left(starts, begin) : bisect_left(starts, end)]
     if not mine:
         return [(Segment(begin, step, Part.AFTER, 0), 0)]
-    opened = [span.start for span in optimizers]
-    updates = optimizers[bisect_left(opened, begin) : bisect_right(opened, end)]
-    found = [(Segment(begin, step, Part.AFTER, 0), 0)] if opens > begin else []
-    found.append((Segment(opens, step, Part.FORWARD, 0), 0))
-    for mb, one in enumerate(mine):
-        found.append((Segment(one.start, step, Part.BACKWARD, mb), one.end))
+    optimizer_starts = [span.start for span in optimizers]
+    updates = optimizers[bisect_left(optimizer_starts, begin) : bisect_right(optimizer_starts, end)]
+    segments = [(Segment(begin, step, Part.AFTER, 0), 0)] if opens > begin else []
+    segments.append((Segment(opens, step, Part.FORWARD, 0), 0))
+    for mb, backward in enumerate(mine):
+        segments.append((Segment(backward.start, step, Part.BACKWARD, mb), backward.end))
         until = mine[mb + 1].start if mb + 1 < len(mine) else end
-        between = [span for span in updates if one.start <= span.start < until]
+        between = [span for span in updates if backward.start <= span.start < until]
         last = mb + 1 == len(mine)
         if between or last:
-            found.append((Segment(one.end, step, Part.OPTIMIZER, mb), 0))
+            segments.append((Segment(backward.end, step, Part.OPTIMIZER, mb), 0))
         if last and between:
-            found.append((Segment(between[-1].end, step, Part.AFTER, 0), 0))
+            segments.append((Segment(between[-1].end, step, Part.AFTER, 0), 0))
         elif not last:
-            opens = between[-1].end if between else one.end
-            found.append((Segment(opens, step, Part.FORWARD, mb + 1), 0))
-    return found
+            opens = between[-1].end if between else backward.end
+            segments.append((Segment(opens, step, Part.FORWARD, mb + 1), 0))
+    return segments

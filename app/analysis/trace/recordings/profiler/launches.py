@@ -1,8 +1,8 @@
 """Device time of the kernels that a host range launched.
 
-A kernel names its launch by the correlation id of the runtime call and by the external id of the
+A kernel refers to its launch by the correlation id of the runtime call and the external id of the
 framework operator. A call or operator belongs to the range in which it starts, also on another
-thread: a backward launches from autograd's.
+thread: a backward launches from a thread of autograd.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 
 _NOWHERE: Final = -1
-# Launches and operators that are looked up at once; a recording may have many millions.
+# Launches and operators that are matched at once, to bound memory; a recording may have millions.
 _AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Some kernels that ranges launched, in the order of the recording."""
+    """Kernels launched in ranges, in the order of the recording."""
 
-    place: NDArray[np.int32]  # of the range that launched each
+    place: NDArray[np.int32]  # index of the range that launched each
     # start, end: in ns
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -43,20 +43,20 @@ class Launched:
 def launched_kernels(
     scan: Scan, ranges: Sequence[Span], halves: Sequence[Half | None] = ()
 ) -> Iterator[Launched]:
-    """Yield the kernels that a range launched, some thousands at a time; copies are none.
+    """Yield the kernels launched in ranges, some thousands at a time, without copies of memory.
 
     Parameters
     ----------
     ranges : sequence of Span
-        By start; of two that overlap the later one is meant.
+        Ranges by start; a launch in two of them belongs to the later one.
     halves : sequence of Half or None
-        For each range, which launches inside are meant, where not all are. Such ranges may hold
-        others, whose launches are theirs.
+        For each range, which of the launches inside count; None for all. Ranges within such a
+        range keep their own launches.
     """
     places = np.full(len(scan.kernels), _NOWHERE, np.int32)
-    for some in _groups(ranges, halves):
-        _look_up(scan.launches, Kernels.CORRELATION, scan.kernels, some, places)
-        _look_up(scan.operators, Kernels.EXTERNAL, scan.kernels, some, places)
+    for of_kind in _by_kind(ranges, halves):
+        _look_up(scan.launches, Kernels.CORRELATION, scan.kernels, of_kind, places)
+        _look_up(scan.operators, Kernels.EXTERNAL, scan.kernels, of_kind, places)
     columns = (Kernels.START, Kernels.DURATION, Kernels.WORK, Kernels.ACTIVITY)
     at = 0
     for start, duration, work, activity in scan.kernels.table.read(*columns):
@@ -66,10 +66,10 @@ def launched_kernels(
         yield Launched(place[inside], start[inside], (start + duration)[inside], work[inside])
 
 
-class _Some(NamedTuple):
-    """Ranges of one kind: all launches inside, those of the range's own thread, or all others."""
+class _RangesOfKind(NamedTuple):
+    """Ranges for which all launches inside count, or those of one side of the range's thread."""
 
-    place: NDArray[np.int32]  # among all ranges
+    place: NDArray[np.int32]  # index among all ranges
     # start, end: in ns
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -77,22 +77,22 @@ class _Some(NamedTuple):
     kind: bool | None  # `Half.backward`
 
     def at(self, time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the place of the range that a launch is of."""
+        """Return the index of the range of each launch, `_NOWHERE` outside of all."""
         if not len(self.place):
             return np.full(len(time), _NOWHERE, np.int32)
-        found = np.searchsorted(self.start, time, side="right") - 1
-        inside = (found >= 0) & (time <= self.end[found])
+        latest = np.searchsorted(self.start, time, side="right") - 1
+        inside = (latest >= 0) & (time <= self.end[latest])
         if self.kind is not None:
-            inside &= (thread == self.thread[found]) != self.kind
-        return np.where(inside, self.place[found], _NOWHERE).astype(np.int32)
+            inside &= (thread == self.thread[latest]) != self.kind
+        return np.where(inside, self.place[latest], _NOWHERE).astype(np.int32)
 
 
-def _groups(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[_Some]:
+def _by_kind(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[_RangesOfKind]:
     kinds = [half and half.backward for half in halves] or [None] * len(ranges)
     for kind in (None, False, True):
-        mine = [place for place, one in enumerate(kinds) if one is kind]
+        mine = [place for place, kind_of_range in enumerate(kinds) if kind_of_range is kind]
         threads = [half.thread for half in halves if half is not None and half.backward is kind]
-        yield _Some(
+        yield _RangesOfKind(
             np.array(mine, np.int32),
             np.array([ranges[place].start for place in mine], np.int64),
             np.array([ranges[place].end for place in mine], np.int64),
@@ -101,24 +101,33 @@ def _groups(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[_
         )
 
 
+def rows_of(links: Links, wanted: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the row of the launch or operator with each id, -1 where there is none."""
+    number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    place = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+    return np.where(number[place] == wanted, order[place], -1)
+
+
 def launch_times(scan: Scan, works: Iterable[Work]) -> dict[int, int]:
-    """Return when the host launched kernels of works, by their correlation ids."""
+    """Return the launch time of the kernels of works by correlation id, ns."""
     numbers = np.array(sorted({work.correlation for work in works if work.on_device}), np.int64)
-    found: dict[int, int] = {}
+    times: dict[int, int] = {}
     for start, number in scan.launches.table.read(Links.START, Links.NUMBER):
         mine = np.isin(number, numbers)
-        found.update(zip(number[mine].tolist(), start[mine].tolist(), strict=True))
-    return found
+        times.update(zip(number[mine].tolist(), start[mine].tolist(), strict=True))
+    return times
 
 
 def _look_up(
     links: Links,
     named_by: int,
     kernels: Kernels,
-    ranges: _Some,
+    ranges: _RangesOfKind,
     places: NDArray[np.int32],
 ) -> None:
-    """Note the range in which the link of each kernel started, where none is known yet."""
+    """Set the range of kernels without one, where their launch or operator started in a range."""
     shares = -(-len(links) // _AT_ONCE) if len(ranges.place) else 0
     for share in range(shares):
         number, inside = _links(links, share, shares, ranges)
@@ -128,15 +137,15 @@ def _look_up(
         for (wanted,) in kernels.table.read(named_by):
             place = places[at : at + len(wanted)]
             at += len(wanted)
-            found = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
-            known = (number[found] == wanted) & (wanted >= 0) & (place == _NOWHERE)
-            place[known] = inside[found[known]]
+            link = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+            matched = (number[link] == wanted) & (wanted >= 0) & (place == _NOWHERE)
+            place[matched] = inside[link[matched]]
 
 
 def _links(
-    links: Links, share: int, shares: int, ranges: _Some
+    links: Links, share: int, shares: int, ranges: _RangesOfKind
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the numbers of one share of the links, rising, and the range that each started in."""
+    """Return the ids of one share of the links, rising, and the range in which each started."""
     numbers, places = [], []
     for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
         mine = number % shares == share

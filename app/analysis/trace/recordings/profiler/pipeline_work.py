@@ -1,8 +1,8 @@
 """Computations, sends and receives of a pipeline rank whose recording has no labels.
 
-On the host the operators of a microbatch are contiguous between transfers; autograd runs a
-backward, on any thread. Times are those of the operators or, with a device, of the kernels
-launched.
+On the host the operators of a microbatch are contiguous between transfers; operators that autograd
+runs, on any thread, are a backward. Times are those of the operators or, with a device, of the
+launched kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.trace.recordings.profiler.launches import rows_of
 from app.analysis.trace.recordings.profiler.process_groups import is_of_pipeline
 from app.analysis.trace.recordings.profiler.scan import (
     Activity,
@@ -28,14 +29,8 @@ from app.analysis.trace.recordings.profiler.scan import (
     Work,
 )
 
-# ---- Forwards and backwards of a rank of a pipeline whose recording does not label them --------
-# On the host the operators of a microbatch follow one another; in between the rank sends or
-# receives. What autograd ran is a backward, on whatever thread. Its time is that of the operators
-# or, where a device computes, of the kernels that they launched.
-
-
-# Between two transfers some operators do no more than bookkeeping: what takes less than such a
-# share of a typical computation is none. Where the host was held up it takes longer.
+# Operators between two transfers may be bookkeeping: a block that takes less than this share of a
+# typical computation is none. Shares are tried in order, since a delayed host takes longer for it.
 LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
 _TYPICAL: Final = 0.75
 
@@ -47,9 +42,9 @@ class Block:
     Parameters
     ----------
     backward : bool
-        Autograd ran them.
+        Autograd ran the operators.
     host, span : Span
-        When the host ran or launched them, and when they were computed; equal without a device.
+        Time of running or launching on the host, and time of computing; equal without a device.
     """
 
     backward: bool
@@ -59,9 +54,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """What a rank computed, in the order of the host, times in ns."""
+    """Operators or kernels of a rank, in the order of the host, times in ns."""
 
-    # host: when the host ran or launched each. start, end: when it was computed.
+    # host: time of running or launching on the host. start, end: time of computing.
     host: NDArray[np.int64]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -74,7 +69,7 @@ def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
     Parameters
     ----------
     apart : sequence of Span
-        Ranges on the host that hold no computation: loaders, optimizers.
+        Ranges on the host without forward or backward: loaders, optimizers.
     """
     if len(scan.kernels):
         host, thread, start, end = _launched(scan)
@@ -94,9 +89,9 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
     Parameters
     ----------
     least_share : float
-        What takes a smaller share of the time of a typical one is none; one of `LEAST_SHARES`.
+        Least time of a computation as a share of a typical one; one of `LEAST_SHARES`.
     between : sequence of int
-        When the host issued transfers, or began another microbatch; rising.
+        Times of transfers, or of the start of another microbatch, on the host, ns; rising.
     """
     if not len(computed.host):
         return []
@@ -116,7 +111,7 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
     least = least_share * float(np.quantile(busy, _TYPICAL))
     kept = [block for block, time in zip(blocks, busy.tolist(), strict=True) if time >= least]
     while kept and not kept[-1].backward:
-        # What follows the last backward is no forward: scaling of gradients, for example.
+        # Work after the last backward, such as scaling of gradients, is no forward.
         kept.pop()
     return _joined(kept, between)
 
@@ -124,15 +119,15 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
 def blocks_named(
     computed: Computed, between: Sequence[int], named: Sequence[tuple[Span, bool]]
 ) -> list[Block]:
-    """Return the computations of a step whose microbatches are named, in the order of the host.
+    """Return the computations of a step with named microbatches, in the order of the host.
 
-    A range also has what prepares a transfer and what follows it: what took longest is its
-    computation, however long the host was held up elsewhere.
+    The range of a microbatch also holds work before and after its transfers: the longest part
+    between transfers is its computation.
 
     Parameters
     ----------
     between : sequence of int
-        When the host issued transfers; rising.
+        Times of transfers on the host, ns; rising.
     named : sequence of (Span, bool)
         Ranges of a microbatch, and whether each is a backward; rising.
     """
@@ -157,7 +152,7 @@ def blocks_named(
 
 
 def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
-    """Join neighbors of one microbatch, between which something short was left out."""
+    """Join neighboring blocks of one microbatch, between which a short one was left out."""
     joined: list[Block] = []
     for block in blocks:
         known = joined[-1] if joined else None
@@ -180,7 +175,7 @@ def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
 
 
 def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
-    """Return when the host launched each kernel and on which thread, and its start and end."""
+    """Return launch time, launching thread, start and end of each kernel; times in ns."""
     columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
     read = [
         np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
@@ -200,33 +195,31 @@ def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
 def _look_up(
     links: Links, wanted: NDArray[np.int64], host: NDArray[np.int64], thread: NDArray[np.int64]
 ) -> None:
-    """Note where and when the link of each kernel started, where that is not known yet."""
+    """Set launch time and thread of kernels without them from the launches or operators."""
     if not len(links) or not len(wanted):
         return
-    started, number, where = columns_of(links.table, 3)
-    order = np.argsort(number, kind="stable")
-    number = number[order]
-    at = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
-    found = (number[at] == wanted) & (wanted >= 0) & (thread < 0)
-    host[found] = started[order][at[found]]
-    thread[found] = where[order][at[found]]
+    started, _, where = columns_of(links.table, 3)
+    rows = rows_of(links, wanted)
+    matched = (rows >= 0) & (wanted >= 0) & (thread < 0)
+    host[matched] = started[rows[matched]]
+    thread[matched] = where[rows[matched]]
 
 
 def _in_gradients(
     gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return what started while autograd ran a node on the same thread."""
+    """Return whether each operator started while autograd ran a node on the same thread."""
     inside = np.zeros(len(host), np.bool_)
     start, duration, where = columns_of(gradients.table, 3)
-    for one in np.unique(where).tolist():
-        mine, there = thread == one, where == one
+    for number in np.unique(where).tolist():
+        mine, there = thread == number, where == number
         ranges = zip(start[there].tolist(), (start[there] + duration[there]).tolist(), strict=True)
         inside[mine] = _inside(host[mine], list(ranges))
     return inside
 
 
 def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return which times are inside of one of some ranges, which may overlap."""
+    """Return whether each time is inside of a range; ranges may overlap."""
     if not ranges:
         return np.zeros(len(times), np.bool_)
     bounds = np.array(sorted(ranges), np.int64)
@@ -236,16 +229,13 @@ def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDAr
 
 
 def columns_of(table: PackedTable, count: int) -> NDArray[np.int64]:
-    """Return all columns of a table, a row of the result each."""
+    """Return the columns of a table as an array, shape (count, rows)."""
     parts = [np.stack(part) for part in table.read(*range(count))]
     return np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.int64)
 
 
-# ---- Sends and receives of a rank of a pipeline: what the host issued, and when it was carried out
-
-
 _SEND, _RECEIVE = "send", "recv"
-# One kernel carries out several sends and receives that were issued together.
+# Kernels of several sends and receives that were issued together.
 FUSED: Final = frozenset({"sendrecv", "coalesced"})
 TRANSFERS: Final = frozenset({_SEND, _RECEIVE}) | FUSED
 
@@ -257,11 +247,11 @@ class Transfer:
     Parameters
     ----------
     issued : int
-        When the host called it, in ns.
+        Time of the call on the host, ns.
     span : Span
-        From when it was posted to when it was done.
+        From its posting to its end.
     peer : int or None
-        Global rank at its other end, where that is recorded.
+        Rank at the other end, where recorded.
     """
 
     sends: bool
@@ -282,32 +272,32 @@ def transfers_of(scan: Scan) -> list[Transfer]:
     ]
     issues = _issues(scan)
     if len(scan.kernels):
-        found = _on_device(scan, [work for work in works if work.on_device], issues)
+        transfers = _on_device(scan, [work for work in works if work.on_device], issues)
     else:
-        found = _on_host(works, issues)
-    return sorted(found, key=lambda one: one.issued)
+        transfers = _on_host(works, issues)
+    return sorted(transfers, key=lambda transfer: transfer.issued)
 
 
 def _issues(scan: Scan) -> list[Issue]:
-    """Return the calls that issued transfers; of a call within another only the inner one."""
-    found = [
+    """Return the calls that issued transfers; of nested calls the inner one."""
+    issues = [
         issue
         for issue in scan.issues
         if issue.name in {_SEND, _RECEIVE} and is_of_pipeline(issue.description)
     ]
-    found.sort(key=lambda issue: (issue.span.start, -issue.span.end))
+    issues.sort(key=lambda issue: (issue.span.start, -issue.span.end))
     return [
         issue
-        for place, issue in enumerate(found)
-        if place + 1 == len(found)
-        or found[place + 1].span.start >= issue.span.end
-        or found[place + 1].name != issue.name
-        or found[place + 1].thread != issue.thread
+        for place, issue in enumerate(issues)
+        if place + 1 == len(issues)
+        or issues[place + 1].span.start >= issue.span.end
+        or issues[place + 1].name != issue.name
+        or issues[place + 1].thread != issue.thread
     ]
 
 
 def _on_host(works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
-    """Pair the calls with what the backend did for them: the first that began after each."""
+    """Pair each call with the backend's first range that began after it."""
     for name in (_SEND, _RECEIVE):
         mine = sorted(
             (work for work in works if work.name == name), key=lambda work: work.span.start
@@ -325,13 +315,20 @@ def _on_host(works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfe
 
 
 def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
-    """Pair the calls with kernels; one kernel carries out all that were issued together."""
-    launched = _launches(scan, works)
+    """Pair the calls with kernels; a fused kernel carries out all calls issued together."""
+    times = _times(scan.launches, [work.correlation for work in works])
+    by_operator = _times(scan.operators, [work.external for work in works])
+    launched = [
+        launch if launch is not None else operator if operator is not None else work.span.start
+        for launch, operator, work in zip(times, by_operator, works, strict=True)
+    ]
     pending = list(issues)
-    for launch, work in sorted(zip(launched, works, strict=True), key=lambda one: one[0]):
+    for launch, work in sorted(zip(launched, works, strict=True), key=lambda pair: pair[0]):
         if work.name not in FUSED:
-            same = [one for one in pending if one.name == work.name and one.span.start <= launch]
-            by_number = [one for one in same if one.external == work.external >= 0]
+            same = [
+                issue for issue in pending if issue.name == work.name and issue.span.start <= launch
+            ]
+            by_number = [issue for issue in same if issue.external == work.external >= 0]
             issued = launch
             for issue in (by_number or same[-1:])[:1]:
                 pending.remove(issue)
@@ -344,18 +341,9 @@ def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> It
             yield Transfer(issue.name == _SEND, issue.span.start, work.span, issue.peer)
 
 
-def _launches(scan: Scan, works: Sequence[Work]) -> list[int]:
-    """Return when the host launched each kernel, or where that is not recorded when it began."""
-    times = _times(scan.launches, [work.correlation for work in works])
-    by_operator = _times(scan.operators, [work.external for work in works])
-    return [
-        launch if launch is not None else operator if operator is not None else work.span.start
-        for launch, operator, work in zip(times, by_operator, works, strict=True)
-    ]
-
-
 def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
+    """Return the start of the launches or operators with some ids, ns; None where unknown."""
     started, number, _ = columns_of(links.table, 3)
-    wanted = np.isin(number, np.array([one for one in numbers if one >= 0], np.int64))
+    wanted = np.isin(number, np.array([n for n in numbers if n >= 0], np.int64))
     known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
-    return [known.get(one) for one in numbers]
+    return [known.get(n) for n in numbers]

@@ -1,7 +1,7 @@
 """Place of a rank in its job, from the process groups that its recording names.
 
 `torch.distributed` names a group of a device mesh ``mesh_`` and its dimension; Megatron-Core has
-its own names. The recording of one rank has the groups of this rank.
+its own names. The recording of one rank lists the groups of this rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.errors import Fault, InvalidMetadataError
 
 
 class Dimension(StrEnum):
-    """What the ranks of a group share out."""
+    """Dimension of parallelism of a process group."""
 
     PIPELINE = "pp"
     REPLICA = "dp_replicate"
@@ -44,7 +44,7 @@ _NAMES: Final[tuple[tuple[re.Pattern[str], Dimension], ...]] = tuple(
         (r"mesh_cp|mesh_context|CONTEXT_PARALLEL_GROUP", Dimension.CONTEXT),
     )
 )
-# What to do where sizes are not known.
+# Advice where sizes are unknown.
 _GIVE: Final = "give the sizes of the job with it (--meta with dp and pp, and tp, cp where used)"
 DATA_DIMENSIONS: Final = (Dimension.REPLICA, Dimension.SHARD, Dimension.DATA)
 # Operation types of collectives, by their names without punctuation, in groups of each dimension.
@@ -63,7 +63,7 @@ CONTEXT_COLLECTIVES: Final = {
     "reducescatter": "cp-reduce-scatter",
     "alltoall": "cp-all-to-all",
     "alltoallv": "cp-all-to-all",
-    # A ring passes keys and values on: fused calls, or one send and one receive.
+    # A ring passes on keys and values by fused calls, or by one send and one receive.
     **dict.fromkeys(("coalesced", "sendrecv", "send", "recv"), RING),
 }
 OF_DIMENSION: Final = {
@@ -75,7 +75,7 @@ OF_DIMENSION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: its name, what its maker calls it, and its global ranks in order."""
+    """A process group with its name, its description, and its global ranks in order."""
 
     name: str
     description: str
@@ -83,20 +83,19 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """What the collectives of a rank say of its process groups, whose ranks are not recorded."""
+class RecordedGroups:
+    """Sizes of a rank's process groups from its collectives, where their ranks are not recorded."""
 
-    sizes: Mapping[Dimension, int]  # ranks of a group by what they share out
-    # The pipeline's transfers are those of a group of all ranks.
-    one_pipeline: bool
+    sizes: Mapping[Dimension, int]  # ranks of a group
+    one_pipeline: bool  # transfers of the pipeline are those of a group of all ranks
 
 
-NOTHING_SPOKEN: Final = Spoken({}, one_pipeline=False)
+NO_RECORDED_GROUPS: Final = RecordedGroups({}, one_pipeline=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Where a rank stands: the sizes of its job, and its own DP rank and stage."""
+    """Sizes of a job, and the DP rank and stage of one of its ranks."""
 
     sizes: Sizes
     dp: int
@@ -104,58 +103,58 @@ class Cell:
 
 
 def dimension_of(description: str) -> Dimension | None:
-    """Return what the ranks of a group share out, None where its description does not say."""
+    """Return the dimension in a group's description, None for other descriptions."""
     return next(
         (dimension for pattern, dimension in _NAMES if pattern.fullmatch(description)), None
     )
 
 
-def cell_of(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
+def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     rank: int,
     world: int,
     groups: Sequence[Group],
     stages: Sequence[int],
     meta: SessionMeta | None,
-    spoken: Spoken = NOTHING_SPOKEN,
+    recorded: RecordedGroups = NO_RECORDED_GROUPS,
 ) -> Cell:
-    """Return where a rank stands.
+    """Return the sizes of the job, and the place of a rank in it.
 
     Parameters
     ----------
     rank, world : int
         Global rank and number of ranks.
     groups : sequence of Group
-        Those that the rank is in; none where the recording does not list any.
+        Groups of the rank; empty where the recording lists none.
     stages : sequence of int
-        Stages that the rank computes; empty where nothing labels a stage.
+        Stages that the rank computes; empty where no label names one.
     meta : SessionMeta or None
-        What was given with the recording; its sizes win where no group is named.
-    spoken : Spoken
-        What its collectives say, where no groups are listed.
+        Metadata given with the recording; its sizes apply where no group has a known description.
+    recorded : RecordedGroups
+        Sizes of groups from collectives, where no groups are listed.
 
     Raises
     ------
     InvalidMetadataError
-        `metadata.missing`: neither the groups nor `meta` say the sizes; `metadata.world_mismatch`,
-        `metadata.conflict`: they contradict each other.
+        `metadata.missing`: neither the groups nor `meta` imply the sizes;
+        `metadata.world_mismatch`, `metadata.conflict`: they contradict each other.
     """
     known = _by_dimension(rank, groups)
     if not any(dimension in known for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
-        return _unnamed(rank, world, groups, stages, meta, spoken)
+        return _unnamed(rank, world, groups, stages, meta, recorded)
     size = {dimension: len(group.ranks) for dimension, group in known.items()}
     place = {dimension: group.ranks.index(rank) for dimension, group in known.items()}
     pp = size.get(Dimension.PIPELINE, 1)
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     dp, dp_rank = 1, 0
     for dimension in DATA_DIMENSIONS:
-        # A group of all data-parallel ranks next to those of its two parts says the same again.
+        # A group of all data-parallel ranks repeats those of its two parts.
         if dimension is Dimension.DATA and dp > 1:
             continue
         dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
         dp *= size.get(dimension, 1)
     sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1)
     if sizes.world == 1 < world:
-        # A dimension of all ranks is the default group itself, which has no name of its own.
+        # A dimension of all ranks uses the default group, which has no description.
         return _all_in_one(rank, world, stages)
     if sizes.world != world:
         if meta is not None:
@@ -180,9 +179,9 @@ def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
     groups: Sequence[Group],
     stages: Sequence[int],
     meta: SessionMeta | None,
-    spoken: Spoken,
+    recorded: RecordedGroups,
 ) -> Cell:
-    """Place a rank none of whose groups is called data or pipeline parallel."""
+    """Return the place of a rank without a described data- or pipeline-parallel group."""
     if meta is not None:
         return _by_order(rank, meta.sizes)
     if any(len(group.ranks) not in (1, world) for group in groups):
@@ -191,23 +190,23 @@ def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
             "the recording's process groups have no names that say what is data and what is "
             f"pipeline parallel: {_GIVE}",
         )
-    if not groups and world > 1 and not spoken.one_pipeline:
-        return _by_sizes(rank, world, stages, spoken)
+    if not groups and world > 1 and not recorded.one_pipeline:
+        return _by_sizes(rank, world, stages, recorded)
     return _all_in_one(rank, world, stages)
 
 
-def _by_sizes(rank: int, world: int, stages: Sequence[int], spoken: Spoken) -> Cell:
-    """Place a rank by the sizes of its groups, in the default order.
+def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGroups) -> Cell:
+    """Return the place of a rank in the default order from group sizes.
 
-    The stages that it computes must be those of its place in that order.
+    The stages that the rank computes must agree with that place.
     """
-    size = spoken.sizes
+    size = recorded.sizes
     pp = size.get(Dimension.PIPELINE, 1)
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     parts = size.get(Dimension.REPLICA, 1) * size.get(Dimension.SHARD, 1)
     dp = parts if parts > 1 else size.get(Dimension.DATA, 1)
     cell = _by_order(rank, Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1))
-    # Stages go round, or forth and back as a V.
+    # Stages of several chunks are assigned round-robin, or forth and back as a V.
     around = {stage % pp for stage in stages}
     there_and_back = {min(stage, 2 * pp - 1 - stage) for stage in stages}
     fits = around <= {cell.pp} or there_and_back == {cell.pp}
@@ -223,7 +222,7 @@ def _by_sizes(rank: int, world: int, stages: Sequence[int], spoken: Spoken) -> C
 
 
 def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int, ...]:
-    """Return the global ranks of the pipeline that a rank is in, by stage."""
+    """Return the global ranks of a rank's pipeline, by stage."""
     known = _by_dimension(rank, groups).get(Dimension.PIPELINE)
     if known is not None:
         return known.ranks
@@ -232,14 +231,14 @@ def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int,
 
 
 def is_of_pipeline(description: str) -> bool:
-    """Return whether sends and receives of a group are between the stages of a pipeline."""
+    """Return whether transfers of a group with this description are between pipeline stages."""
     return not description or dimension_of(description) in {None, Dimension.PIPELINE}
 
 
 def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
-    """Place a rank of a job with one kind of parallelism: a pipeline where stages are labelled.
+    """Return the place of a rank in a job of one dimension: a pipeline where stages are labelled.
 
-    In a pipeline of all ranks each runs the stage of its own number, and maybe others.
+    In a pipeline of all ranks each runs the stage with the number of its rank, and maybe others.
     """
     if not stages:
         return Cell(Sizes(dp=world, pp=1), rank, 0)
@@ -253,16 +252,16 @@ def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
 
 
 def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Group]:
-    found: dict[Dimension, Group] = {}
+    known: dict[Dimension, Group] = {}
     for group in groups:
         dimension = dimension_of(group.description)
         if dimension is not None and rank in group.ranks:
-            found.setdefault(dimension, group)
-    return found
+            known.setdefault(dimension, group)
+    return known
 
 
 def _by_order(rank: int, sizes: Sizes) -> Cell:
-    """Place a rank in the default order: tensor and context fastest, then data, then pipeline."""
+    """Return the place in the default order: tensor and context fastest, data, then pipeline."""
     inner = sizes.tp * sizes.cp
     return Cell(sizes, rank // inner % sizes.dp, rank // (inner * sizes.dp))
 

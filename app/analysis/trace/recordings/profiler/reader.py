@@ -1,8 +1,7 @@
-"""From a profiler's recording of one rank to its operations."""
+"""Decoder of a profiler's reduced recording of one rank to its operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +17,7 @@ from app.analysis.trace.recordings.profiler.labelled_pipeline import (
 from app.analysis.trace.recordings.profiler.pipeline_work import issues_transfers, transfers_of
 from app.analysis.trace.recordings.profiler.process_groups import (
     Dimension,
-    Spoken,
+    RecordedGroups,
     cell_of,
     dimension_of,
     pipeline_ranks,
@@ -45,33 +44,32 @@ _NO_STEPS: Final = (
 _NOTHING: Final = (
     "the profiler recorded no operation, as where a job ends before the next steps of its schedule"
 )
-# The same of every rank: what one of them says differently is among what is left out.
+# Equal for every rank, as metadata must agree; reasons of single ranks are among unmapped items.
 _NO_SCHEDULE: Final = "its sends and receives fit no pipeline schedule"
 
 
 def decode_scan(
     scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
 ) -> Recording:
-    """Make operations of what is kept of a recording.
+    """Decode and check the scan of a recording.
 
     Raises
     ------
     InvalidTraceError
-        `trace.no_rows`: nothing is recorded; `trace.no_labels`: nothing says which range is which
-        operation; `trace.unknown_rank`.
-        Also those of `Rows.trace`.
+        `trace.no_rows`: the recording is empty; `trace.no_labels`: operations are neither labelled
+        nor implied; `trace.unknown_rank`. Also the errors of `Rows.trace`.
     InvalidMetadataError
         See `cell_of`.
     """
-    own_on_device = scan.own is not None and not any(one.label.own for one in scan.labelled)
+    own_on_device = scan.own is not None and not any(item.label.own for item in scan.labelled)
     if own_on_device:
         scan.labelled += scan.labelled_on_device
-    if scan.own is not None and not any(one.label.own for one in scan.labelled):
+    if scan.own is not None and not any(item.label.own for item in scan.labelled):
         scan.own.refuse_all()
-    scan.leave_out_copies()
+    scan.drop_copies()
     is_pipeline = not scan.labelled and issues_transfers(scan)
     unlabelled = None if scan.labelled or is_pipeline else read_unlabelled(scan)
-    if scan.holds_nothing:
+    if scan.is_empty:
         refuse_body("no_rows", _NOTHING)
     if unlabelled is not None and (not unlabelled.complete or _is_pipeline(scan, unlabelled)):
         refuse_body("no_labels", advice.no_labels)
@@ -82,10 +80,10 @@ def decode_scan(
     if is_pipeline:
         return _decode_pipeline(scan, meta, limits, advice, part=part)
     if unlabelled is not None:
-        return _without_labels(scan, scan.rank, unlabelled, meta, limits, part=part)
+        return _decode_unlabelled(scan, scan.rank, unlabelled, meta, limits, part=part)
     rank, world = scan.rank, _world(scan, meta)
-    stages = sorted({one.label.stage for one in scan.labelled if one.label.stage != ABSENT})
-    cell = cell_of(rank, world, scan.groups, stages, meta, _spoken(scan, world))
+    stages = sorted({item.label.stage for item in scan.labelled} - {ABSENT})
+    cell = cell_of(rank, world, scan.groups, stages, meta, _recorded_groups(scan, world))
     chunk_of = {stage: mc for mc, stage in enumerate(stages)}
     reader = LabelledReader(scan, rank, cell, chunk_of, limits, advice, own_on_device=own_on_device)
     reader.read()
@@ -93,8 +91,8 @@ def decode_scan(
     return Recording(reader.rows.trace(known, part=part), reader.unmapped())
 
 
-def _spoken(scan: Scan, world: int) -> Spoken:
-    """Return what the works of a scan say of its process groups; contradictions say nothing."""
+def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
+    """Return the sizes of a scan's process groups; contradictory ones are left out."""
     sizes: dict[Dimension, set[int]] = {}
     pipelines = set()
     for group in scan.others_groups:
@@ -107,12 +105,12 @@ def _spoken(scan: Scan, world: int) -> Spoken:
             sizes.setdefault(dimension, set()).add(work.size)
         elif dimension is None and work.name in TRANSFERS and work.size is not None:
             pipelines.add(work.size)
-    known = {dimension: min(found) for dimension, found in sizes.items() if len(found) == 1}
-    return Spoken(known, one_pipeline=pipelines == {world} and not sizes)
+    known = {dimension: min(values) for dimension, values in sizes.items() if len(values) == 1}
+    return RecordedGroups(known, one_pipeline=pipelines == {world} and not sizes)
 
 
 def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
-    """Return whether ranks hand over what they computed; rings of context parallelism do not."""
+    """Return whether ranks send results to each other, other than in context-parallel rings."""
     works = unlabelled.collectives if unlabelled.on_device else scan.works
     return any(
         work.name in TRANSFERS and dimension_of(work.description) is not Dimension.CONTEXT
@@ -123,28 +121,28 @@ def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
 def _decode_pipeline(
     scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
 ) -> Recording:
-    """Make operations of a pipeline's rank whose recording labels none."""
+    """Decode a pipeline rank without labels."""
     rank, world = scan.rank or 0, _world(scan, meta)
-    cell = cell_of(rank, world, scan.groups, (rank,), meta, _spoken(scan, world))
+    cell = cell_of(rank, world, scan.groups, (rank,), meta, _recorded_groups(scan, world))
     steps = find_steps(scan, ())
     if not steps.begins:
         refuse_body("no_steps", _NO_STEPS)
     when = steps_between(steps, scan.ends if scan.steps else None)
     place = Place(cell.pp, pipeline_ranks(rank, scan.groups, cell))
-    found = read_pipeline(scan, place, transfers_of(scan), when)
+    pipeline = read_pipeline(scan, place, transfers_of(scan), when)
     sizes = cell.sizes
-    if meta is None and found.schedule is not None:
-        sizes = replace(sizes, vpp=found.schedule.chunks)
+    if meta is None and pipeline.schedule is not None:
+        sizes = replace(sizes, vpp=pipeline.schedule.chunks)
     cell = replace(cell, sizes=sizes)
     reader = LabelledReader(scan, rank, cell, {}, limits, advice, own_on_device=False)
-    reader.read_pipeline(found)
+    reader.read_pipeline(pipeline)
     known = _named(meta or SessionMeta(sizes), scan, rank)
-    if not found.operations:
+    if not pipeline.operations:
         known = not_replayed(known, _NO_SCHEDULE)
     return Recording(reader.rows.trace(known, part=part), reader.unmapped())
 
 
-def _without_labels(  # noqa: PLR0913 - all that is known of the rank
+def _decode_unlabelled(  # noqa: PLR0913 - facts of the rank
     scan: Scan,
     rank: int,
     unlabelled: Unlabelled,
@@ -153,7 +151,7 @@ def _without_labels(  # noqa: PLR0913 - all that is known of the rank
     *,
     part: bool,
 ) -> Recording:
-    """Make operations of a recording in which no range says which operation it is."""
+    """Decode a data-parallel rank without labels."""
     if scan.world is None and meta is None:
         scan.world = unlabelled.largest_group
     cell = place_of(unlabelled, scan, rank, _world(scan, meta), meta)
@@ -165,15 +163,10 @@ def _without_labels(  # noqa: PLR0913 - all that is known of the rank
 
 
 def _named(meta: SessionMeta, scan: Scan, rank: int) -> SessionMeta:
-    """Return metadata with the names of a rank's host and GPU, where they are recorded."""
-    return replace(
-        meta, hosts=_with(meta.hosts, rank, scan.host), gpus=_with(meta.gpus, rank, scan.gpu)
-    )
-
-
-def _with(names: Mapping[int, str], rank: int, name: str | None) -> Mapping[int, str]:
-    """Return the names of ranks with one more, unless it is known already."""
-    return {rank: name, **names} if name and is_name(name) else names
+    """Return metadata with the recorded names of a rank's host and GPU, unless they have some."""
+    hosts = {rank: scan.host} if scan.host and is_name(scan.host) else {}
+    gpus = {rank: scan.gpu} if scan.gpu and is_name(scan.gpu) else {}
+    return replace(meta, hosts={**hosts, **meta.hosts}, gpus={**gpus, **meta.gpus})
 
 
 def _world(scan: Scan, meta: SessionMeta | None) -> int:

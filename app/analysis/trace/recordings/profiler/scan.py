@@ -1,8 +1,9 @@
-"""Events kept of one rank's profiler recording, packed in memory.
+"""Events of one rank's profiler recording, reduced and packed in memory.
 
-A file of a gigabyte has millions of events, most of them operators of the framework. Kept are
-named ranges, the ends of transfers and collectives, and a few integers of each launch, operator
-and kernel, stored as differences of one, two or four bytes instead of eight.
+A file of a gigabyte has millions of events, most of them operators of the framework. A scan keeps
+named ranges, transfers and collectives as objects, and a few integers of each launch, operator and
+kernel. These follow one another closely in time and by number, so their differences take one, two
+or four bytes instead of eight.
 """
 
 from __future__ import annotations
@@ -31,22 +32,17 @@ from app.analysis.trace.recordings.labels import (
 from app.analysis.trace.recordings.profiler.process_groups import Group
 from app.errors import BodyTooLargeError
 
-# ---- Rows of integers in memory, as differences in as few bytes as hold them -------------------
-# Of what a profiler records of millions of kernels and operators, one follows the other closely in
-# time and by number: a difference takes one, two or four bytes where the value takes eight.
-
-
 _BLOCK_ROWS: Final = 1 << 14
 _WIDTHS: Final = (np.int8, np.int16, np.int32)
 
 
 class PackedTable:
-    """Rows of some integers of 64 bits each, to be read column by column.
+    """Rows of 64-bit integers, appended by row and read by column.
 
     Parameters
     ----------
     columns : int
-        How many integers a row has.
+        Integers in a row.
     block_rows : int
         Rows that are packed together.
     """
@@ -61,13 +57,13 @@ class PackedTable:
         return len(self._blocks) * self._block_rows + len(self._tail) // self._columns
 
     def add(self, *row: int) -> None:
-        """Append a row: one value for each column."""
+        """Append a row with one value for each column."""
         self._tail.extend(row)
         if len(self._tail) == self._columns * self._block_rows:
             self._pack_tail()
 
     def extend(self, *columns: NDArray[np.int64]) -> None:
-        """Append rows, given column by column."""
+        """Append rows from arrays of their columns."""
         rows = np.stack(columns, axis=1).ravel()
         full = self._columns * self._block_rows
         while len(rows):
@@ -83,11 +79,11 @@ class PackedTable:
         self._tail = array("q")
 
     def read(self, *columns: int) -> Iterator[tuple[NDArray[np.int64], ...]]:
-        """Yield the columns asked for, some thousands of rows at a time, in order."""
+        """Yield the given columns, some thousands of rows at a time, in order."""
         for block in self._blocks:
             yield tuple(block[column].values() for column in columns)
         if self._tail:
-            # Copied: an array whose memory is lent out cannot grow.
+            # A copy: an array cannot grow while a view of its memory exists.
             rest = np.array(self._tail, np.int64).reshape(-1, self._columns)
             yield tuple(rest[:, column] for column in columns)
 
@@ -105,7 +101,7 @@ class _Packed:
 
 
 def _pack(values: NDArray[np.int64]) -> _Packed:
-    # A difference beyond 64 bits comes round, and so does the sum that undoes it.
+    # A difference beyond 64 bits wraps around, and so does the sum that undoes it.
     steps = np.diff(values)
     low, high = int(steps.min(initial=0)), int(steps.max(initial=0))
     for width in _WIDTHS:
@@ -122,7 +118,7 @@ _DEVICE_COLLECTIVE: Final = re.compile(r"(?:nccl|rccl|xccl)[A-Za-z]*_?([A-Za-z]*
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range on the host: its ends in ns, and the event that it is."""
+    """A range of time, ns, and the index of its event."""
 
     start: int
     end: int
@@ -131,9 +127,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What of a range that runs a forward and a backward is either."""
+    """Direction of one half of a range that runs a forward and a backward."""
 
-    thread: int  # that of the range, which runs the forward; autograd's runs the backward
+    thread: int  # of the range, which runs the forward; a thread of autograd runs the backward
     backward: bool
 
 
@@ -143,33 +139,32 @@ class Labelled:
 
     label: Label
     span: Span
-    step: int | None = None  # of the training, where its name says it
-    half: Half | None = None  # where the same range runs something else as well
+    step: int | None = None  # training step, where the name contains it
+    half: Half | None = None  # where the same range has a second label
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A transfer or a collective of a process group."""
 
-    name: str  # of the collective, without punctuation: ``allgather``, ``send``
-    # group, description: name of the process group and what its maker calls it, "" where neither
-    # is recorded
+    name: str  # without punctuation: ``allgather``, ``send``
+    # group, description: name and description of the process group, "" where not recorded
     group: str
     description: str
-    seq: int | None  # its number in the group, where that is recorded
+    seq: int | None  # sequence number in the group, where recorded
     span: Span
-    on_device: bool  # it is a kernel
-    # correlation, external: what a kernel names its launch and its operator by, -1 where it does
-    # not
+    on_device: bool  # a kernel, else a range of the backend on the host
+    # correlation, external: ids of the launch and of the operator of a kernel, -1 where not
+    # recorded
     correlation: int = -1
     external: int = -1
-    size: int | None = None  # ranks of the group, where that is recorded
-    peer: int | None = None  # the rank at the other end of a transfer, where that is recorded
+    size: int | None = None  # ranks of the group, where recorded
+    peer: int | None = None  # other rank of a transfer, where recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A range on the host that a framework names itself, such as ``FSDP::pre_forward (0)``."""
+    """A range on the host that a framework names, such as ``FSDP::pre_forward (0)``."""
 
     name: str
     span: Span
@@ -178,7 +173,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """What the host called to start a collective or a transfer."""
+    """A call of the host that starts a collective or a transfer."""
 
     name: str  # as in `Work`
     group: str
@@ -186,13 +181,13 @@ class Issue:
     seq: int | None
     span: Span
     thread: int
-    external: int  # by which its kernel names it, -1 where it has none
+    external: int  # id by which its kernel refers to the call, -1 without one
     size: int | None = None
     peer: int | None = None  # as in `Work`
 
 
 class Activity(IntEnum):
-    """What a device did."""
+    """Kind of a device activity."""
 
     KERNEL = 0
     COPY = 1
@@ -200,7 +195,7 @@ class Activity(IntEnum):
 
 
 class Kernels:
-    """What the device did: ends in ns, what launched it, its work, its stream, and which kind."""
+    """Device activities: time in ns, ids of launch and operator, work, stream and kind."""
 
     START, DURATION, CORRELATION, EXTERNAL, WORK, STREAM, ACTIVITY = range(7)
     COLUMNS: Final = 7
@@ -220,13 +215,13 @@ class Kernels:
         stream: int = 0,
         activity: Activity = Activity.KERNEL,
     ) -> None:
-        """Add one; `work` is its index into `Scan.works` if it is of a process group, else -1."""
+        """Add an activity; `work` is its index into `Scan.works`, -1 without a process group."""
         duration = span.end - span.start
         self.table.add(span.start, duration, correlation, external, work, stream, activity)
 
 
 class Links:
-    """What started when on which thread, and the number by which kernels name it."""
+    """Launches or operators: start in ns, id by which kernels refer to them, thread."""
 
     START, NUMBER, THREAD = range(3)
 
@@ -237,12 +232,12 @@ class Links:
         return len(self.table)
 
     def add(self, start: int, number: int, thread: int = 0) -> None:
-        """Add one."""
+        """Add a launch or an operator."""
         self.table.add(start, number, thread)
 
 
 class Ranges:
-    """Ranges on the host of which nothing but time and thread matters."""
+    """Unnamed ranges on the host: time in ns and thread."""
 
     START, DURATION, THREAD = range(3)
 
@@ -253,13 +248,13 @@ class Ranges:
         return len(self.table)
 
     def add(self, span: Span, thread: int) -> None:
-        """Add one."""
+        """Add a range."""
         self.table.add(span.start, span.end - span.start, thread)
 
 
 @dataclass(slots=True)
 class Scan:
-    """What is kept of a recording; times count from `base_ns`."""
+    """Reduced recording of a rank; times count from `base_ns`."""
 
     base_ns: int = 0
     rank: int | None = None
@@ -267,62 +262,63 @@ class Scan:
     host: str | None = None
     gpu: str | None = None
     groups: list[Group] = field(default_factory=list)
-    # Groups of another rank of the job, whose sizes are those of this one's.
+    # Groups of another rank of the job, whose sizes are those of this rank's groups.
     others_groups: list[Group] = field(default_factory=list)
     labelled: list[Labelled] = field(default_factory=list)
+    # Start and number of each step of the profiler, and the end of the last one.
     steps: list[tuple[int, int]] = field(default_factory=list)
+    ends: int = 0
     optimizers: list[Span] = field(default_factory=list)
-    # What the rank does between steps, by operation type.
+    # Operation type and range of work between steps.
     between: list[tuple[str, Span]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
-    # issues: calls of process groups. marks: what frameworks name. Both only where nothing is
-    # labelled are they read.
+    # issues: calls of process groups. marks: ranges of frameworks. Both are only used where nothing
+    # is labelled.
     issues: list[Issue] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    # What autograd ran, node by node.
+    # Nodes of the backward graph that autograd ran.
     gradients: Ranges = field(default_factory=Ranges)
-    # Operators that no other operator called, and where the last of them ends on each thread.
+    # Operators outside of any other operator, and the end of the last one by thread.
     outer: Ranges = field(default_factory=Ranges)
     busy_until: dict[int, int] = field(default_factory=dict)
     threads: dict[object, int] = field(default_factory=dict)
-    ends: int = 0  # where the last of the profiler's own steps ends
     kernels: Kernels = field(default_factory=Kernels)
     launches: Links = field(default_factory=Links)
     operators: Links = field(default_factory=Links)
-    # Ranges that look like labels and are none that can be read.
-    strange: int = 0
-    # Actions that run a forward and a backward, which nothing tells apart.
-    not_apart: int = 0
-    copies: int = 0  # labelled ranges that were left out since they stand there twice
-    # What finds ranges of the job's own; those that are steps, with the number where that is said;
-    # and those that a profiler shows on the device's track only.
+    # Ranges with the prefix of a label that cannot be parsed.
+    unknown_labels: int = 0
+    # Actions of a forward and a backward on an unknown thread, which cannot be separated.
+    overlapped_actions: int = 0
+    copies: int = 0  # labelled ranges that were left out as copies
+    # Matcher of the job's labels; its steps: start, and number where it is captured; its ranges
+    # that the profiler shows on the device's track only.
     own: OwnRangesReader | None = None
     own_steps: list[tuple[int, int | None]] = field(default_factory=list)
     labelled_on_device: list[Labelled] = field(default_factory=list)
 
     @property
-    def holds_nothing(self) -> bool:
-        """Whether nothing ran: no operator, no kernel and no range but the profiler's steps."""
-        said = self.labelled or self.works or self.issues or self.marks or self.optimizers
-        return not said and not len(self.outer) and not len(self.kernels)
+    def is_empty(self) -> bool:
+        """Whether there is no operator, no kernel and no range but the profiler's steps."""
+        objects = self.labelled or self.works or self.issues or self.marks or self.optimizers
+        return not objects and not len(self.outer) and not len(self.kernels)
 
     def thread(self, name: object) -> int:
-        """Return the number of a thread or a stream that a recording names in whatever way."""
+        """Return the number of a thread or a stream from its name in the recording."""
         return self.threads.setdefault(name, len(self.threads))
 
-    def take_operator(self, span: Span, thread: int) -> None:
-        """Take an operator of a thread; they come in the order in which they started."""
+    def add_operator(self, span: Span, thread: int) -> None:
+        """Add an operator of a thread, in order of start, unless it lies in another one."""
         if span.start >= self.busy_until.get(thread, span.start):
             self.outer.add(span, thread)
             self.busy_until[thread] = span.end
 
-    def take_range(self, name: str, span: Span, thread: int | None = None) -> None:
-        """Take a range whose name begins like a label.
+    def add_range(self, name: str, span: Span, thread: int | None = None) -> None:
+        """Add a range whose name begins like a label.
 
         Parameters
         ----------
         thread : int or None
-            That it is of, where those of launches are known as well.
+            Thread of the range, where threads of launches are known as well.
         """
         step = parse_step(name)
         label, between = parse_label(name), parse_between(name)
@@ -334,56 +330,50 @@ class Scan:
         elif between is not None:
             self.between.append((between, span))
         elif halves := parse_overlapped(name):
-            self._take_halves(halves, span, thread)
+            if thread is None:
+                self.overlapped_actions += 1
+                return
+            self.labelled += [
+                Labelled(half, span, half=Half(thread, backward=half is halves[1]))
+                for half in halves
+            ]
         elif not NO_OPERATION.fullmatch(name):
-            self.strange += 1
+            self.unknown_labels += 1
 
-    def take_own(self, name: str, span: Span, *, on_device: bool = False) -> bool:
-        """Take a range of the job's own; return whether a pattern matches its name.
+    def add_own_range(self, name: str, span: Span, *, on_device: bool = False) -> bool:
+        """Add a range if a pattern of the job matches its name; return whether one does.
 
         Parameters
         ----------
         on_device : bool
-            The range is that of what it launched, on the device's track.
+            The range is on the device's track: it spans the launched kernels.
         """
-        found = None if self.own is None else self.own.find(name, span.event)
-        if found is None:
+        match = None if self.own is None else self.own.find(name, span.event)
+        if match is None:
             return False
-        label = found.label
+        label = match.label
         if on_device:
             if label is not None:
-                self.labelled_on_device.append(Labelled(label, span, found.step))
+                self.labelled_on_device.append(Labelled(label, span, match.step))
             return True
-        if label is None or found.step is not None:
-            self.own_steps.append((span.start, found.step))
+        if label is None or match.step is not None:
+            self.own_steps.append((span.start, match.step))
         if label is not None and label.op in BETWEEN_STEPS:
             self.between.append((label.op, span))
         elif label is not None:
-            self.labelled.append(Labelled(label, span, found.step))
+            self.labelled.append(Labelled(label, span, match.step))
         return True
 
-    def _take_halves(self, halves: tuple[Label, Label], span: Span, thread: int | None) -> None:
-        if thread is None:
-            self.not_apart += 1
-            return
-        self.labelled += [
-            Labelled(label, span, half=Half(thread, backward=label is halves[1]))
-            for label in halves
-        ]
-
-    def leave_out_copies(self) -> None:
-        """Leave out labelled ranges that stand in the recording twice, and count them.
-
-        They do where files were put together that hold the same events.
-        """
-        known: dict[object, Labelled] = {}
-        for one in self.labelled:
-            known.setdefault((one.label, one.step, one.span.start, one.span.end), one)
-        self.copies = len(self.labelled) - len(known)
-        self.labelled = list(known.values())
+    def drop_copies(self) -> None:
+        """Drop copies of labelled ranges, and count them: merged files may hold an event twice."""
+        unique: dict[object, Labelled] = {}
+        for item in self.labelled:
+            unique.setdefault((item.label, item.step, item.span.start, item.span.end), item)
+        self.copies = len(self.labelled) - len(unique)
+        self.labelled = list(unique.values())
 
     def check_counts(self, limits: Limits) -> None:
-        """Refuse a recording of which too much would be kept.
+        """Refuse a recording that takes too much memory.
 
         Raises
         ------
@@ -408,12 +398,12 @@ def plain_name(name: str) -> str:
 
 
 def collective_of(kernel: str) -> str | None:
-    """Return the collective that a kernel of a process group's backend runs, None for others.
+    """Return the collective of a kernel of NCCL, RCCL or XCCL, None for other kernels.
 
     Examples
     --------
     >>> collective_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'allreduce'
     """
-    found = _DEVICE_COLLECTIVE.match(kernel)
-    return None if found is None else plain_name(found[1])
+    named = _DEVICE_COLLECTIVE.match(kernel)
+    return None if named is None else plain_name(named[1])

@@ -1,9 +1,8 @@
-"""Which training step an event belongs to.
+"""Training steps of a recording, and the step of each event.
 
-Ranges of the job's own say it (`own.ranges`), else the profiler's own by number
-(``ProfilerStep#12``, which ``prof.step()`` makes).
-Without them a step ends with its optimizer; without that, a step begins where an action comes
-again. Such steps count from 0.
+Steps are ranges that labels of the job match (`OwnRanges`), else those of the profiler
+(``ProfilerStep#12``, from ``prof.step()``). Without either a step ends with its optimizer; without
+optimizers, a step begins where an action repeats. Such steps count from 0.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 class Steps:
     """Steps of a recording."""
 
-    begins: tuple[int, ...]  # where each begins, in ns, rising
-    numbers: tuple[int, ...]  # of each
-    of_label: tuple[int | None, ...]  # the step of each labelled range; None before the first one
+    begins: tuple[int, ...]  # ns, rising
+    numbers: tuple[int, ...]
+    of_label: tuple[int | None, ...]  # step of each labelled range; None before the first one
 
     def at(self, time: int) -> int | None:
         """Return the step at a time, None before the first one."""
@@ -36,7 +35,7 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
     Parameters
     ----------
     labelled : sequence of Labelled
-        Its labelled ranges by start; where there are none, calls of process groups are actions.
+        Labelled ranges by start; without any, calls of process groups count as actions.
     """
     if scan.own_steps:
         begins, numbers = _own_steps(scan.own_steps)
@@ -46,36 +45,37 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
     elif scan.optimizers:
         begins = _after_optimizers(scan, labelled)
         numbers = tuple(range(len(begins)))
-    elif any(one.label.own for one in labelled):
-        # Layers repeat within a step.
+    elif any(item.label.own for item in labelled):
+        # Labels of layers repeat within a step, so all is one step.
         begins, numbers = (labelled[0].span.start,), (0,)
     elif labelled:
         return _by_repetition(labelled)
     else:
         return Steps((), (), ())
     of_label = tuple(
-        _at(begins, numbers, one.span.start) if one.step is None else one.step for one in labelled
+        _at(begins, numbers, item.span.start) if item.step is None else item.step
+        for item in labelled
     )
     return Steps(tuple(begins), tuple(numbers), of_label)
 
 
 def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Labelled, ...]:
-    """Leave out forwards that came again, without a backward of theirs in between.
+    """Leave out forwards that were repeated before their backward.
 
-    So does a forward that ran out of memory and was tried again. What comes again after its
-    backward is of another round of a step.
+    A job repeats a forward that ran out of memory. A forward that is repeated after its backward
+    belongs to another round of the step.
 
     Parameters
     ----------
     labelled : sequence of Labelled
-        By start.
+        Labelled ranges by start.
     steps : Steps
-        Those of the same ranges.
+        Steps of the same ranges.
     """
     tried: dict[object, int] = {}
     left_out: set[int] = set()
-    for place, (one, step) in enumerate(zip(labelled, steps.of_label, strict=True)):
-        label = one.label
+    for place, (item, step) in enumerate(zip(labelled, steps.of_label, strict=True)):
+        label = item.label
         if label.mb == ABSENT or label.own or label.op not in {FORWARD_COMPUTE, BACKWARD_COMPUTE}:
             continue
         which = (label.stage, label.mc, label.mb, step)
@@ -85,17 +85,17 @@ def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Lab
         if which in tried:
             left_out.add(tried[which])
         tried[which] = place
-    return tuple(one for place, one in enumerate(labelled) if place not in left_out)
+    return tuple(item for place, item in enumerate(labelled) if place not in left_out)
 
 
 def _own_steps(
-    said: Sequence[tuple[int, int | None]],
+    ranges: Sequence[tuple[int, int | None]],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where steps begin that ranges of the job's own say, and their numbers.
+    """Return starts and numbers of steps from (start, number) of ranges that labels match.
 
-    Where no range says a number, they count from 0.
+    Without any number, steps count from 0.
     """
-    ordered = sorted(said, key=lambda one: one[0])
+    ordered = sorted(ranges, key=lambda step: step[0])
     if all(number is None for _, number in ordered):
         return tuple(start for start, _ in ordered), tuple(range(len(ordered)))
     begins: list[int] = []
@@ -113,8 +113,8 @@ def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
 
 
 def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ...]:
-    """Return where steps begin: at first, and after each optimizer that actions follow."""
-    starts = sorted(one.span.start for one in (labelled or scan.issues))
+    """Return the starts of steps: the first event, and the end of each optimizer before actions."""
+    starts = sorted(action.span.start for action in (labelled or scan.issues))
     if not starts:
         return ()
     ends = sorted(span.end for span in scan.optimizers)
@@ -128,22 +128,22 @@ def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ..
 
 
 def _by_repetition(labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of actions of which each comes once a step."""
+    """Return the steps of actions, each of which happens once a step."""
     seen: dict[object, int] = {}
     of_label: list[int | None] = []
     begins: list[int] = []
-    for one in labelled:
-        if one.label.kind is LabelKind.COLLECTIVE:
+    for item in labelled:
+        if item.label.kind is LabelKind.COLLECTIVE:
             of_label.append(None)
             continue
-        number = seen.get(one.label, 0)
-        seen[one.label] = number + 1
+        number = seen.get(item.label, 0)
+        seen[item.label] = number + 1
         if number == len(begins):
-            begins.append(one.span.start)
+            begins.append(item.span.start)
         of_label.append(number)
     numbers = tuple(range(len(begins)))
     of_label = [
-        _at(begins, numbers, one.span.start) if step is None else step
-        for one, step in zip(labelled, of_label, strict=True)
+        _at(begins, numbers, item.span.start) if step is None else step
+        for item, step in zip(labelled, of_label, strict=True)
     ]
     return Steps(tuple(begins), numbers, tuple(of_label))

@@ -1,8 +1,9 @@
 """Computing and waiting times of a rank in each part of a step, without labels.
 
-On a device computing is the union of its computing streams, assigned to the part in which the
-host launched it, because hosts run ahead. A gap that ends with a collective, with work launched
-behind it, is waiting for that collective; any other gap belongs to the host.
+On a device computing time is the union of its computing streams, assigned to the part in which the
+host launched it: hosts run ahead, so the time of a kernel does not show its step. A gap before
+launched work that ends with a collective is waiting for that collective; any other gap is a delay
+of the host.
 """
 
 from __future__ import annotations
@@ -26,59 +27,53 @@ from app.analysis.trace.recordings.profiler.collectives import (
     Roles,
 )
 from app.analysis.trace.recordings.profiler.host_program import IntArray, Part, Program
+from app.analysis.trace.recordings.profiler.launches import rows_of
 from app.analysis.trace.recordings.profiler.process_groups import DATA_COLLECTIVES
 from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Links, Scan
 
-# ---- What a rank computed in each part of a step, and what it waited for -----------------------
-# On a device that is the union of what its computing streams ran, for each part what its host
-# launched in it: when a kernel runs says nothing about its step, because hosts run ahead. A gap
-# that ends with a collective, and after which work was launched already, is waiting for that
-# collective; any other gap is the host's.
-
-
-# A stream computes when it is busy this share of what the busiest one is.
+# A computing stream is busy for at least this share of the time of the busiest one.
 _COMPUTES: Final = 0.05
-# What waited for a collective begins within this time after it, on the device or by the host. What
-# begins later was launched late, and the collective passed meanwhile.
+# A kernel that waited for a collective begins within this time after it. A later one was launched
+# late, and did not wait.
 _FOLLOWS_NS: Final = 300_000
-# A kernel that a stream held for a collective starts that soon after it.
+# A kernel that the stream held for a collective starts within this time after it.
 _STARTS_NS: Final = 50_000
-NOWHERE: Final = -1
+_UNKNOWN: Final = -1
 
 
 class Computed(NamedTuple):
-    """What was computed in a segment, ns."""
+    """Computing time of a segment, ns."""
 
     first: int
     last: int
-    late: int  # how long between them nothing was, and nothing was waited for
-    free: int  # when the device had done what comes before, and before what was copied first
+    late: int  # idle time in between without waiting
+    free: int  # end of the device's earlier work, before any copy of this segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """What a rank did."""
+    """Computing and waiting times of a rank, ns."""
 
     computed: dict[int, Computed]  # by segment
-    # (collectives,): when the rank came to need each, and when it had it; both are the end of one
-    # that nothing waited for
+    # needed, had: (collectives,): start and end of the wait for each; both the end of the
+    # collective where nothing waited
     needed: IntArray
     had: IntArray
-    segment: IntArray  # (collectives,): in which each was issued
-    # following, opens: (collectives,): the segment of what was computed next, and whether that is
-    # the first of its segment
+    segment: IntArray  # (collectives,): segment that issued each
+    # following, opens: (collectives,): segment of the next kernel, and whether that kernel is the
+    # first of its segment
     following: IntArray
     opens: NDArray[np.bool_]
-    # (collectives,): what comes next was launched before each was over, and waited for nothing else
+    # (collectives,): the next kernel was launched before the end, and waited for nothing else
     held: NDArray[np.bool_]
-    # starts, ends: of what was computed, merged, ns
+    # starts, ends: (kernels,): computing, merged
     starts: IntArray
     ends: IntArray
-    late: IntArray  # before each of these, how long nothing was computed and nothing waited for, ns
+    late: IntArray  # (kernels,): idle time before each without waiting
 
 
 class _Busy(NamedTuple):
-    """What computing streams ran, by start."""
+    """Kernels and copies of the computing streams, by start."""
 
     start: IntArray
     end: IntArray
@@ -88,32 +83,35 @@ class _Busy(NamedTuple):
 
 
 def device_timeline(
-    scan: Scan, program: Program, found: Sequence[Collective], exchanging: Collection[str] = ()
+    scan: Scan,
+    program: Program,
+    collectives: Sequence[Collective],
+    exchanging: Collection[str] = (),
 ) -> Timeline:
-    """Return what a device did.
+    """Return the timeline of a rank that computes on a device.
 
     Parameters
     ----------
-    found : sequence of Collective
-        By start.
+    collectives : sequence of Collective
+        Collectives by start.
     exchanging : collection of str
-        Groups whose collectives hold up what comes next, however late it is launched.
+        Groups for whose collectives the next kernel waits however late it is launched.
     """
     busy = _busy(scan, program)
-    issued = np.array([one.issued for one in found], np.int64)
+    issued = np.array([collective.issued for collective in collectives], np.int64)
     segment = program.at(issued)
     done = np.maximum.accumulate(busy.end) if len(busy.end) else busy.end
     before = np.concatenate([busy.start[:1], done[:-1]])
     gap = np.maximum(busy.start - before, 0)
     waited = np.zeros(len(busy.start), np.int64)
-    needed = np.array([one.end for one in found], np.int64)
+    needed = np.array([collective.end for collective in collectives], np.int64)
     had = needed.copy()
-    following = np.full(len(found), len(program.segments), np.int64)
-    opens = np.ones(len(found), np.bool_)
-    held = np.zeros(len(found), np.bool_)
+    following = np.full(len(collectives), len(program.segments), np.int64)
+    opens = np.ones(len(collectives), np.bool_)
+    held = np.zeros(len(collectives), np.bool_)
     firsts = _firsts(busy)
-    ends = np.array([one.end for one in found], np.int64)
-    transfers = _transfers([one for one in found if one.group not in exchanging])
+    ends = np.array([collective.end for collective in collectives], np.int64)
+    transfers = _least_durations([c for c in collectives if c.group not in exchanging])
     gaps = np.searchsorted(busy.start, ends)
     in_order = np.lexsort((ends, gaps)).tolist()
     for place, alike in groupby(in_order, key=gaps.__getitem__):
@@ -124,63 +122,52 @@ def device_timeline(
             following[numbers] = busy.segment[at]
             opens[numbers] = firsts[int(busy.segment[at])] == at
             free = int(before[at])
-            # What comes next waits for the last of them.
+            # The next kernel waits for the last of them.
             last_end = int(ends[numbers[-1]])
             if int(busy.start[at]) > last_end + _FOLLOWS_NS:
                 begins = firsts[int(busy.segment[at])] == at
-                # A part of a step has nothing to do before what it begins with.
-                numbers = numbers[:1] if begins else _exchanged(numbers, found, exchanging)
+                # A late first kernel of a segment waited from the first collective on; any other
+                # only for collectives that it needs.
+                needing = [n for n in numbers if collectives[n].group in exchanging]
+                numbers = numbers[:1] if begins else needing
             if int(busy.launched[at]) <= last_end:
                 held[numbers] = int(busy.start[at]) <= ends[numbers] + _STARTS_NS
-        # The last one was waited for since the rank came to it, those before it until then.
+        # The wait for the last one starts at its arrival, those for earlier ones end there.
         until = max((int(ends[number]) for number in numbers), default=0)
         for number in reversed(numbers):
-            begin, end = max(free, found[number].start), min(until, int(ends[number]))
+            begin, end = max(free, collectives[number].start), min(until, int(ends[number]))
             if int(issued[number]) > free and not opens[number]:
-                # It was launched when the stream had nothing to do: the transfer is the host's
-                # delay, and the time beyond it is that of other ranks.
-                begin += transfers.get((found[number].group, found[number].name), 0)
+                # It was launched while the stream was idle: the transfer is a delay of the host,
+                # and the time beyond it is that of other ranks.
+                begin += transfers.get((collectives[number].group, collectives[number].name), 0)
             if begin < end:
                 needed[number] = int(ends[number]) - (end - begin)
                 if not last:
                     waited[at] += end - begin
-            until = min(until, found[number].start)
+            until = min(until, collectives[number].start)
     late = gap - np.minimum(waited, gap)
     opened = {number: at for number, at in firsts.items() if waited[at]}
-    computed = _by_segment(busy, _free(busy, before), late, opened)
+    # Nothing was queued before a first kernel that ran as soon as it was launched.
+    free_from = before.copy()
+    free_from[:1][busy.start[:1] <= busy.launched[:1] + _FOLLOWS_NS] = np.iinfo(np.int64).min
+    computed = _by_segment(busy, free_from, late, opened)
     return Timeline(computed, needed, had, segment, following, opens, held, busy.start, done, late)
 
 
-def _exchanged(
-    numbers: Sequence[int], found: Sequence[Collective], exchanging: Collection[str]
-) -> list[int]:
-    """Return which collectives hold up what comes next although that was launched later."""
-    return [number for number in numbers if found[number].group in exchanging]
-
-
-def _free(busy: _Busy, before: IntArray) -> IntArray:
-    """Return when what was computed before each kernel was done, long ago if nothing was queued."""
-    free = before.copy()
-    free[:1][busy.start[:1] <= busy.launched[:1] + _FOLLOWS_NS] = np.iinfo(np.int64).min
-    return free
-
-
-def _transfers(found: Sequence[Collective]) -> dict[tuple[str, str], int]:
-    """Return what collectives of a kind take at least, by group and name, ns.
-
-    That is when the rank comes last.
-    """
+def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str], int]:
+    """Return the shortest duration of collectives by group and name, ns: that of the last rank."""
     least: dict[tuple[str, str], int] = {}
-    for one in found:
-        key = (one.group, one.name)
-        least[key] = min(least.get(key, one.end - one.start), one.end - one.start)
+    for collective in collectives:
+        key = (collective.group, collective.name)
+        duration = collective.end - collective.start
+        least[key] = min(least.get(key, duration), duration)
     return least
 
 
 def _firsts(busy: _Busy) -> dict[int, int]:
-    """Return where each segment begins to compute.
+    """Return the index of the first kernel of each segment, or of its first copy without kernels.
 
-    A batch that is copied to the device is there before what a forward waits for.
+    A batch is copied to the device before the forward waits for anything.
     """
     numbers, places = np.unique(busy.segment, return_index=True)
     firsts = dict(zip(numbers.tolist(), places.tolist(), strict=True))
@@ -192,24 +179,24 @@ def _firsts(busy: _Busy) -> dict[int, int]:
 def _by_segment(
     busy: _Busy, free: IntArray, late: IntArray, opened: Mapping[int, int]
 ) -> dict[int, Computed]:
-    """Return what was computed in each segment, from its first kernel on.
+    """Return the computing time of each segment, from its first kernel on.
 
     Parameters
     ----------
     free : int64 array, shape (kernels,)
-        When what was computed before each was done, ns.
+        End of the work before each kernel, ns.
     opened : mapping of int to int
-        The first kernel of segments that waited for a collective before it, whatever was copied.
+        First kernel of segments that begin with waiting for a collective, regardless of copies.
     """
     computed: dict[int, Computed] = {}
     order = np.argsort(busy.segment, kind="stable")
     numbers, places = np.unique(busy.segment[order], return_index=True)
     bounds = [*places.tolist(), len(order)]
     for place, number in enumerate(numbers.tolist()):
-        if number == NOWHERE:
+        if number == _UNKNOWN:
             continue
         mine = order[bounds[place] : bounds[place + 1]]
-        # Before its first kernel a segment has not begun.
+        # Idle time before the first kernel is not of the segment.
         first = opened.get(number, int(mine[0]))
         inside = int(late[mine[mine > first]].sum())
         computed[number] = Computed(
@@ -219,6 +206,7 @@ def _by_segment(
 
 
 def _busy(scan: Scan, program: Program) -> _Busy:
+    """Return the activities of the computing streams of a scan."""
     table = scan.kernels.table
     length = np.zeros(len(scan.threads) + 1, np.int64)
     for duration, work, stream, activity in table.read(
@@ -254,8 +242,8 @@ def _busy(scan: Scan, program: Program) -> _Busy:
         copies[order],
     )
     del order
-    # What is not known to have been launched was launched with what runs before it.
-    known = launched != NOWHERE
+    # A kernel without a recorded launch gets that of the kernel before it.
+    known = launched != _UNKNOWN
     latest = np.maximum.accumulate(np.where(known, np.arange(len(launched)), 0))
     launched = launched[latest]
     launched[: int(known.argmax()) if known.any() else len(known)] = np.iinfo(np.int64).min
@@ -263,108 +251,102 @@ def _busy(scan: Scan, program: Program) -> _Busy:
 
 
 def _drained(parts: list[NDArray[np.int64]]) -> IntArray:
-    """Return parts of a column as one, and forget them."""
+    """Return the concatenation of some parts, and free them."""
     whole = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     parts.clear()
     return whole
 
 
 def _launched(scan: Scan, correlation: IntArray, external: IntArray) -> IntArray:
-    """Return when the host launched each kernel, `NOWHERE` where that is not recorded."""
-    launched = np.full(len(correlation), NOWHERE, np.int64)
+    """Return the time of each kernel's launch on the host, ns; `_UNKNOWN` where not recorded."""
+    launched = np.full(len(correlation), _UNKNOWN, np.int64)
     for links, wanted in ((scan.launches, correlation), (scan.operators, external)):
         if not len(links):
             continue
-        missing = np.flatnonzero((launched == NOWHERE) & (wanted >= 0))
+        missing = np.flatnonzero((launched == _UNKNOWN) & (wanted >= 0))
         if not len(missing):
             continue
-        number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
-        order = np.argsort(number, kind="stable")
-        number = number[order]
-        place = np.minimum(np.searchsorted(number, wanted[missing]), len(number) - 1)
-        fits = number[place] == wanted[missing]
-        place = order[place[fits]]
-        del order, number
+        rows = rows_of(links, wanted[missing])
         start = np.concatenate([part for (part,) in links.table.read(Links.START)])
-        launched[missing[fits]] = start[place]
+        launched[missing[rows >= 0]] = start[rows[rows >= 0]]
     return launched
 
 
-def host_timeline(program: Program, found: Sequence[Collective]) -> Timeline:
-    """Return what a rank did that computes on its processors.
+def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeline:
+    """Return the timeline of a rank that computes on CPUs.
 
-    Its own thread computes unless a collective holds it up: no operator is called before that has
-    ended.
+    The main thread computes, or waits for a collective if it calls no operator before its end.
     """
     called, own = program.called, program.own
-    issued = np.array([one.issued for one in found], np.int64)
+    issued = np.array([c.issued for c in collectives], np.int64)
     segment = program.at(issued)
-    end = np.array([one.end for one in found], np.int64)
-    returned = np.array([one.returned for one in found], np.int64)
+    end = np.array([c.end for c in collectives], np.int64)
+    returned = np.array([c.returned for c in collectives], np.int64)
     needed = end.copy()
     following = np.searchsorted(called, returned, side="right")
-    for number in range(len(found)):
+    for number in range(len(collectives)):
         at = int(following[number])
         if at == len(called) or int(called[at]) >= int(end[number]):
             needed[number] = int(issued[number])
     computed: dict[int, Computed] = {}
-    for number, one in enumerate(program.segments):
+    for number, current in enumerate(program.segments):
         until = (
             int(program.begins[number + 1])
             if number + 1 < len(program.segments)
             else int(called[-1])
             if len(called)
-            else one.begin
+            else current.begin
         )
-        match one.part:
+        match current.part:
             case Part.BACKWARD:
                 last = int(program.backward_ends[number])
-                computed[number] = Computed(one.begin, max(last, one.begin), 0, one.begin)
+                computed[number] = Computed(
+                    current.begin, max(last, current.begin), 0, current.begin
+                )
             case Part.FORWARD:
-                at = int(np.searchsorted(own, one.begin))
+                at = int(np.searchsorted(own, current.begin))
                 if at < len(own) and own[at] < until:
                     computed[number] = Computed(int(own[at]), until, 0, int(own[at]))
             case Part.OPTIMIZER:
                 updates = [
-                    span for span in program.optimizers if one.begin <= span.start < max(until, 1)
+                    span
+                    for span in program.optimizers
+                    if current.begin <= span.start < max(until, 1)
                 ]
                 if updates:
                     begin = updates[0].start
                     computed[number] = Computed(begin, updates[-1].end, 0, begin)
             case Part.AFTER:
                 pass
-    opens = np.zeros(len(found), np.bool_)
+    opens = np.zeros(len(collectives), np.bool_)
     none = called[:0]
     return Timeline(computed, needed, end, segment, segment, opens, opens, none, none, none)
 
 
-# ---- What computations wait for their peers, told from the collectives that they issue ---------
-
-
-# A broadcast of buffers, as a forward of DDP begins with, also gives parameters.
+# The broadcast of buffers at the start of DDP's forward counts as a gather of parameters.
 OF_DATA: Final = {**DATA_COLLECTIVES, BROADCAST: PARAMS_ALL_GATHER}
 
 
 class Waits(NamedTuple):
-    """What a computation waits for its peers, ns."""
+    """Waiting of a computation for its peers, ns."""
 
     before: int = 0
     inside: int = 0
     after: int = 0
-    end: int = 0  # when the last that it waits for afterwards is there
+    end: int = 0  # end of the last wait afterwards
 
 
 NO_WAITS: Final = Waits()
 
 
 class Issued:
-    """The collectives of a rank by the segments that issued them."""
+    """Collectives of a rank by the segment that issued them."""
 
     def __init__(
-        self, program: Program, found: Sequence[Collective], time: Timeline, roles: Roles
+        self, program: Program, collectives: Sequence[Collective], time: Timeline, roles: Roles
     ) -> None:
         self._segments = program.segments
-        self._found = found
+        self._collectives = collectives
         self._time = time
         self._roles = roles
         self._by_segment: dict[int, list[int]] = {}
@@ -373,26 +355,26 @@ class Issued:
                 self._by_segment.setdefault(segment, []).append(number)
 
     def of_data(self, number: int) -> list[int]:
-        """Return the collectives of data-parallel ranks that a segment issued."""
-        roles, found = self._roles, self._found
+        """Return the indices of data-parallel collectives that a segment issued."""
+        roles, collectives = self._roles, self._collectives
         return [
-            one
-            for one in self._by_segment.get(number, ())
-            if roles.is_data(found[one]) and found[one].name in OF_DATA
+            item
+            for item in self._by_segment.get(number, ())
+            if roles.is_data(collectives[item]) and collectives[item].name in OF_DATA
         ]
 
     def _experts(self, number: int) -> list[int]:
-        """Return the collectives by which ranks of experts exchange tokens within a segment."""
-        roles, found = self._roles, self._found
+        """Return the indices of token exchanges of expert-parallel ranks that a segment issued."""
+        roles, collectives = self._roles, self._collectives
         return [
-            one
-            for one in self._by_segment.get(number, ())
-            if found[one].group in roles.experts and found[one].name == ALL_TO_ALL
+            item
+            for item in self._by_segment.get(number, ())
+            if collectives[item].group in roles.experts and collectives[item].name == ALL_TO_ALL
         ]
 
     def waits(self) -> dict[int, Waits]:
-        """Return what computations wait for their peers, by segment."""
-        time, found = self._time, self._found
+        """Return the waiting of forwards and backwards for their peers, by segment."""
+        time, collectives = self._time, self._collectives
         waits: dict[int, Waits] = {}
         for number, segment in enumerate(self._segments):
             if segment.part not in {Part.FORWARD, Part.BACKWARD} or number not in time.computed:
@@ -401,37 +383,38 @@ class Issued:
             mine = self.of_data(number)
             experts = self._experts(number)
             if segment.part is Part.BACKWARD and not any(
-                found[one].name in {REDUCE_SCATTER, ALL_GATHER} for one in mine
+                collectives[item].name in {REDUCE_SCATTER, ALL_GATHER} for item in mine
             ):
-                # Buckets are reduced meanwhile; after its last kernel a backward waits for all.
-                end = max((int(time.had[one]) for one in mine), default=last)
-                # What a hook does with a bucket that is there waits for it within the backward.
+                # Buckets are reduced during the backward, which waits for all after its last
+                # kernel.
+                end = max((int(time.had[item]) for item in mine), default=last)
+                # A hook that uses a reduced bucket waits for it within the backward.
                 inside = sum(
-                    int(time.had[one] - time.needed[one])
-                    for one in mine
-                    if time.held[one] and int(time.following[one]) == number
+                    int(time.had[item] - time.needed[item])
+                    for item in mine
+                    if time.held[item] and int(time.following[item]) == number
                 ) + sum(
-                    int(time.had[one] - time.needed[one])
-                    for one in experts
-                    if int(time.following[one]) == number and not time.opens[one]
+                    int(time.had[item] - time.needed[item])
+                    for item in experts
+                    if int(time.following[item]) == number and not time.opens[item]
                 )
-                # What tokens are waited for before it, those of the forward's last exchange, too.
+                # Tokens before it may be those of the forward's last exchange.
                 before = waits.get(number, NO_WAITS).before + sum(
-                    int(time.had[one] - time.needed[one])
-                    for one in experts
-                    if int(time.following[one]) == number and time.opens[one]
+                    int(time.had[item] - time.needed[item])
+                    for item in experts
+                    if int(time.following[item]) == number and time.opens[item]
                 )
                 waits[number] = Waits(before, inside, max(end - last, 0), end)
                 continue
-            for one in (*mine, *experts):
-                takes = int(time.had[one] - time.needed[one])
-                follows = int(time.following[one])
-                reduces = found[one].name in {REDUCE_SCATTER, ALL_REDUCE}
-                if follows != number and reduces and time.opens[one]:
+            for item in (*mine, *experts):
+                takes = int(time.had[item] - time.needed[item])
+                follows = int(time.following[item])
+                reduces = collectives[item].name in {REDUCE_SCATTER, ALL_REDUCE}
+                if follows != number and reduces and time.opens[item]:
                     known = waits.get(number, NO_WAITS)
-                    end = max(known.end, int(time.had[one]))
+                    end = max(known.end, int(time.had[item]))
                     waits[number] = known._replace(after=known.after + takes, end=end)
-                elif time.opens[one]:
+                elif time.opens[item]:
                     known = waits.get(follows, NO_WAITS)
                     waits[follows] = known._replace(before=known.before + takes)
                 else:
@@ -440,14 +423,19 @@ class Issued:
         return waits
 
 
-def left_out_before(time: Timeline, found: Sequence[Collective], roles: Roles) -> IntArray:
-    """Return what of the time before each kernel is no part of a computation, ns, summed up.
+def idle_before(time: Timeline, collectives: Sequence[Collective], roles: Roles) -> IntArray:
+    """Return the cumulated idle time before each kernel, ns, shape (kernels,).
 
-    Shape (kernels,): launch delays, and waits for data-parallel ranks.
+    Idle time is launch delays and waits for data- and expert-parallel ranks.
     """
     each = time.late.copy()
-    data = [n for n, one in enumerate(found) if roles.is_data(one) or one.group in roles.experts]
-    places = np.searchsorted(time.starts, np.array([found[n].end for n in data], np.int64))
+    data = [
+        number
+        for number, collective in enumerate(collectives)
+        if roles.is_data(collective) or collective.group in roles.experts
+    ]
+    ends = np.array([collectives[number].end for number in data], np.int64)
+    places = np.searchsorted(time.starts, ends)
     there = places < len(each)
     takes = (time.had - time.needed)[data]
     np.add.at(each, places[there], takes[there])

@@ -1,7 +1,7 @@
 """Operations of a data-parallel rank without pipeline and labels.
 
-Operations have the shapes that hooks record (`paceline_client.torch`): forwards and backwards
-with the collectives inside them, the wait for gradients after a backward, and the optimizer.
+Operations are those that hooks of `paceline_client.torch` record: forwards and backwards with the
+collectives inside them, the wait for gradients after a backward, and the optimizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from app.analysis.trace.model import (
 from app.analysis.trace.recordings.profiler.collectives import (
     Collective,
     Roles,
-    adopt_kernels,
+    assign_kernels,
     collectives_of,
     place,
     roles_of,
@@ -51,17 +51,17 @@ from app.analysis.trace.recordings.profiler.timeline import (
     Timeline,
     device_timeline,
     host_timeline,
-    left_out_before,
+    idle_before,
 )
 from app.analysis.trace.recordings.recording import Rows
 
-# What an evaluation computes is at least this share of a step's forwards.
+# An evaluation computes for at least this share of a median forward.
 _EVALUATES: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Unlabelled:
-    """What a recording without labels holds, as far as it is known before its rank is placed."""
+    """A recording without labels: parts of its steps, collectives and times."""
 
     program: Program
     collectives: tuple[Collective, ...]
@@ -72,57 +72,62 @@ class Unlabelled:
     @property
     def complete(self) -> bool:
         """Return whether any step has a backward."""
-        return any(one.part is Part.BACKWARD for one in self.program.segments)
+        return any(segment.part is Part.BACKWARD for segment in self.program.segments)
 
     @property
     def on_host(self) -> bool:
-        """Return whether processors compute."""
+        """Return whether CPUs compute."""
         return not self.on_device
 
     @property
     def largest_group(self) -> int | None:
-        """Return how many ranks the largest process group has, None where that is not recorded."""
-        return max((one.size for one in self.collectives if one.size), default=None)
+        """Return the number of ranks of the largest process group, None where not recorded."""
+        return _largest_group(self.collectives)
+
+
+def _largest_group(collectives: Sequence[Collective]) -> int | None:
+    return max((collective.size for collective in collectives if collective.size), default=None)
 
 
 def read_unlabelled(scan: Scan) -> Unlabelled:
-    """Tell the parts of steps, and what they wait for, from what a scan kept."""
+    """Return parts of steps, collectives and times of a scan without labels."""
     program = read_program(scan)
-    adopt_kernels(scan)
-    found = collectives_of(scan)
+    assign_kernels(scan)
+    collectives = collectives_of(scan)
     on_device = len(scan.kernels) > 0
-    segments = program.at(np.array([one.issued for one in found], np.int64))
+    issued = np.array([collective.issued for collective in collectives], np.int64)
     parts = [
-        (one, program.segments[segment].part)
-        for one, segment in zip(found, segments.tolist(), strict=True)
+        (collective, program.segments[segment].part)
+        for collective, segment in zip(collectives, program.at(issued).tolist(), strict=True)
         if segment >= 0
     ]
-    world = scan.world or max((one.size for one in found if one.size), default=None)
-    roles = roles_of(parts, world)
+    roles = roles_of(parts, scan.world or _largest_group(collectives))
     timeline = (
-        device_timeline(scan, program, found, roles.exchanging)
+        device_timeline(scan, program, collectives, roles.exchanging)
         if on_device
-        else host_timeline(program, found)
+        else host_timeline(program, collectives)
     )
-    return Unlabelled(program, tuple(found), timeline, roles, on_device)
+    return Unlabelled(program, tuple(collectives), timeline, roles, on_device)
 
 
 def place_of(
     known: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
-    """Return where the rank of a scan stands; raises what `groups.place` does."""
-    sizes = {one.group: one.size for one in known.collectives if one.size}
+    """Return the place of a scan's rank; see `collectives.place` for errors."""
+    sizes = {
+        collective.group: collective.size for collective in known.collectives if collective.size
+    }
     return place(rank, world, scan.groups, known.roles, sizes, meta)
 
 
 def add_operations(
     known: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
 ) -> tuple[Rows, Counter[tuple[str, str | None]]]:
-    """Return the operations of a rank, and what is left out."""
+    """Return the operations of a rank, and the numbers of unmapped items with their remedies."""
     rows = Rows(limits)
     lost: Counter[tuple[str, str | None]] = Counter()
-    writer = _Writer(known, cell.sizes.dp, lost)
-    for op, span, step, mb in writer.operations():
+    decoder = _RankDecoder(known, cell.sizes.dp, lost)
+    for op, span, step, mb in decoder.operations():
         rows.add(
             op,
             scan.base_ns + span.start,
@@ -140,8 +145,8 @@ def add_operations(
 _Operation = tuple[str, Span, int, int]
 
 
-class _Writer:
-    """Makes the operations of one rank."""
+class _RankDecoder:
+    """Decoder of one rank."""
 
     def __init__(self, known: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]) -> None:
         self._known = known
@@ -152,13 +157,14 @@ class _Writer:
         issued = Issued(known.program, known.collectives, known.timeline, known.roles)
         self._data = issued.of_data
         self._waits = issued.waits()
-        # How much earlier an optimizer is drawn, ns, by the segment of the forward after it.
+        # Time by which an optimizer and the forward after it are moved ahead, ns, by the segment of
+        # that forward.
         self._earlier: dict[int, int] = {}
-        # Where computations are drawn, by segment.
+        # Start of each computation after moving, ns, by segment.
         self._drawn: dict[int, int] = {}
 
     def operations(self) -> Iterator[_Operation]:
-        """Yield every operation: its type, its times, its step and its microbatch."""
+        """Yield each operation as type, times, step and microbatch."""
         regular = self._regular()
         kept = 0
         for number, segment in enumerate(self._segments):
@@ -180,23 +186,23 @@ class _Writer:
     def _computation(
         self, number: int, segment: Segment, done: Computed, kept: int
     ) -> tuple[list[_Operation], int]:
-        """Return a computation, and what it waits for its peers.
+        """Return a computation, and its waiting for peers.
 
-        A forward waits for its first parameters. All that computations wait for inside stands
-        together behind the backward, where all ranks have the last gradients at one moment: they
-        wait for one another in every layer, but end no layer together. So does what the ranks of a
-        group wait that not all are in, as one that shards within a replica.
+        A forward waits for its first parameters. All waiting inside computations is placed behind
+        the backward, where all ranks have the last gradients at the same time: ranks wait for each
+        other in every layer, but end no layer together. Waiting for a group of some ranks, such as
+        shards within a replica, is placed there as well.
 
         Parameters
         ----------
         kept : int
-            What the step waited before, ns, without a collective of all ranks since.
+            Waiting of the step so far that is not placed yet, ns.
 
         Returns
         -------
         operations : list
         kept : int
-            The same after it.
+            Waiting that is not placed after this computation, ns.
         """
         waits = self._waits.get(number, NO_WAITS)
         computing = max(done.last - done.first - done.late - waits.inside, 0)
@@ -212,7 +218,7 @@ class _Writer:
             else:
                 kept += waits.before
                 begin -= waits.before
-            # What a host launches late delays the backward that lies between.
+            # Idle time of late launches remains between forward and backward.
             operations.append(
                 (FORWARD_COMPUTE, Span(begin, begin + computing, 0), step, segment.mb)
             )
@@ -230,58 +236,57 @@ class _Writer:
         return operations, kept
 
     def _opening(self, number: int, mine: Sequence[int]) -> Span:
-        """Return when a forward waited for the parameters that it begins with."""
+        """Return the wait of a forward for its first parameters."""
         time = self._time
         waited = [
-            one
-            for one in mine
-            if time.opens[one]
-            and int(time.following[one]) == number
-            and time.needed[one] < time.had[one]
+            item
+            for item in mine
+            if time.opens[item]
+            and int(time.following[item]) == number
+            and time.needed[item] < time.had[item]
         ]
-        chosen = waited or mine[:1]
-        return self._together(chosen)
+        return self._together(waited or mine[:1])
 
     def _together(self, some: Sequence[int]) -> Span:
-        """Return what collectives were waited for together, when the last of them was there.
+        """Return the summed wait for some collectives, ending with the last of them.
 
-        What a host launches late between them is none of it.
+        Idle time of late launches between them is left out.
         """
         needed, had = self._time.needed[list(some)], self._time.had[list(some)]
         end = int(had.max())
         return Span(end - int((had - needed).sum()), end, 0)
 
     def _ending(self, number: int) -> list[int]:
-        """Return the data-parallel collectives of an optimizer, or of what follows it at once."""
+        """Return the data-parallel collectives of an optimizer and of the part right after it."""
         after = number + 1
         follows = after < len(self._segments) and self._segments[after].part is Part.AFTER
         shared = self._data(after) if follows else []
         return [*self._data(number), *shared]
 
     def _is_of_all(self, mine: Sequence[int]) -> bool:
-        """Return whether some collectives together are of all data-parallel ranks."""
-        found = self._known.collectives
-        sizes = {found[one].group: found[one].size for one in mine}
+        """Return whether the groups of some collectives cover all data-parallel ranks."""
+        collectives = [self._known.collectives[number] for number in mine]
+        sizes = {collective.group: collective.size for collective in collectives}
         known = [size for size in sizes.values() if size is not None]
         return len(known) < len(sizes) or prod(known) >= self._dp
 
     def _end_of_step(
         self, number: int, segment: Segment, done: Computed | None, regular: frozenset[int]
     ) -> Iterator[_Operation]:
-        """Yield what gradients are reduced or clipped with after a backward, and the optimizer."""
-        found, time = self._known.collectives, self._time
-        mine = [one for one in self._ending(number) if number in regular]
-        reduced = [one for one in mine if OF_DATA[found[one].name] == GRADS_REDUCE_SCATTER]
-        gathered = [one for one in mine if one not in set(reduced)]
+        """Yield collectives of gradients after a backward, the optimizer, and its gathers."""
+        collectives, time = self._known.collectives, self._time
+        mine = self._ending(number) if number in regular else []
+        reduced = [n for n in mine if OF_DATA[collectives[n].name] == GRADS_REDUCE_SCATTER]
+        gathered = [n for n in mine if n not in set(reduced)]
         first = None if done is None else done.first
         if reduced:
-            begin = min(int(time.needed[one]) for one in reduced)
-            end = max(int(time.had[one]) for one in reduced)
+            begin = min(int(time.needed[n]) for n in reduced)
+            end = max(int(time.had[n]) for n in reduced)
             yield GRADS_REDUCE_SCATTER, Span(begin, end, 0), segment.step, ABSENT
             if done is not None and first is not None:
                 first = self._opens_after(end, first, done)
         elif done is not None and first is not None:
-            # Buckets that are copied when they are there still belong to the wait for all of them.
+            # Copies of reduced buckets belong to the wait for all buckets.
             waits = self._waits.get(number - 1, NO_WAITS)
             first = self._opens_after(waits.end, first, done)
         if done is not None and first is not None:
@@ -293,7 +298,7 @@ class _Writer:
             yield PARAMS_ALL_GATHER, self._together(gathered), segment.step, ABSENT
 
     def _late(self, first: int, done: Computed) -> int:
-        """Return how long nothing was computed since a kernel, as nothing was launched, ns."""
+        """Return the idle time of late launches from time `first` to the end of a segment, ns."""
         time = self._time
         if not len(time.late):
             return done.late
@@ -301,10 +306,10 @@ class _Writer:
         return int(time.late[begin:end].sum())
 
     def _launched_late(self, number: int, begin: int) -> int:
-        """Return how late an optimizer was launched, ns, where the next forward meets no peer.
+        """Return the idle time before an optimizer if the next forward has no collective, ns.
 
-        That forward is drawn as much earlier: all that a host launches late in a step stands
-        before a backward.
+        That forward is moved ahead by the same time: all idle time of late launches in a step is
+        placed before a backward.
         """
         ready = self._waits.get(number - 1, NO_WAITS).end
         following = next(
@@ -321,15 +326,15 @@ class _Writer:
         return begin - ready
 
     def _opens_after(self, end: int, first: int, done: Computed) -> int:
-        """Return when the first kernel after a wait began, in what was computed since `first`."""
+        """Return the start of the first kernel after a wait, or `first` if the wait is outside."""
         if not first < end < done.last:
             return first
         after = int(np.searchsorted(self._time.starts, end))
         return int(self._time.starts[after]) if after < len(self._time.starts) else end
 
     def _regular(self) -> frozenset[int]:
-        """Return the ends of steps that have as many collectives as those of most steps."""
-        ends = [n for n, one in enumerate(self._segments) if one.part is Part.OPTIMIZER]
+        """Return the optimizers with as many collectives as in most steps."""
+        ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
         shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
         alike = Counter(shape.values())
         of_round = Counter(mb for mb, _ in shape.values())
@@ -343,48 +348,47 @@ class _Writer:
             for other, computed in self._time.computed.items()
             if self._segments[other].part is Part.FORWARD
         ]
-        # Its batch may be late, too, after what was zeroed before.
+        # The batch may arrive late, after gradients were zeroed.
         begin = done.first + done.late
         if forwards and done.last - begin >= _EVALUATES * float(np.median(forwards)):
             yield EVALUATION, Span(begin, done.last, 0), segment.step, ABSENT
 
     def _others(self) -> Iterator[_Operation]:
-        """Yield collectives of tensor- and context-parallel ranks; count what is left out."""
+        """Yield collectives of tensor- and context-parallel ranks; count the others."""
         roles = self._known.roles
-        left_out = left_out_before(self._time, self._known.collectives, self._known.roles)
-        for number, one in enumerate(self._known.collectives):
-            if roles.is_data(one):
+        idle = idle_before(self._time, self._known.collectives, self._known.roles)
+        for number, collective in enumerate(self._known.collectives):
+            if roles.is_data(collective):
                 continue
             segment = int(self._time.segment[number])
-            role = roles.of_group.get(one.group)
-            op = None if role is None else OF_DIMENSION[role].get(one.name)
+            role = roles.of_group.get(collective.group)
+            op = None if role is None else OF_DIMENSION[role].get(collective.name)
             if segment < 0:
                 self._lost["operations before the first step of the profiler", None] += 1
             elif op is None:
-                what = (
-                    f"{one.name[:40]} of the process group {one.description[:80] or one.group[:80]}"
-                )
+                group = collective.description[:80] or collective.group[:80]
+                what = f"{collective.name[:40]} of the process group {group}"
                 self._lost[what, None] += 1
             else:
-                moved = self._moved(segment, one.end, left_out)
-                span = Span(one.start + moved, one.end + moved, 0)
+                moved = self._moved(segment, collective.end, idle)
+                span = Span(collective.start + moved, collective.end + moved, 0)
                 yield op, span, self._segments[segment].step, ABSENT
 
-    def _moved(self, segment: int, end: int, left_out: IntArray) -> int:
-        """Return how far a collective within a computation is drawn from where it was, ns."""
+    def _moved(self, segment: int, end: int, idle: IntArray) -> int:
+        """Return the time by which a collective within a moved computation is moved, ns."""
         drawn = self._drawn.get(segment)
-        if drawn is None or not len(left_out):
+        if drawn is None or not len(idle):
             return 0
         first = self._time.computed[segment].first
         at = int(np.searchsorted(self._time.starts, end))
         opens = int(np.searchsorted(self._time.starts, first))
         if at <= opens:
             return drawn - first
-        at = min(at, len(left_out) - 1)
-        return drawn - first - int(left_out[at] - left_out[opens])
+        at = min(at, len(idle) - 1)
+        return drawn - first - int(idle[at] - idle[opens])
 
     def _loading(self) -> Iterator[_Operation]:
-        """Yield what a step's computing waited for its loader."""
+        """Yield the waits of computations for the data loader."""
         for span in self._known.program.loaders:
             segment = int(self._known.program.at(np.array([span.start]))[0])
             if segment < 0:

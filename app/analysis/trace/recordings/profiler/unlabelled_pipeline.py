@@ -2,9 +2,10 @@
 
 A schedule is implied where it has exactly the recorded order of computations and numbers of
 transfers: 1F1B and GPipe with one chunk a stage, interleaved 1F1B and looped breadth-first with
-several (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). Sends
-follow the computation of their output. A receive takes its place from the peer's order, else from
-its own.
+several (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). It gives
+each computation its microbatch and chunk. A send belongs to the computation of its output. A
+receive is matched to the peer's send at the same position of the peer's order; where peers are
+unknown, receives count in the order in which they were waited for, that of the computations.
 """
 
 from __future__ import annotations
@@ -34,16 +35,8 @@ from app.analysis.trace.recordings.profiler.pipeline_work import (
     blocks_of,
     computed_of,
 )
-from app.analysis.trace.recordings.profiler.scan import Mark, Scan, Span
+from app.analysis.trace.recordings.profiler.scan import Scan, Span
 from app.analysis.trace.recordings.profiler.steps import Steps
-
-# ---- Which schedule a rank's computations and transfers imply, and so which computation is which -
-# A recording without labels shows in which order a rank computed forward and backward, and how
-# often it sent and received. A schedule is implied where it has exactly that order and those
-# numbers: 1F1B and GPipe with one chunk a stage, interleaved 1F1B and looped breadth-first with
-# several. The orders are those of ``torch.distributed.pipelining.schedules``, which are
-# Megatron-Core's as well.
-
 
 _MAX_CHUNKS: Final = 16
 _MAX_LETTERS: Final = 40
@@ -59,15 +52,15 @@ class Computation:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a recording shows of one step of a rank.
+class StepOrder:
+    """Order of computations and numbers of transfers in one recorded step of a rank.
 
     Parameters
     ----------
     backwards : tuple of bool
         For each computation in order, whether it is a backward.
     sends, receives : int
-        How many there are.
+        Numbers of transfers.
     """
 
     backwards: tuple[bool, ...]
@@ -82,7 +75,7 @@ class Schedule:
     Parameters
     ----------
     name : str
-        What people call it.
+        Common name of the schedule.
     stages : int
         Ranks of the pipeline.
     chunks : int
@@ -96,31 +89,28 @@ class Schedule:
 
     def order(self, stage: int) -> tuple[Computation, ...]:
         """Return the computations of a rank in order."""
-        return tuple(self._order(stage))
+        if self.name in {GPIPE, LOOPED}:
+            return tuple(self._all_forward_first())
+        return tuple(self._one_forward_one_backward(stage))
 
-    def receives(self, one: Computation, stage: int) -> bool:
+    def receives(self, computation: Computation, stage: int) -> bool:
         """Return whether the input of a computation comes from another rank."""
-        place = one.chunk * self.stages + stage
-        return place < self.stages * self.chunks - 1 if one.backward else place > 0
+        place = computation.chunk * self.stages + stage
+        return place < self.stages * self.chunks - 1 if computation.backward else place > 0
 
-    def sends(self, one: Computation, stage: int) -> bool:
+    def sends(self, computation: Computation, stage: int) -> bool:
         """Return whether the output of a computation goes to another rank."""
-        place = one.chunk * self.stages + stage
-        return place > 0 if one.backward else place < self.stages * self.chunks - 1
+        place = computation.chunk * self.stages + stage
+        return place > 0 if computation.backward else place < self.stages * self.chunks - 1
 
-    def fits(self, seen: Seen, stage: int) -> bool:
-        """Return whether it has this order of computations and these numbers of transfers."""
+    def fits(self, recorded: StepOrder, stage: int) -> bool:
+        """Return whether a stage has the recorded order of computations and transfer counts."""
         order = self.order(stage)
         return (
-            tuple(one.backward for one in order) == seen.backwards
-            and sum(self.sends(one, stage) for one in order) == seen.sends
-            and sum(self.receives(one, stage) for one in order) == seen.receives
+            tuple(computation.backward for computation in order) == recorded.backwards
+            and sum(self.sends(computation, stage) for computation in order) == recorded.sends
+            and sum(self.receives(computation, stage) for computation in order) == recorded.receives
         )
-
-    def _order(self, stage: int) -> Iterator[Computation]:
-        if self.name in {GPIPE, LOOPED}:
-            return self._all_forward_first()
-        return self._one_forward_one_backward(stage)
 
     def _all_forward_first(self) -> Iterator[Computation]:
         microbatches = range(self.microbatches)
@@ -141,8 +131,8 @@ class Schedule:
         backwards = self._in_rounds(total, a_round, backward=True)
         for _ in range(warmup):
             yield next(forwards)
-        for one in forwards:
-            yield one
+        for forward in forwards:
+            yield forward
             yield next(backwards)
         yield from backwards
 
@@ -162,30 +152,33 @@ INTERLEAVED: Final = "interleaved 1F1B"
 LOOPED: Final = "looped breadth-first"
 
 
-def implied_schedule(seen: Seen, stage: int, stages: int) -> Schedule | str:
-    """Return the schedule that has what is seen of a step, or why none has.
+def implied_schedule(recorded: StepOrder, stage: int, stages: int) -> Schedule | str:
+    """Return the schedule that a recorded step implies, or why none fits.
 
     Parameters
     ----------
     stage, stages : int
-        Place of the rank in its pipeline, and ranks of that.
+        Stage of the rank, and number of ranks of its pipeline.
 
     Examples
     --------
-    >>> found = implied_schedule(Seen((False, True, False, True), 2, 2), 1, 2)
-    >>> (found.name, found.microbatches)
+    >>> schedule = implied_schedule(StepOrder((False, True, False, True), 2, 2), 1, 2)
+    >>> (schedule.name, schedule.microbatches)
     ('1F1B', 2)
     """
-    forwards = seen.backwards.count(False)
-    backwards = len(seen.backwards) - forwards
+    forwards = recorded.backwards.count(False)
+    backwards = len(recorded.backwards) - forwards
     if not forwards or forwards != backwards:
         return f"a step of stage {stage} has {forwards} forwards and {backwards} backwards"
     for candidate in _candidates(forwards, stages):
-        if candidate.fits(seen, stage):
+        if candidate.fits(recorded, stage):
             return candidate
+    letters = "".join("FB"[backward] for backward in recorded.backwards)
+    if len(letters) > _MAX_LETTERS:
+        letters = f"{letters[:_MAX_LETTERS]}…"
     return (
-        f"no known schedule computes in the order {_letters(seen.backwards)} with {seen.sends} "
-        f"sends and {seen.receives} receives a step on stage {stage} of {stages}"
+        f"no known schedule computes in the order {letters} with {recorded.sends} sends and "
+        f"{recorded.receives} receives a step on stage {stage} of {stages}"
     )
 
 
@@ -204,31 +197,18 @@ def _candidates(forwards: int, stages: int) -> Iterator[Schedule]:
             yield Schedule(LOOPED, stages, chunks, microbatches)
 
 
-def _letters(backwards: Sequence[bool]) -> str:
-    text = "".join("FB"[backward] for backward in backwards)
-    return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}…"
-
-
-# ---- Operations of a pipeline's rank whose recording labels none -------------------------------
-# The order of its computations and transfers implies a schedule (`schedules`), which says of each
-# which microbatch and chunk it is. Sends follow the computations whose outputs they carry. A
-# receive is that of what its peer sends in the same place of its own order; where peers are not
-# known, receives count in the order in which they were waited for, which is that of the
-# computations.
-
-
-# A receive may seem to end after its computation begins: a thread tells that it is there.
+# A receive may seem to end after its computation begins: another thread notices its end.
 _LATE_NS: Final = 2_000_000
-# Beyond all times.
+# Later than any time.
 _EVER_NS: Final = 1 << 62
-# What `ScheduleGPipe` calls the ranges of its microbatches.
+# Ranges of microbatches in `ScheduleGPipe`.
 _MICROBATCH: Final = re.compile(r"(?:Forward|Backward) \d+")
 _BACKWARD: Final = "Backward"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that the schedule identifies."""
+    """An operation with its microbatch and chunk from the schedule."""
 
     op: str
     step: int
@@ -239,7 +219,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands in its pipeline: its stage, and the global ranks of all stages."""
+    """Stage of a rank, and the global ranks of all stages of its pipeline."""
 
     stage: int
     ranks: tuple[int, ...]
@@ -247,14 +227,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What is known of a rank's steps: the schedule and its operations, or why there are none.
+    """Schedule and operations of a rank's steps, or the reason why there are none.
 
     Parameters
     ----------
     reason : str
         Why steps were left out, "" where none was.
     unlike : int
-        How many were.
+        Number of steps left out.
     """
 
     schedule: Schedule | None
@@ -271,16 +251,20 @@ def read_pipeline(
     Parameters
     ----------
     transfers : sequence of Transfer
-        Those of the pipeline, in the order in which the host issued them.
+        Transfers of the pipeline, in the order in which the host issued them.
     steps : mapping
-        When the host was in each step.
+        Time of each step on the host.
     """
     apart = [span for _, span in scan.between] + list(scan.optimizers)
     apart += [mark.span for mark in scan.marks if mark.name.startswith("Optimizer.")]
     computed = computed_of(scan, apart)
     named = sorted(
-        ((mark.span, mark.name.startswith(_BACKWARD)) for mark in scan.marks if _named(mark)),
-        key=lambda one: one[0].start,
+        (
+            (mark.span, mark.name.startswith(_BACKWARD))
+            for mark in scan.marks
+            if _MICROBATCH.fullmatch(mark.name)
+        ),
+        key=lambda microbatch: microbatch[0].start,
     )
     cut = [
         _cut(number, span, computed, transfers, named, place)
@@ -289,34 +273,30 @@ def read_pipeline(
     cut = [step for step in cut if len(step.computed.host) or step.transfers]
     if not cut:
         return Pipeline(None, (), "none has a computation or a transfer", len(steps))
-    found = _implied(cut, place)
-    if isinstance(found, str):
-        return Pipeline(None, (), found, len(cut))
+    schedule = _most_frequent_schedule(cut, place)
+    if isinstance(schedule, str):
+        return Pipeline(None, (), schedule, len(cut))
     operations: list[Operation] = []
     reason, unlike = "", 0
     for step in cut:
-        told = _operations(step, found, place)
-        if isinstance(told, str):
-            reason, unlike = told, unlike + 1
+        of_step = _operations(step, schedule, place)
+        if isinstance(of_step, str):
+            reason, unlike = of_step, unlike + 1
         else:
-            operations += told
-    return Pipeline(found, tuple(operations), reason, unlike)
+            operations += of_step
+    return Pipeline(schedule, tuple(operations), reason, unlike)
 
 
-def _named(mark: Mark) -> bool:
-    return _MICROBATCH.fullmatch(mark.name) is not None
-
-
-def _implied(steps: Sequence[_Step], place: Place) -> Schedule | str:
+def _most_frequent_schedule(steps: Sequence[_Step], place: Place) -> Schedule | str:
     """Return the schedule that most steps imply, or why the most frequent order implies none."""
     reason = ""
     for share in LEAST_SHARES:
-        seen = Counter(step.seen(share) for step in steps)
-        for one, _ in seen.most_common():
-            found = implied_schedule(one, place.stage, len(place.ranks))
-            if isinstance(found, Schedule):
-                return found
-            reason = reason or found
+        orders = Counter(_order_of(step.blocks(share), step.transfers) for step in steps)
+        for order, _ in orders.most_common():
+            schedule = implied_schedule(order, place.stage, len(place.ranks))
+            if isinstance(schedule, Schedule):
+                return schedule
+            reason = reason or schedule
     return reason
 
 
@@ -325,24 +305,22 @@ class _Step:
     number: int
     computed: Computed
     transfers: tuple[Transfer, ...]
-    named: Sequence[tuple[Span, bool]]  # of its microbatches, and whether they are backwards
+    named: Sequence[tuple[Span, bool]]  # ranges of microbatches, and whether each is a backward
 
     def blocks(self, least_share: float) -> list[Block]:
-        between = sorted({one.issued for one in self.transfers})
+        """Return the computations of the step; see `blocks_of`."""
+        between = sorted({transfer.issued for transfer in self.transfers})
         if self.named:
             return blocks_named(self.computed, between, self.named)
         return blocks_of(self.computed, between, least_share)
 
-    def seen(self, least_share: float) -> Seen:
-        return _seen(self.blocks(least_share), self.transfers)
+
+def _order_of(blocks: Sequence[Block], transfers: Sequence[Transfer]) -> StepOrder:
+    sends = sum(transfer.sends for transfer in transfers)
+    return StepOrder(tuple(block.backward for block in blocks), sends, len(transfers) - sends)
 
 
-def _seen(blocks: Sequence[Block], transfers: Sequence[Transfer]) -> Seen:
-    sends = sum(one.sends for one in transfers)
-    return Seen(tuple(block.backward for block in blocks), sends, len(transfers) - sends)
-
-
-def _cut(  # noqa: PLR0913, PLR0917 - what a step is cut out of
+def _cut(  # noqa: PLR0913, PLR0917 - parts of all steps
     number: int,
     span: Span,
     computed: Computed,
@@ -350,97 +328,108 @@ def _cut(  # noqa: PLR0913, PLR0917 - what a step is cut out of
     named: Sequence[tuple[Span, bool]],
     place: Place,
 ) -> _Step:
-    mine = tuple(one for one in transfers if span.start <= one.issued < span.end)
-    first = next((one.issued for one in mine if not one.sends), span.end)
-    # All but the first stage compute nothing before they receive: they prepare a batch.
+    """Return the part of a rank's computations, transfers and ranges in one step."""
+    mine = tuple(transfer for transfer in transfers if span.start <= transfer.issued < span.end)
+    first = next((transfer.issued for transfer in mine if not transfer.sends), span.end)
+    # All but the first stage only prepare a batch before they receive.
     begin = max(span.start, first) if place.stage else span.start
-    inside = [one for one in named if span.start <= one[0].start < span.end]
-    return _Step(number, _inside(computed, Span(begin, span.end, -1)), mine, inside)
-
-
-def _inside(computed: Computed, span: Span) -> Computed:
-    inside = (computed.host >= span.start) & (computed.host < span.end)
-    return Computed(
+    inside = (computed.host >= begin) & (computed.host < span.end)
+    in_step = Computed(
         computed.host[inside],
         computed.start[inside],
         computed.end[inside],
         computed.backward[inside],
     )
+    ranges = [microbatch for microbatch in named if span.start <= microbatch[0].start < span.end]
+    return _Step(number, in_step, mine, ranges)
 
 
 def _operations(step: _Step, schedule: Schedule, place: Place) -> list[Operation] | str:
-    order = schedule.order(place.stage)
+    """Return the operations of a step, or why it does not fit the schedule."""
     blocks = next(
         (
             blocks
             for share in LEAST_SHARES
-            if schedule.fits(_seen(blocks := step.blocks(share), step.transfers), place.stage)
+            if schedule.fits(_order_of(blocks := step.blocks(share), step.transfers), place.stage)
         ),
         None,
     )
     if blocks is None:
         return f"some do not fit the schedule of the others, {schedule.name}"
-    computing = list(zip(order, blocks, strict=True))
+    block_of = dict(zip(schedule.order(place.stage), blocks, strict=True))
     receives = _receives(step, schedule, place)
     if isinstance(receives, str):
         return receives
-    told = [_computation(one, block, step.number) for one, block in computing]
-    sending = [(one, block) for one, block in computing if schedule.sends(one, place.stage)]
-    for (one, block), sent in zip(
-        sending, (transfer for transfer in step.transfers if transfer.sends), strict=True
-    ):
-        if sent.issued < block.host.start:
+    operations = [
+        Operation(
+            BACKWARD_COMPUTE if computation.backward else FORWARD_COMPUTE,
+            step.number,
+            block.span,
+            computation.mb,
+            computation.chunk,
+        )
+        for computation, block in block_of.items()
+    ]
+    sending = [
+        (computation, block)
+        for computation, block in block_of.items()
+        if schedule.sends(computation, place.stage)
+    ]
+    sent = (transfer for transfer in step.transfers if transfer.sends)
+    for (computation, block), transfer in zip(sending, sent, strict=True):
+        if transfer.issued < block.host.start:
             return "a send is issued before what it sends is computed"
-        op = BACKWARD_SEND if one.backward else FORWARD_SEND
-        told.append(Operation(op, step.number, sent.span, one.mb, one.chunk))
-    at = dict(computing)
-    for one, received in receives.items():
-        if at[one].span.end < received.span.end - _LATE_NS:
+        op = BACKWARD_SEND if computation.backward else FORWARD_SEND
+        operations.append(
+            Operation(op, step.number, transfer.span, computation.mb, computation.chunk)
+        )
+    for computation, transfer in receives.items():
+        if block_of[computation].span.end < transfer.span.end - _LATE_NS:
             return "a computation ends before what it needs is received"
-        op = BACKWARD_RECV if one.backward else FORWARD_RECV
-        told.append(Operation(op, step.number, received.span, one.mb, one.chunk))
-    return told
-
-
-def _computation(one: Computation, block: Block, step: int) -> Operation:
-    op = BACKWARD_COMPUTE if one.backward else FORWARD_COMPUTE
-    return Operation(op, step, block.span, one.mb, one.chunk)
+        op = BACKWARD_RECV if computation.backward else FORWARD_RECV
+        operations.append(
+            Operation(op, step.number, transfer.span, computation.mb, computation.chunk)
+        )
+    return operations
 
 
 def _receives(step: _Step, schedule: Schedule, place: Place) -> dict[Computation, Transfer] | str:
-    """Return which computation needs which receive."""
+    """Return the receive of each computation's input, or why receives do not match."""
     received = [transfer for transfer in step.transfers if not transfer.sends]
-    needed = [one for one in schedule.order(place.stage) if schedule.receives(one, place.stage)]
     by_peer = _by_peer(received, place)
     if by_peer is None:
-        # Of one thread the wait for each ends in the order of what needs them.
-        received.sort(key=lambda one: one.span.end)
+        # A thread waits for each receive in the order of the computations.
+        order = schedule.order(place.stage)
+        needed = [
+            computation for computation in order if schedule.receives(computation, place.stage)
+        ]
+        received.sort(key=lambda transfer: transfer.span.end)
         return dict(zip(needed, received, strict=True))
-    found: dict[Computation, Transfer] = {}
+    receives: dict[Computation, Transfer] = {}
     for peer, mine in by_peer.items():
-        sent = list(_sent_here(schedule, place, peer))
+        sent = list(_sent_by(peer, schedule, place))
         if len(sent) != len(mine):
             return (
                 f"stage {place.stage} receives {len(mine)} times from stage {peer}, which sends "
                 f"{len(sent)} times"
             )
-        found.update(zip(sent, mine, strict=True))
-    return found
+        receives.update(zip(sent, mine, strict=True))
+    return receives
 
 
-def _sent_here(schedule: Schedule, place: Place, peer: int) -> Iterator[Computation]:
-    """Return what needs the receives from a peer, in the order in which that sends."""
+def _sent_by(peer: int, schedule: Schedule, place: Place) -> Iterator[Computation]:
+    """Yield the computations that need the sends of a peer stage, in the peer's order."""
     stages = schedule.stages
-    for one in schedule.order(peer):
-        if not schedule.sends(one, peer):
+    for computation in schedule.order(peer):
+        if not schedule.sends(computation, peer):
             continue
-        position = one.chunk * stages + peer + (-1 if one.backward else 1)
+        position = computation.chunk * stages + peer + (-1 if computation.backward else 1)
         if position % stages == place.stage:
-            yield Computation(one.backward, position // stages, one.mb)
+            yield Computation(computation.backward, position // stages, computation.mb)
 
 
 def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Transfer]] | None:
-    """Return receives by the stage that they come from, None where that is not known of each.
+    """Return the receives by stage of the sender, None where a sender is unknown.
 
     Recordings name peers by their rank in the job or in the process group.
     """
@@ -449,24 +438,25 @@ def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Trans
     peers = {transfer.peer for transfer in received}
     if len(neighbors) == 1:
         return {neighbors[0]: list(received)}
-    for names in ({place.ranks[one]: one for one in neighbors}, {one: one for one in neighbors}):
-        if None not in peers and peers <= set(names):
-            found: dict[int, list[Transfer]] = {}
+    by_global_rank = {place.ranks[stage]: stage for stage in neighbors}
+    for stage_of in (by_global_rank, {stage: stage for stage in neighbors}):
+        if None not in peers and peers <= set(stage_of):
+            by_stage: dict[int, list[Transfer]] = {}
             for transfer in received:
                 if transfer.peer is not None:
-                    found.setdefault(names[transfer.peer], []).append(transfer)
-            return found
+                    by_stage.setdefault(stage_of[transfer.peer], []).append(transfer)
+            return by_stage
     return None
 
 
 def steps_between(steps: Steps, end: int | None) -> Mapping[int, Span]:
-    """Return when the host was in each step: from where that begins to where the next one does.
+    """Return the time of each step on the host, from its begin to that of the next one.
 
     Parameters
     ----------
     end : int or None
-        Where the profiler's last step ends. Where optimizers end steps instead, None: what comes
-        before the first of them and after the last is of the first and the last step.
+        End of the profiler's last step. None where optimizers end steps: then everything before
+        the first and after the last of them belongs to the first and the last step.
     """
     begins, end = list(steps.begins), _EVER_NS if end is None else end
     if end == _EVER_NS:

@@ -11,13 +11,13 @@ from app.analysis.trace.recordings.profiler.unlabelled_pipeline import (
     ONE_F_ONE_B,
     Computation,
     Schedule,
-    Seen,
+    StepOrder,
     implied_schedule,
 )
 
 
-def seen_of(order: str, sends: int, receives: int) -> Seen:
-    return Seen(tuple(letter == "B" for letter in order), sends, receives)
+def seen_of(order: str, sends: int, receives: int) -> StepOrder:
+    return StepOrder(tuple(letter == "B" for letter in order), sends, receives)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The read side of one host: its sessions, GPUs, jobs, incidents and repairs."""
+"""Query of one host: its sessions, GPUs, incidents, repairs and moved GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.jobs.models import Job
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 
-# Sessions of a host that are read: the latest ones.
+# Latest sessions of a host that are read.
 MOST_SESSIONS: Final = 2000
 MOST_INCIDENTS: Final = 20
 MOST_MOVES: Final = 20
@@ -39,7 +39,7 @@ class HostSession:
     slowdown: float
     computing: float | None
     cause: str | None
-    cost: float  # GPU-hours for as long as the verdict stood
+    cost: float  # GPU-hours over the duration of the verdict
     gpus: Sequence[Mapping[str, Any]]  # `app.hosts.readings.GpuReading`
 
 
@@ -57,29 +57,29 @@ class HostIncident:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """A host over a time; `sessions` and all else the newest first."""
+    """A host over a time; all sequences are newest first."""
 
     now: datetime
     host: str
     sessions: Sequence[HostSession]
-    seen: int  # sessions of the time in all; more than `sessions` where there are very many
-    # whatever the time; None where sessions that named it are gone
+    seen: int  # number of all sessions of the time; `sessions` are at most `MOST_SESSIONS`
+    # over all time; None if the sessions that named it are deleted
     last_seen: datetime | None
     incidents: Sequence[HostIncident]
     repairs: Sequence[Repair]
-    # whether its name may be that of a container, by the latest session
+    # whether its name may be that of a container according to the latest session
     guessed: bool
     # GPUs that came from other hosts or went to them
     moves: Sequence[Move]
 
 
 def host_view(tx: Reads, host: str, span: Span) -> HostView:
-    """Return a host.
+    """Return a host over a time.
 
     Raises
     ------
     NotFoundError
-        If no session ever named it.
+        No session or repair names it.
     """
     latest = aliased(HostReading)
     last_seen, guessed, seen = tx.session.execute(
@@ -116,36 +116,7 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
         .order_by(readings.received_at.desc(), readings.session_id)
         .limit(MOST_SESSIONS)
     )
-    return HostView(
-        now=tx.now,
-        host=host,
-        sessions=[HostSession(*row) for row in rows],
-        seen=seen,
-        last_seen=last_seen,
-        incidents=_incidents(tx, host),
-        repairs=repairs_of(tx, host),
-        guessed=bool(guessed),
-        moves=moves_of(tx, host, MOST_MOVES),
-    )
-
-
-def unrecorded(now: datetime, host: str) -> HostView:
-    """Return a host that no session has named."""
-    return HostView(
-        now=now,
-        host=host,
-        sessions=(),
-        seen=0,
-        last_seen=None,
-        incidents=(),
-        repairs=(),
-        guessed=False,
-        moves=(),
-    )
-
-
-def _incidents(tx: Reads, host: str) -> list[HostIncident]:
-    rows = tx.session.execute(
+    incidents = tx.session.execute(
         select(
             AlertIncident.id,
             Job.name,
@@ -160,8 +131,33 @@ def _incidents(tx: Reads, host: str) -> list[HostIncident]:
         .order_by(AlertIncident.fired_at.desc(), AlertIncident.id)
         .limit(MOST_INCIDENTS)
     )
-    return [
-        HostIncident(id_, job, cause, state, fired_at, resolved_at)
-        for id_, job, cause, state, fired_at, resolved_at in rows
-        if fired_at is not None
-    ]
+    return HostView(
+        now=tx.now,
+        host=host,
+        sessions=[HostSession(*row) for row in rows],
+        seen=seen,
+        last_seen=last_seen,
+        incidents=[
+            HostIncident(id_, job, cause, state, fired_at, resolved_at)
+            for id_, job, cause, state, fired_at, resolved_at in incidents
+            if fired_at is not None
+        ],
+        repairs=repairs_of(tx, host),
+        guessed=bool(guessed),
+        moves=moves_of(tx, host, MOST_MOVES),
+    )
+
+
+def unrecorded(now: datetime, host: str) -> HostView:
+    """Return the view of a host that no session has named."""
+    return HostView(
+        now=now,
+        host=host,
+        sessions=(),
+        seen=0,
+        last_seen=None,
+        incidents=(),
+        repairs=(),
+        guessed=False,
+        moves=(),
+    )
