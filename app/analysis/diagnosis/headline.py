@@ -63,7 +63,7 @@ class HeadlineKind(StrEnum):
 class Headline:
     """The slowdown that people are shown.
 
-    What they are told is lost is a share 1 - 1/slowdown of each step, and no fix is promised more.
+    The stated loss is the share 1 - 1/slowdown of each step, and no fix is predicted to gain more.
     """
 
     slowdown: float

@@ -160,23 +160,6 @@ def whole_steps(trace: Trace) -> Trace:
     )
 
 
-# ---- Reports of sessions that no replay can come from: arrivals and breakdown, and no slowdown ---
-# Who comes last at collectives, and what steps pass with, is known of any trace that has operations
-# (`app.analysis.arrivals.build`). A report is made of it alone where
-#
-# - a decoder says that steps cannot be replayed: it gives the metadata of its trace the reason by
-#   `app.analysis.trace.metadata.not_replayed`; operations have whatever types are
-#   known of them, and sends and receives need no peers;
-# - the replay refuses the trace because its transfers match no computations, or wait for one
-# another
-#   in a circle (`FALLS_BACK`), and ranks meet in collectives;
-# - a pipeline stage is missing, or all ranks but one, of which the breakdown is told.
-#
-# Such a report has ``fidelity.replayed`` false, no verdict, no causes and no fixes. What a report
-# must have of a replay is that of whole steps: each rank computes from its first start to its last
-# end. That tells nothing of stragglers, and nothing shows it.
-
-
 # Refusals of the replay that a report of arrivals replaces.
 FALLS_BACK: Final = frozenset({TRANSFERS_UNMATCHED, DEPENDENCY_CYCLE, RANK_MISSING})
 
