@@ -55,7 +55,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
 
 
 def object_store(settings: Settings) -> Objects | None:
-    """Return the object store that the settings name; None where they name none.
+    """Return the object store that the settings name; None if they name none.
 
     Raises
     ------

@@ -253,7 +253,7 @@ _log = structlog.get_logger(__name__)
 def decide(container: Container) -> int:
     """Do one pass over a project; return the number of ordered and released actions.
 
-    Does nothing where another server holds the locks.
+    Does nothing if another server holds the locks.
     """
     with container.uow() as tx:
         switch = lock_switch(tx, skip_locked=True)
@@ -293,7 +293,7 @@ def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
     Parameters
     ----------
     by : str or None
-        The person; None where a repair helped.
+        The person; None if a repair helped.
     """
     row.state = ActionState.RELEASING
     row.attempt = 0

@@ -99,7 +99,7 @@ def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
-    """Return the order to execute, or None where it is over or held by a limit."""
+    """Return the order to execute, or None if it is over or held by a limit."""
     with container.uow() as tx:
         switch, row = _locked(tx, claim)
         if row is None or row.state not in ActionState.UNDERWAY:

@@ -37,7 +37,7 @@ class PolicyView:
     config: Mapping[str, Any]  # what may be shown
     # names of the secrets that are set, with the host of those that are addresses
     secrets: Mapping[str, str | None]
-    # changed_at, changed_by: None where it was never set
+    # changed_at, changed_by: None if it was never set
     changed_at: datetime | None
     changed_by: str | None
 

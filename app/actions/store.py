@@ -36,7 +36,7 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
     Parameters
     ----------
     skip_locked : bool
-        Return None where another transaction has it.
+        Return None if another transaction has it.
     """
     tx.session.execute(
         insert(ActionSwitch).values().on_conflict_do_nothing(index_elements=["project_id"])
@@ -49,7 +49,7 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
 
 
 def lock_fleet(tx: UnitOfWork) -> bool:
-    """Lock automatic decisions of all projects until the transaction ends; False where taken."""
+    """Lock automatic decisions of all projects until the transaction ends; False if taken."""
     taken: bool = tx.session.execute(
         select(func.pg_try_advisory_xact_lock(FLEET_LOCK))
     ).scalar_one()

@@ -49,7 +49,7 @@ def main() -> None:
             "paceline[server,embedded] [install.incomplete]\n"
         )
         sys.exit(EXIT_FAILED)
-    # Which class it is of is known only where the package is there.
+    # Which class it is of is known only if the package is there.
     except Exception as error:
         unavailable = _unavailable(error)
         if unavailable is None:

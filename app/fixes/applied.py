@@ -64,7 +64,7 @@ def apply_fix(
     Parameters
     ----------
     by : str, optional
-        The user who acts; taken from the sign-in where there is one.
+        The user who acts; taken from the sign-in if there is one.
 
     Raises
     ------
@@ -137,12 +137,12 @@ def note_applied(  # noqa: PLR0913 - columns of the row
     by: str | None,
     at: datetime | None = None,
 ) -> bool:
-    """Store an applied fix; return False where it was stored before.
+    """Store an applied fix; return False if it was stored before.
 
     Parameters
     ----------
     by : str or None
-        The user; None where the metadata of a later session show the fix.
+        The user; None if the metadata of a later session show the fix.
     at : datetime, optional
         Time of the application, by default now.
     """
@@ -255,7 +255,7 @@ _measured: Final = aliased(Session)
 class Realized:
     """An applied fix with its predicted gain and the gain that the next session measured.
 
-    The report of `session` predicted it; `applied_by` is null where metadata show it. Gains are
+    The report of `session` predicted it; `applied_by` is null if metadata show it. Gains are
     shares of `step_time_s`, the mean recorded step time of that session; with `at_most` the gain is
     an upper bound. `unlike` is the reason why the two sessions cannot be compared. `error` is the
     excess of the step time over the prediction, null without a comparable measurement.

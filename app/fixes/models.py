@@ -49,7 +49,7 @@ class AppliedFix(OfProject, Base):
     action: Mapped[str]
     title: Mapped[str]
     applied_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # None where the metadata of a session show the fix.
+    # None if the metadata of a session show the fix.
     applied_by: Mapped[str | None]
     source: Mapped[FixSource] = mapped_column(StateColumn(FixSource))
     # Mean recorded step time of that session, and the share of it that the fix would save.

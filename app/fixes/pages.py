@@ -95,7 +95,7 @@ def applied_csv(fixes: Sequence[Realized]) -> Table:
 
 
 def calibration_text(calibration: Calibration | None) -> str:
-    """Return the accuracy of predictions in a sentence; empty where none was measured."""
+    """Return the accuracy of predictions in a sentence; empty if none was measured."""
     if calibration is None:
         return ""
     within = f"within {percent(MET_WITHIN, 0)}"
@@ -159,7 +159,7 @@ class WholeJobLine:
 
 
 def whole_job_line(job: WholeJob | None) -> WholeJobLine | None:
-    """Return the plan of a whole job in a line; None where it cannot be planned."""
+    """Return the plan of a whole job in a line; None if it cannot be planned."""
     if job is None or not job.answerable:
         return None
     return WholeJobLine(
@@ -173,7 +173,7 @@ def whole_job_line(job: WholeJob | None) -> WholeJobLine | None:
 
 
 def lacking_text(job: WholeJob | None) -> str:
-    """Return why a whole job cannot be planned; empty where it can."""
+    """Return why a whole job cannot be planned; empty if it can."""
     if job is None or job.answerable:
         return ""
     if job.unfit:

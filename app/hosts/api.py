@@ -60,7 +60,7 @@ class GpuBody(ReadBody):
 
 
 class HostSessionBody(ReadBody):
-    """A host in a session; `cause` is null where no cause names it."""
+    """A host in a session; `cause` is null if no cause names it."""
 
     session: uuid.UUID
     number: int

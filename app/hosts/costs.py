@@ -298,7 +298,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
     """Return every host with its sums, whether it was repaired, and whether it matches the words.
 
     Sums of whole weeks are stored; readings are counted one by one, from an index, only at the ends
-    of the time, and priced only where a cause names them, which are few. Everything is first summed
+    of the time, and priced only if a cause names them, which are few. Everything is first summed
     by job, so that the words are compared with few rows.
     """
     of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())

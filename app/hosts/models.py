@@ -147,7 +147,7 @@ class HostProbe(OfProject, Base):
     index: Mapped[str]
     model: Mapped[str]
     gpu: Mapped[str | None]
-    # app.hosts.probes.Measure; null where it cannot be measured
+    # app.hosts.probes.Measure; null if it cannot be measured
     matmul_tflops: Mapped[float | None] = mapped_column(Double)
     memory_copy_gbs: Mapped[float | None] = mapped_column(Double)
     host_to_device_gbs: Mapped[float | None] = mapped_column(Double)

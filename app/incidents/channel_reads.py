@@ -34,7 +34,7 @@ class ChannelView:
     audience: Audience
     selector: Selector
     config: Mapping[str, Any]  # what may be shown
-    # Names of the secrets that are set, with the host of those that are addresses; empty where
+    # Names of the secrets that are set, with the host of those that are addresses; empty if
     # they cannot be decrypted.
     secrets: Mapping[str, str | None]
     readable: bool  # whether the worker that looked last could decrypt them with its keys

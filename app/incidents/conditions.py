@@ -337,7 +337,7 @@ def _apply(board: Board, read: _RuleReadings) -> None:
 
 
 def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
-    """Return the open incidents of a cause; a new one where there is none."""
+    """Return the open incidents of a cause; a new one if there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
     if same:
@@ -524,7 +524,7 @@ def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | Non
 
 
 def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:
-    """Return whether steps are about as long as noticed; True where their time is unknown."""
+    """Return whether steps are about as long as noticed; True if their time is unknown."""
     if facts.step_time_s is None or notice.baseline_s is None or notice.step_s is None:
         return True
     grew = max(notice.step_s / notice.baseline_s - 1, _HEALTHY_BELOW)

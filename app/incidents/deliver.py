@@ -80,7 +80,7 @@ def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Store the message of a delivery and of its riders; False where nothing is to be sent."""
+    """Store the message of a delivery and of its riders; False if nothing is to be sent."""
     messages = []
     carrier: Message | None = None
     for row in (delivery, *riders_of(tx, delivery)):
@@ -126,7 +126,7 @@ def _fix_message(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Store content and message of one delivery; False where nothing is to be sent."""
+    """Store content and message of one delivery; False if nothing is to be sent."""
     snapshot = group_snapshot(tx, group)
     heard = audience_of(tx, channel, group.id, without=delivery.id)
     meant = with_notified(tx, snapshot.incidents_for(channel), heard)
@@ -294,7 +294,7 @@ def target_of(channel: AlertChannel) -> DeliveryTarget:
 
 
 def _picture(container: Container, message: Message) -> bytes | None:
-    """Return the heatmap of the leading alert's session, where there is one."""
+    """Return the heatmap of the leading alert's session, if there is one."""
     facts = message.main.facts
     if facts is None or facts.slowdown is None or message.test or not message.firing:
         return None
@@ -361,7 +361,7 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
 def _finish_and_lock(
     tx: UnitOfWork, claim: Claim
 ) -> tuple[AlertDelivery | None, AlertChannel | None]:
-    """Finish the task run; return delivery and channel, locked, or None where deleted."""
+    """Finish the task run; return delivery and channel, locked, or None if deleted."""
     finish(tx, claim)
     row = tx.session.execute(
         select(AlertDelivery.group_id, AlertDelivery.channel_id).where(

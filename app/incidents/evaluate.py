@@ -59,7 +59,7 @@ def evaluate_session(container: Container, tx: UnitOfWork, session_id: uuid.UUID
 
 
 def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
-    """Evaluate a job because time passed or a rule changed; False where it is not due."""
+    """Evaluate a job because time passed or a rule changed; False if it is not due."""
     with container.uow() as tx:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.look_at is None or group.look_at > tx.now:
@@ -86,7 +86,7 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)
 
 
-# Returns the change of an incident by an order, or None where it has that state already.
+# Returns the change of an incident by an order, or None if it has that state already.
 Order = Callable[[Incident, datetime], IncidentChange | None]
 # Returns the members of leads that an order applies to as well.
 MembersOf = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]

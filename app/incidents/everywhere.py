@@ -176,7 +176,7 @@ class Onset:
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:
-    """Return the onset of a job's present slowdown, or None where it is not slow.
+    """Return the onset of a job's present slowdown, or None if it is not slow.
 
     Parameters
     ----------

@@ -232,7 +232,7 @@ class IncidentChange:
     """A transition of an incident."""
 
     incident: Incident  # as it is now
-    before: IncidentState | None  # None where it is new
+    before: IncidentState | None  # None if it is new
     # ``opened``, ``fired``, ``held`` (no transition), ``escalated``, ``unsilenced``, ``resolved``,
     # or the order of a person, such as ``acknowledged``
     event: str

@@ -37,7 +37,7 @@ class MemberIncident:
 
 
 def host_of(where: str) -> str:
-    """Return the host in an incident's place; empty where the place is a worker, stage or rank.
+    """Return the host in an incident's place; empty if the place is a worker, stage or rank.
 
     Where no host is recorded the place is a worker, which is another machine in each job.
     """
@@ -55,7 +55,7 @@ def place_of(where: str, facts: Facts | None) -> str:
 
 
 def node_of(incident: Incident) -> str:
-    """Return the node at fault as schedulers name it; empty where its name is a guess."""
+    """Return the node at fault as schedulers name it; empty if its name is a guess."""
     host = machine_of(incident)
     return "" if incident.facts is not None and incident.facts.has_guessed_name(host) else host
 

@@ -97,7 +97,7 @@ class Incident:
     why_resolved: str | None = None
     hang: HangFacts | None = None  # of an incident about a hang
     notice: NoticeFacts | None = None  # of an incident noticed in the pulse
-    resolved_by: str | None = None  # a person; None where its rules ended it
+    resolved_by: str | None = None  # a person; None if its rules ended it
 
     @property
     def diagnosed_cause(self) -> str:

@@ -330,7 +330,7 @@ def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
 def lock_group(
     tx: UnitOfWork, group_id: uuid.UUID, *, skip_locked: bool = False
 ) -> AlertGroup | None:
-    """Return a group, locked until the transaction ends; None where it was deleted.
+    """Return a group, locked until the transaction ends; None if it was deleted.
 
     Parameters
     ----------

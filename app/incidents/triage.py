@@ -50,7 +50,7 @@ class Evidence:
     """An incident with the measurements that prove it."""
 
     life: IncidentLife
-    host: str  # at fault; empty where none is, or none is recorded
+    host: str  # at fault; empty if none is, or none is recorded
     # pairs of a scheduler and its command that takes the host out
     commands: Sequence[tuple[str, str]]
     guessed: bool  # whether the host's name may be that of a container; then without commands
@@ -135,7 +135,7 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
 
 
 def _workers_csv(heatmap: NDArray[np.float32]) -> str:
-    """Return the worker slowdowns as CSV, the slowest first; empty where a worker has no data."""
+    """Return the worker slowdowns as CSV, the slowest first; empty if a worker has no data."""
     import numpy as np  # noqa: PLC0415 - what the archive alone needs
 
     text = io.StringIO()

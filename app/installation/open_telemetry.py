@@ -148,7 +148,7 @@ def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: 
 
 
 def _sent(family: Metric, since_ns: int, now_ns: int) -> SentMetric | None:
-    """Return a family; None where it has no sample."""
+    """Return a family; None if it has no sample."""
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
         AggregationTemporality,
         Gauge,

@@ -271,7 +271,7 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
     Parameters
     ----------
     blobs : Placed or None
-        None where the database was not asked.
+        None if the database was not asked.
     """
     where = ""
     if blobs is not None:

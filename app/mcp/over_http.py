@@ -24,7 +24,7 @@ _ITSELF: Final = "http://localhost"
 
 
 def tools_over_http() -> tuple[APIRouter, ...]:
-    """Return the route, or nothing where the extra is not installed."""
+    """Return the route, or nothing if the extra is not installed."""
     if importlib.util.find_spec("mcp") is None:
         return ()
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)

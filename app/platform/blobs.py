@@ -84,7 +84,7 @@ class ObjectLook(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     # when to look again, or to go on
     due_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # the present look goes on after this key; null where none is under way
+    # the present look goes on after this key; null if none is under way
     after: Mapped[str | None]
 
 
@@ -109,7 +109,7 @@ class StoredObject:
 class Staged:
     """Bytes that a transaction is about to store."""
 
-    # Where the database takes them; empty where the object store has them already.
+    # Where the database takes them; empty if the object store has them already.
     pieces: Iterable[bytes] = ()
     stored: StoredObject | None = None
 

@@ -227,7 +227,7 @@ def is_plain_name(name: str, max_characters: int) -> bool:
 
 
 def job_name_fault(name: str) -> str | None:
-    """Return in a sentence why a name cannot be a job's; None where it can.
+    """Return in a sentence why a name cannot be a job's; None if it can.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def job_name_fault(name: str) -> str | None:
 
 
 def new_name_fault(name: str) -> Fault | None:
-    """Return why a user, a token or a channel cannot be given a name; None where it can."""
+    """Return why a user, a token or a channel cannot be given a name; None if it can."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
         said = f"1 to {MAX_NAME_CHARACTERS} printable characters, without blanks around them."
         return Fault("name", said, column="name")

@@ -52,7 +52,7 @@ def _set(soft: int, hard: int) -> None:
 
 
 def _data_kib() -> int:
-    """Return the size of the data segment; 0 where the system does not say it (not Linux)."""
+    """Return the size of the data segment; 0 if the system does not say it (not Linux)."""
     if not _STATUS.exists():
         return 0
     lines = _STATUS.read_text().splitlines()
@@ -110,7 +110,7 @@ class Scratch:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             lock = _locked(self.path)
-            # None where another process took it for left over before it was locked.
+            # None if another process took it for left over before it was locked.
             if lock is not None:
                 break
         self._lock = lock
@@ -203,7 +203,7 @@ class Sum:
 def spool_directory(settings: Settings) -> Path:
     """Return the directory of spooled bodies and unpacked archives; create it if missing.
 
-    In the data directory where there is one. A server with a database of its own keeps no data
+    In the data directory if there is one. A server with a database of its own keeps no data
     and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
     """
     if not settings.data_dir.is_dir():

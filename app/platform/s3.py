@@ -1,4 +1,4 @@
-"""Objects in a bucket that speaks S3, by `obstore`; imported only where one is configured.
+"""Objects in a bucket that speaks S3, by `obstore`; imported only if one is configured.
 
 A request that fails for want of a connection, or with a status of the server's own, is sent again
 by the library, and so is each part of what is large. What is broken off is not there: a store shows

@@ -239,7 +239,7 @@ def reading_router() -> APIRouter:
         The line has `ranks`, their `stages` and `host_of` (a place in `hosts`) in the latest
         attempt, -1 where these are not known, `starts` and `attempts` of the spans, and `left_out`.
         Cells are 16-bit unsigned integers, little-endian, span by span: thousandths of the median
-        computing of the ranks of the same stage, 0 where there is none. At most the latest 1,500
+        computing of the ranks of the same stage, 0 if there is none. At most the latest 1,500
         spans and the 2,048 ranks that were slowest in them.
         """
         with here.reading() as tx:

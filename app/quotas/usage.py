@@ -334,7 +334,7 @@ def count(  # noqa: PLR0913 - one of each
     size : int
         Bytes as they were sent.
     quotas : tuple of Quota
-        What the transaction adds to; what is open is counted only where they name it.
+        What the transaction adds to; what is open is counted only if they name it.
 
     Raises
     ------

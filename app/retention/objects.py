@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 class References:
     """Numbers of blobs whose rows name an object, and of missing objects.
 
-    `lost` is None where the store was not asked.
+    `lost` is None if the store was not asked.
     """
 
     blobs: int

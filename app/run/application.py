@@ -96,7 +96,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     counted = metrics.Exposition(container, place)
     counted.event_streams.set_function(lambda: live.streams)
     counted.registry.register(ExportCounts())
-    # Those of all processes, where there are several.
+    # Those of all processes, if there are several.
     sends_metrics = place is None or place.number == 0
 
     @contextlib.asynccontextmanager

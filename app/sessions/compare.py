@@ -39,7 +39,7 @@ from app.sessions.read import SESSIONS, SessionRow, no_session
 
 @dataclass(frozen=True, slots=True)
 class ArrivalChange:
-    """How long others waited for a rank at collectives; None where it met no others."""
+    """How long others waited for a rank at collectives; None if it met no others."""
 
     rank: int
     """Global rank."""
@@ -87,7 +87,7 @@ CHOICES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A session of a comparison; `report` is None where it has no verdict (yet)."""
+    """A session of a comparison; `report` is None if it has no verdict (yet)."""
 
     row: SessionRow
     meta: Mapping[str, Any]
@@ -113,9 +113,9 @@ class Comparison:
     now: datetime
     a: Side
     b: Side
-    step_times: Difference | None  # recorded; None where one side has no verdict
+    step_times: Difference | None  # recorded; None if one side has no verdict
     causes: tuple[CauseChange, ...]
-    arrivals: tuple[ArrivalChange, ...]  # empty where one side has none
+    arrivals: tuple[ArrivalChange, ...]  # empty if one side has none
     metadata: MetadataChanges
     choices: Sequence[Choice]  # of the job of `a`, the newest first
     incident: Incident | None = None  # resolved between the two

@@ -50,7 +50,7 @@ class CauseChange:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field of the metadata that differs; None where a session does not have it."""
+    """A field of the metadata that differs; None if a session does not have it."""
 
     field: str
     before: str | None

@@ -162,7 +162,7 @@ class IntakeView:
     last_chunk_at: datetime
     sealed_at: datetime | None
     sealed_by: SealedBy | None
-    seals_at: datetime | None  # when silence seals it; None where it is sealed
+    seals_at: datetime | None  # when silence seals it; None if it is sealed
     producers: tuple[ProducerView, ...]  # by name; at most `MAX_PRODUCERS`
     waiting_chunks: int  # that came and are not decoded yet
     refused: tuple[RefusedChunk, ...]  # the latest of those that were refused when decoded

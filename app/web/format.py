@@ -126,7 +126,7 @@ def listing(parts: list[str]) -> str:
 
 
 def sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
-    """Return a parallelism: ``DP 4 × PP 4 × TP 4``, what is 1 only where it is always named."""
+    """Return a parallelism: ``DP 4 × PP 4 × TP 4``, what is 1 only if it is always named."""
     parts = [f"DP{NBSP}{dp}", f"PP{NBSP}{pp}", f"TP{NBSP}{tp}"]
     if cp > 1:
         parts.append(f"CP{NBSP}{cp}")

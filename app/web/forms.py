@@ -190,7 +190,7 @@ class Heading:
     label: str
     classes: str
     hint: str = ""  # what it says more of itself
-    url: str = ""  # the page in its order; empty where rows are not sorted by it
+    url: str = ""  # the page in its order; empty if rows are not sorted by it
     order: str = ""  # ``ascending`` or ``descending`` where the rows are sorted by it, else empty
 
 

@@ -48,7 +48,7 @@ class HostGuard:
 
     A page of another site can make a browser send requests to a loopback address under a name of
     its own (DNS rebinding); the Host header gives it away. Where everybody signs in, that page has
-    no cookie of the name that it uses: other names are refused only where some were named.
+    no cookie of the name that it uses: other names are refused only if some were named.
 
     Parameters
     ----------

@@ -87,7 +87,7 @@ def severity(value: str) -> Markup:
 
 
 def swatch(color: str) -> Markup:
-    """Return a square of a color; a hatched one where there is none."""
+    """Return a square of a color; a hatched one if there is none."""
     if not color:
         return _HATCHED
     return Markup(  # noqa: S704 - escaped here

@@ -83,11 +83,11 @@ class Column:
     # or nothing: the service fills it in itself.
     expression: Expression | None = None
     # What addresses call the order by it, with a minus sign where the largest comes first unless
-    # the other order is asked for; empty where no order is by it.
+    # the other order is asked for; empty if no order is by it.
     sort: str = ""
     # What the order is by, where that is not `expression`.
     by: Expression | None = None
-    # Its name in files where that differs, or where the API does not have it; None where only
+    # Its name in files where that differs, or where the API does not have it; None if only
     # files leave it out.
     csv: str | None = ""
 

@@ -78,14 +78,14 @@ class Sparkline:
     # tuple of (float, float): x and width of runs without a verdict: hatched
     gaps: tuple[tuple[float, float], ...]
     above: tuple[str, ...]  # SVG paths of the marks of sessions above 1.5
-    # (float, float, str) or None: x, y and color of the latest session, None where it has no
+    # (float, float, str) or None: x, y and color of the latest session, None if it has no
     # verdict
     dot: tuple[float, float, str] | None
     label: str  # for readers who cannot see it
 
 
 def sparkline(values: Sequence[float | None]) -> Sparkline:
-    """Return the sparkline of slowdowns in order, None where a session has no verdict."""
+    """Return the sparkline of slowdowns in order, None if a session has no verdict."""
     step = (SPARK_WIDTH - 2 * _SPARK_EDGE) / max(1, len(values) - 1)
     # A single session stands at the right end, where the latest one always is.
     first = SPARK_WIDTH - _SPARK_EDGE if len(values) == 1 else _SPARK_EDGE

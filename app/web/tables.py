@@ -84,7 +84,7 @@ class Drawn:
     classes: str
     headings: Sequence[Heading]
     lines: Sequence[Line]
-    # previous_url, next_url: the neighboring pages; empty where there is none
+    # previous_url, next_url: the neighboring pages; empty if there is none
     previous_url: str = ""
     next_url: str = ""
 

@@ -136,7 +136,7 @@ def explains(name: str) -> Markup:
 
 
 def explained(label: str) -> Markup:
-    """Return these attributes for the label of a column; nothing where it is no term."""
+    """Return these attributes for the label of a column; nothing if it is no term."""
     name = LABELS.get(label)
     return Markup() if name is None else explains(name)
 

@@ -151,7 +151,7 @@ class Case:
     guessed: bool
     known: bool  # whether sessions of the project ran on a node of this name
     in_hand: bool  # whether a person has acknowledged or silenced the incident
-    # When the latest session that blames it was received; None where only the pulse does.
+    # When the latest session that blames it was received; None if only the pulse does.
     measured_at: datetime | None
     confidence: float | None
     sessions: int  # that blame it, since it was last repaired or put back

@@ -99,7 +99,7 @@ def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> Rece
 
 
 def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str, Any] | None:
-    """Return the patch that taints a node; None where this action tainted it already.
+    """Return the patch that taints a node; None if this action tainted it already.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
 
 
 def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
-    """Return the patch that undoes an action; None where nothing is left of it."""
+    """Return the patch that undoes an action; None if nothing is left of it."""
     taints = node["spec"].get("taints") or []
     left = [one for one in taints if (one["key"], one.get("value")) != (TAINT, order.id.hex)]
     annotations = node["metadata"].get("annotations") or {}
@@ -170,7 +170,7 @@ class _Api:
         return found
 
     def patch_node(self, patch: dict[str, Any]) -> bool:
-        """Patch the node; return False where it changed since it was read."""
+        """Patch the node; return False if it changed since it was read."""
         status, _ = self._ask("PATCH", self._path, patch, MERGE, passing=CONFLICT)
         return status != CONFLICT
 

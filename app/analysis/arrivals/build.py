@@ -126,7 +126,7 @@ THRESHOLDS: Final = Thresholds()
 class Met:
     """Arrivals and breakdown of a trace."""
 
-    arrivals: Arrivals | None  # None where no two ranks meet
+    arrivals: Arrivals | None  # None if no two ranks meet
     breakdown: Breakdown
     lanes: Lanes
 
@@ -162,7 +162,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
-    """Return the one rank of each group that recorded nothing, -1 where there is none or several.
+    """Return the one rank of each group that recorded nothing, -1 if there is none or several.
 
     Only where each worker has one rank, numbered as launchers do: data-parallel ranks first, or
     stages first.

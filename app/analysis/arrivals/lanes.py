@@ -291,7 +291,7 @@ def _ahead(
     """Return the clock offset of each rank in each step, (steps, ranks), ns, and the largest.
 
     Medians of ends relative to those of peers; a rank whose ends are all late looks like a clock
-    that is ahead. 0 where clocks agree as closely as ends do, and where all ranks run on one host.
+    that is ahead. 0 if clocks agree as closely as ends do, and where all ranks run on one host.
     """
     shape = (len(steps), len(ranks))
     none = np.zeros(shape, dtype=np.int64)

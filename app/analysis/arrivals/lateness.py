@@ -67,7 +67,7 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     computing : Cover
         The computing time of ranks; see `own_computing`.
     absent : int64 array, shape (groups,)
-        The one rank of each group that recorded nothing, -1 where there is none or several.
+        The one rank of each group that recorded nothing, -1 if there is none or several.
     step_ns : float
         Mean duration of a step.
     """
@@ -112,7 +112,7 @@ def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArra
     """Return how long after all recorded ranks an absent one came to each meeting, (meetings,), ns.
 
     The others' shortest duration at the meeting less the shortest of its kind, which is transfer
-    alone. 0 where the difference is within the variation of transfers.
+    alone. 0 if the difference is within the variation of transfers.
     """
     meetings = lanes.meetings
     if (absent < 0).all():

@@ -189,7 +189,7 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
 def _two_levels(common: FloatArray) -> FloatArray:
     """Return the level of each step where steps scatter between two levels, shape (steps,).
 
-    All 0 where they do not.
+    All 0 if they do not.
     """
     in_order = np.sort(common)
     gap = int(np.argmax(np.diff(in_order))) + 1
@@ -202,7 +202,7 @@ def _two_levels(common: FloatArray) -> FloatArray:
 
 
 def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFactor | None:
-    """Return the factor of steps that grow or shrink steadily; None where they do not.
+    """Return the factor of steps that grow or shrink steadily; None if they do not.
 
     A line is fitted to the logarithms, against the count of recorded steps or their numbers,
     whichever fits better.

@@ -311,7 +311,7 @@ _FEWEST_PASSES: Final = 3  # fewer passes of a worker through a chunk have no ty
 
 
 def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
-    """Return the loss of a mean step to contention, seconds; 0 where ranks share no processors.
+    """Return the loss of a mean step to contention, seconds; 0 if ranks share no processors.
 
     Measured by a replay in which each operation takes its median time on its rank; a rank's lasting
     slowness is not part of it. Without a pipeline, the difference among collectives of one type,

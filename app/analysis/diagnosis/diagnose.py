@@ -44,7 +44,7 @@ _ONE_STEP: Final = "a single step does not show what changes from step to step"
 class Diagnosis:
     """The causes of a session's lost time."""
 
-    causes: tuple[Cause, ...]  # the most expensive first; empty where too little is lost
+    causes: tuple[Cause, ...]  # the most expensive first; empty if too little is lost
     ruled_out: tuple[str, ...]  # causes without a sign, or with next to no cost
     unjudged: dict[str, str]  # causes that this session cannot show, and why
     lost_s: float  # lost time of a mean step, late launches with a cause included
@@ -55,14 +55,14 @@ class Diagnosis:
     # limit for a verdict, launches without a cause are late too.
     discrepancy: float
     late: float = 1.0  # step time of that replay ÷ that of a replay without late launches
-    judged: Judged | None = None  # None where too little is lost to look for causes
+    judged: Judged | None = None  # None if too little is lost to look for causes
     # causes of late launches, where their delays alone bring the replay near the recording
     delaying: tuple[str, ...] = ()
     # Loss of a mean step by chance, where ranks share processors, or steps are too few to tell
     # accidents from what recurs: it has no cause, and is not counted as lost.
     chance_s: float = 0.0
     between: tuple[Cause, ...] = ()  # causes of lost time between steps
-    turn_s: float = 0.0  # mean step with the gap before it; 0 where unknown
+    turn_s: float = 0.0  # mean step with the gap before it; 0 if unknown
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if their replay is within `limit` of the recording, else none.

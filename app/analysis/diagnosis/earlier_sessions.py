@@ -111,7 +111,7 @@ def configuration_of(meta: SessionMeta, layout: Layout) -> str:
 
 
 def _digest(machine: Machine) -> str:
-    """Return a digest of a GPU's UUID, or of its node and number; empty where unknown."""
+    """Return a digest of a GPU's UUID, or of its node and number; empty if unknown."""
     if machine.uuid:
         name = machine.uuid
     elif machine.node and not machine.guessed:
@@ -122,7 +122,7 @@ def _digest(machine: Machine) -> str:
 
 
 def _tokens(observation: Observation) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a mean step and DP rank; None where lengths are not recorded."""
+    """Return Σs and Σs² of a mean step and DP rank; None if lengths are not recorded."""
     lengths = observation.memoize(some_lengths) if observation.comparable else None
     if lengths is None or lengths.tokens.mean() <= 0:
         return None
@@ -216,7 +216,7 @@ class Past:
 def against_past(
     observation: Observation, now: Computing, earlier: Sequence[EarlierSession]
 ) -> Past | None:
-    """Return the comparison with the job's earlier sessions; None where none is comparable.
+    """Return the comparison with the job's earlier sessions; None if none is comparable.
 
     Sessions of another configuration or with other tokens are excluded, and so are workers on other
     machines. The reference is the fastest level of a few sessions: sessions after a job has become

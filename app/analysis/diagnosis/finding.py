@@ -240,7 +240,7 @@ class Doubt:
     """Doubt whether a finding is another cause with the same sign, or an accident."""
 
     max_confidence: float  # of the finding and of the alternative
-    # place and evidence of the alternative cause, which the registry names; None where only the
+    # place and evidence of the alternative cause, which the registry names; None if only the
     # finding itself is in doubt
     alternative: Alternative | None = None
     # Whether part of its time may belong to another cause, and remain when this one is removed.
@@ -288,7 +288,7 @@ class Finding:
 class GapLoss:
     """Time that a cause takes between steps, which no replay covers."""
 
-    lost_ns: FloatArray  # (analyzed steps,): before each step; 0 where unknown
+    lost_ns: FloatArray  # (analyzed steps,): before each step; 0 if unknown
     evidence: tuple[Evidence, ...]
     max_confidence: float
     figure: FigureData | None = None

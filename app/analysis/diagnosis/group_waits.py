@@ -267,7 +267,7 @@ def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
     Returns
     -------
     nodes : int64 array, shape (collectives,)
-        -1 where there is none.
+        -1 if there is none.
     steps : int64 array, shape (collectives,)
         Indices of their steps.
     """

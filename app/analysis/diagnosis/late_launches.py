@@ -84,7 +84,7 @@ def reduces_unrecorded(observation: Observation) -> bool:
 
 
 def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatArray]]:
-    """Return the time of the unrecorded gradient reduction, by stage; empty where it is recorded.
+    """Return the time of the unrecorded gradient reduction, by stage; empty if it is recorded.
 
     For each stage the operation after its last computation, and its wait, shape (steps, dp), ns:
     that of the DP rank that computes longest.
@@ -134,7 +134,7 @@ def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
 
 
 def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunches | None:
-    """Return the forwards that pauses launch late; None where there is no sign of pauses.
+    """Return the forwards that pauses launch late; None if there is no sign of pauses.
 
     `step_ns` is the mean recorded step.
     """

@@ -130,12 +130,12 @@ class Hosts:
     guessed: Collection[str] = ()  # hosts whose names are guesses
 
     def host(self, worker: Worker) -> str | None:
-        """Return the host of a worker; None where it is not known."""
+        """Return the host of a worker; None if it is not known."""
         dp, pp = worker
         return self.hosts.get(self.ranks[dp][pp])
 
     def whole_host(self, workers: Collection[Worker]) -> str | None:
-        """Name the host whose workers are exactly these; None where there is no such host.
+        """Name the host whose workers are exactly these; None if there is no such host.
 
         None also where the job has a single host: then all workers of a host are all of the job.
 

@@ -331,7 +331,7 @@ class Effects:
     """Computation times split into the effects of worker, microbatch and chance."""
 
     difference: Difference  # whether microbatches differ in length
-    microbatches: dict[str, Microbatches]  # by type; empty where they do not differ
+    microbatches: dict[str, Microbatches]  # by type; empty if they do not differ
     # (pp, steps, dp), by type: slowness of each worker in each step: time ÷ that of its stage's
     # peers over the session; with one DP rank only changes over the steps show
     worker: dict[str, FloatArray]

@@ -32,7 +32,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def slower_than_before(observation: Observation, past: Past) -> Finding | None:
-    """Return the transfers that are slower than in earlier sessions; None where none are.
+    """Return the transfers that are slower than in earlier sessions; None if none are.
 
     Without the cause they take as long as then. A single slower stage of several is named.
     """

@@ -176,7 +176,7 @@ class Observation(Memoized):
 
     @cached_property
     def passes(self) -> dict[str, Passes]:
-        """Return the computations by type; empty where stages are not `comparable`."""
+        """Return the computations by type; empty if stages are not `comparable`."""
         return self._by_type(range(self.layout.pp)) if self.comparable else {}
 
     def passes_of(self, stage: int) -> dict[str, Passes]:

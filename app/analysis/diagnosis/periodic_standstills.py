@@ -25,7 +25,7 @@ FEWEST: Final = 3
 
 
 def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
-    """Return the interval, in steps, of the struck steps; 0 where they have none.
+    """Return the interval, in steps, of the struck steps; 0 if they have none.
 
     The greatest common divisor of their distances, if every recorded step at that interval is
     struck. A single step has no interval.
@@ -105,7 +105,7 @@ def stands_still(signs: Signs, late_ns: FloatArray) -> bool:
 
 
 def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None:
-    """Return the steps that stand still, given how late each begins; None where none do.
+    """Return the steps that stand still, given how late each begins; None if none do.
 
     A single step, or several at even intervals. Where all steps wait for their data too, some stand
     still beyond that; then few of them are chance.
@@ -171,7 +171,7 @@ def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -
 
 
 def _apart(observation: Observation, struck: NDArray[np.bool_]) -> int:
-    """Return the interval of the struck steps; 0 where they have none."""
+    """Return the interval of the struck steps; 0 if they have none."""
     steps = observation.layout.steps
     if observation.group.graph.chained and not struck[0]:
         # chained steps begin at the end of the one before: the first one's begin is not known
@@ -180,7 +180,7 @@ def _apart(observation: Observation, struck: NDArray[np.bool_]) -> int:
 
 
 def _beyond(observation: Observation, late_ns: FloatArray, others: float) -> Struck | None:
-    """Return the steps that stand still, and their interval; None where there are none.
+    """Return the steps that stand still, and their interval; None if there are none.
 
     Other steps are late by at most the share `others` of a standstill.
     """

@@ -47,7 +47,7 @@ class RecordedLengths:
 
 
 def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
-    """Return the recorded lengths of comparable stages; None where there are too few.
+    """Return the recorded lengths of comparable stages; None if there are too few.
 
     Of about `most` microbatches, sampled by steps and DP ranks; of all where it is None.
     """
@@ -82,7 +82,7 @@ def some_lengths(observation: Observation) -> RecordedLengths | None:
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
     """Return Σs and Σs² of a microbatch, given the metadata of its DP rank.
 
-    None where they hold no list of lengths.
+    None if they hold no list of lengths.
     """
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
@@ -100,7 +100,7 @@ class SlowTogether:
     """The slowdown that all workers share in each step."""
 
     factor: CommonFactor
-    # work of the slow steps ÷ that of the best steps, by recorded lengths; None where unknown
+    # work of the slow steps ÷ that of the best steps, by recorded lengths; None if unknown
     work: float | None = None
 
 
@@ -128,7 +128,7 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
     """Return the cost of each DP rank's microbatches by their lengths, shape (steps, dp).
 
     The cost is linear in Σs and Σs² of the step with non-negative coefficients, fitted to the
-    computing times. None where lengths of a step or DP rank are missing, or all are alike.
+    computing times. None if lengths of a step or DP rank are missing, or all are alike.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
 def _fit(terms: FloatArray, taken: FloatArray) -> FloatArray | None:
     """Return the non-negative least-squares fit of times by terms, shape (values,).
 
-    `terms` has the shape (terms, values); all subsets are tried, as there are three. None where no
+    `terms` has the shape (terms, values); all subsets are tried, as there are three. None if no
     fit is positive.
     """
     least, best = np.inf, None

@@ -72,7 +72,7 @@ THRESHOLDS: Final = Thresholds()
 class StageOrWorker:
     """Why a stage takes longest: too heavy, or a slow worker; in doubt where both are possible.
 
-    Both are set only where earlier sessions distinguish them.
+    Both are set only if earlier sessions distinguish them.
     """
 
     heavy: Finding | None
@@ -274,7 +274,7 @@ class Signs:
     observation: Observation
     step_ns: float  # the mean recorded step
     earlier: Sequence[EarlierSession] = ()  # of the same job
-    step_gaps: StepGaps | None = None  # None where only computing is judged
+    step_gaps: StepGaps | None = None  # None if only computing is judged
 
     @cached_property
     def has_tensor_ranks(self) -> bool:
@@ -290,7 +290,7 @@ class Signs:
 
     @cached_property
     def effects(self) -> Effects | None:
-        """Return computing times split into effects; None where stages are not `comparable`."""
+        """Return computing times split into effects; None if stages are not `comparable`."""
         observation = self.observation
         if not observation.comparable:
             return None
@@ -298,7 +298,7 @@ class Signs:
 
     @cached_property
     def past(self) -> Past | None:
-        """Return the comparison with the job's earlier sessions; None where there are none."""
+        """Return the comparison with the job's earlier sessions; None if there are none."""
         if not self.earlier:
             return None
         now = computing_of(self.observation, self.observation.memoize(slow_together).factor)
@@ -306,7 +306,7 @@ class Signs:
 
     @cached_property
     def stalled_launches(self) -> StalledLaunches | None:
-        """Return the single forwards that launch late; None where there is no sign of pauses."""
+        """Return the single forwards that launch late; None if there is no sign of pauses."""
         return stalled_launches(self.observation, self.step_ns)
 
     @cached_property
@@ -316,7 +316,7 @@ class Signs:
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:
-        """Return each worker's slowness, as `Effects.worker`; None where workers have no peers."""
+        """Return each worker's slowness, as `Effects.worker`; None if workers have no peers."""
         if self.effects is not None:
             return self.effects.worker
         if self.observation.comparable_within_stages:

@@ -150,7 +150,7 @@ def _in_steps(
 
 
 def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
-    """Return the node that launches next after each operation; -1 where there is none."""
+    """Return the node that launches next after each operation; -1 if there is none."""
     if not len(operations.step):
         return np.empty(0, dtype=np.int64)
     starts = layout.start_ns[nodes[:, None], operations.step, operations.dp]

@@ -42,7 +42,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepGaps:
-    """The gap before each step; arrays have the shape (steps,), ns, and are 0 where unknown."""
+    """The gap before each step; arrays have the shape (steps,), ns, and are 0 if unknown."""
 
     turns: Turns
     host_operations: HostOperations

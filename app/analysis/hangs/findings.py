@@ -83,7 +83,7 @@ class Hang:
     chain : tuple of Link
         The links nearest to the culprits first.
     confidence : float
-        0 to 1; 0 where no rank is blamed.
+        0 to 1; 0 if no rank is blamed.
     unknown : tuple of str
         Sentences about what is unknown.
     """

@@ -56,7 +56,7 @@ class StackSplit:
 
 
 def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
-    """Return the ranks that wait and those that do not; None where stacks do not show it.
+    """Return the ranks that wait and those that do not; None if stacks do not show it.
 
     That is: fewer than half of the ranks have a stack, all wait, or more than a quarter (and more
     than one) do not.

@@ -131,7 +131,7 @@ def even_out(
 
 
 def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
-    """Return the sequence lengths of fully known steps; None where there are too few."""
+    """Return the sequence lengths of fully known steps; None if there are too few."""
     observation = Observation(trace, replayed.main)
     given = trace.meta.extra.get(_KEY)
     if not isinstance(given, dict) or BACKWARD_COMPUTE not in observation.passes:

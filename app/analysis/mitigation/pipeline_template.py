@@ -96,7 +96,7 @@ def recommend_template(
     Returns
     -------
     PlannedTemplate, WithheldTemplate or None
-        None where no lasting cause calls for a template: intermittent ones are not planned around.
+        None if no lasting cause calls for a template: intermittent ones are not planned around.
     """
     meta, pp = observation.trace.meta, replayed.layout.pp
     named = [cause for cause in causes if cause.cause in CAUSES]

@@ -77,7 +77,7 @@ def _expected_maximum(count: int) -> float:
 
 
 def plan_collections(cause: Cause, now_s: float) -> Fix | None:
-    """Return collections planned for all workers at once; None where no pauses are known.
+    """Return collections planned for all workers at once; None if no pauses are known.
 
     A common pause before a step lengthens the step without stalls by itself. `now_s` is the mean
     step time today, seconds.

@@ -101,7 +101,7 @@ def recover(
 ) -> Template | None:
     """Return a template of merged virtual one-device stages, by dynamic programming (Algorithm 2).
 
-    None where the devices do not suffice.
+    None if the devices do not suffice.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:
 
 
 def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template | None:
-    """Return the stages placed in nodes, the widest first; None where they do not fit."""
+    """Return the stages placed in nodes, the widest first; None if they do not fit."""
     free: dict[Node, int] = {
         (i, n): device.gpus_per_node
         for i, device in enumerate(problem.spec.devices)

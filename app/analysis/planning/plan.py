@@ -52,7 +52,7 @@ class FoundPlan:
 
     @property
     def cost_ps(self) -> int | None:
-        """Return the iteration's time by the objective, ps; None where that is not defined."""
+        """Return the iteration's time by the objective, ps; None if that is not defined."""
         cost: int | None = getattr(evaluate(self.problem, self.template), self.objective)
         return cost
 
@@ -257,7 +257,7 @@ _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPl
 def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
     """Return Ditto's plan with Oobleck's templates of the virtual cluster.
 
-    The list stays empty where the divide and conquer would take more than seconds.
+    The list stays empty if the divide and conquer would take more than seconds.
     """
     if found.folding is None:
         return found

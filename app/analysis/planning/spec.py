@@ -58,7 +58,7 @@ class LayerTimes:
 class DeviceType:
     """Nodes with equal devices in equal number.
 
-    `memory_bytes` is the memory of one device, None where it does not limit; `times` overrides
+    `memory_bytes` is the memory of one device, None if it does not limit; `times` overrides
     times scaled by `speed`.
     """
 

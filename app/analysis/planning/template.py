@@ -144,7 +144,7 @@ Template = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class TemplateTimes:
-    """Time of an iteration by each objective, ps; t_oobleck is None where it is not defined."""
+    """Time of an iteration by each objective, ps; t_oobleck is None if it is not defined."""
 
     t_std: int
     t_oobleck: int | None

@@ -62,7 +62,7 @@ class Pulses:
         Data loading: the time from the end of the step before to the first operation, less the
         time that is known to be something else.
     tokens : int64[rows]
-        0 where unknown.
+        0 if unknown.
     phase : int64[rows]
         Index into `phases`, or `NO_BEAT`.
     since_ns : int64[rows]

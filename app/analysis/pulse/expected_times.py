@@ -54,7 +54,7 @@ class Residuals:
     own_past : float64[steps, stages]
         Computing of each stage against its own baseline.
     lengths : float64[steps, ranks]
-        Logarithm of tokens to the usual number; 0 where unknown.
+        Logarithm of tokens to the usual number; 0 if unknown.
     """
 
     values: Float64

@@ -27,7 +27,7 @@ LIVES_NS: Final = 180 * 1_000_000_000
 # Clocks and temperatures of healthy GPUs differ by less.
 _LOW_CLOCK: Final = 0.95
 _HOT_C: Final = 10
-# Corrected errors are many where there are any.
+# Corrected errors are many if there are any.
 _MANY_ERRORS: Final = 100
 _NAMED: Final = 3
 _COMPARED: Final = ("clock_mhz", "temperature_c", "ecc_corrected", "ecc_uncorrected")
@@ -36,7 +36,7 @@ _UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Readings of a GPU; None where the GPU does not report one.
+    """Readings of a GPU; None if the GPU does not report one.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ class Stretch:
     longest_ns : float64[steps]
         Longest computing of a rank.
     tokens : float64[steps]
-        Median over the ranks; 0 where unknown.
+        Median over the ranks; 0 if unknown.
     parts_ns : float64[steps, parts]
         Waiting, data loading, optimizer and garbage collection; medians over the ranks.
     """
@@ -54,7 +54,7 @@ class Measured:
     logs : float64[steps, ranks]
         Logarithm of a rank's own computing; NaN where unknown.
     lengths : float64[steps, ranks]
-        Logarithm of tokens to the usual number; 0 where unknown.
+        Logarithm of tokens to the usual number; 0 if unknown.
     known_tokens : float64[steps]
         Median over the ranks with known tokens.
     stretch : Stretch

@@ -109,10 +109,10 @@ class RankClocks:
     # (dp, pp): offset from the median clock, in the window where it is largest
     offsets_ns: FloatArray
     residual_ns: FloatArray  # (dp, pp): median distance of matched ends from the fitted offsets
-    # (dp, pp): rate relative to the median clock; None where times are not absolute
+    # (dp, pp): rate relative to the median clock; None if times are not absolute
     drift_ppm: FloatArray | None
     # (DP rank, stage) of the first rank of each group that only step boundaries connect with the
-    # others; empty where transfers and collectives connect all
+    # others; empty if transfers and collectives connect all
     unconnected: tuple[tuple[int, int], ...]
     # Clock steps that were removed from starts.
     clock_steps: tuple[ClockStep, ...] = ()

@@ -191,7 +191,7 @@ def remove_clock_steps(
     layouts : sequence of Layout
         One of each group of steps.
     matches : Matches or None
-        Compared clocks, steps in the order of the layouts; None where there is one clock.
+        Compared clocks, steps in the order of the layouts; None if there is one clock.
     absolute : bool
         Whether starts are readings of clocks; else they count from their step's begin.
     """
@@ -226,7 +226,7 @@ class _Moves:
 
 
 def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
-    """Return where differences change by more than drift and noise explain; None where nowhere.
+    """Return where differences change by more than drift and noise explain; None if nowhere.
 
     `passed_ns` is the time from each step's begin to the next one's, shape (steps - 1,).
     """
@@ -306,7 +306,7 @@ def _jumps(
 def _jump(
     matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
 ) -> FloatArray | None:
-    """Return each rank's jump relative to the others, shape (ranks,); None where ends disagree."""
+    """Return each rank's jump relative to the others, shape (ranks,); None if ends disagree."""
     known = ~np.isnan(apart)
     if not known.any():
         return None
@@ -325,7 +325,7 @@ def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArr
     """Return the jumps with those clocks at 0 that did not jump, shape (ranks,).
 
     Ends only show how clocks move relative to one another. The time between steps by a rank's own
-    clock shows which ones jumped: it is longer by the jump. None where it is not, so that something
+    clock shows which ones jumped: it is longer by the jump. None if it is not, so that something
     else than a clock moved the ends.
     """
     longer = own.longer_ns[boundary] - jump

@@ -182,7 +182,7 @@ def spread_by_blocks(
     times_s, reference_s : float64 arrays, shape (steps,)
         In the order of steps.
     cycle : int or None
-        Number of steps of a cycle; None where there is none or it is unknown.
+        Number of steps of a cycle; None if there is none or it is unknown.
 
     Returns
     -------

@@ -107,7 +107,7 @@ def likeliest_mismatch(
     Returns
     -------
     str or None
-        None where no known cause applies.
+        None if no known cause applies.
     """
     elsewhere = recorded_otherwise(replayed, gap) or explained
     if elsewhere is not None:

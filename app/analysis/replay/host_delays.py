@@ -186,7 +186,7 @@ def turns_of(replayed: Replayed) -> Turns:
 def between_steps_ns(replayed: Replayed) -> float:
     """Return the usual gap between two steps of a job with data parallelism only, ns.
 
-    0 where steps overlap or are chained, where gaps are unknown, for a single worker, and in
+    0 if steps overlap or are chained, where gaps are unknown, for a single worker, and in
     pipelines, whose stages fill and drain in each step.
     """
     layout = replayed.layout

@@ -316,7 +316,7 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
     """Return k50: how few of the worst workers, made ideal, recover half of the lost time.
 
     More ideal workers recover more but for noise, so this is a search between a number that does
-    not suffice and one that does, with several numbers a replay. None where all do not suffice.
+    not suffice and one that does, with several numbers a replay. None if all do not suffice.
     """
 
     def recovers_half(count: int) -> bool:
@@ -349,7 +349,7 @@ MIN_POINTS: Final = 3
 class ForwardBackward:
     """Forward and backward times of the same microbatches, shape (points,), seconds.
 
-    `pearson` is None where one of them does not vary or there are under three points.
+    `pearson` is None if one of them does not vary or there are under three points.
     """
 
     stage: int
@@ -362,7 +362,7 @@ def forward_backward(replayed: Replayed) -> ForwardBackward:
     """Correlate forward and backward time over microbatches (paper, section 5.3).
 
     On stage 1, away from embedding and loss; on stage 0 when there is no other, without its first
-    model chunk where there are several. At two stages, stage 1 also computes the loss.
+    model chunk if there are several. At two stages, stage 1 also computes the loss.
     """
     stage = min(1, replayed.layout.pp - 1)
     times = [_microbatch_times(group, stage) for group in replayed.groups]
@@ -403,7 +403,7 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
     """Return each worker's mean forward and backward time over its peers' median.
 
-    Peers are the other DP ranks of the same stage, shape (dp, pp); NaN where there are none.
+    Peers are the other DP ranks of the same stage, shape (dp, pp); NaN if there are none.
     """
     dp, pp = replayed.layout.dp, replayed.layout.pp
     ratios = []

@@ -356,7 +356,7 @@ def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
 def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int) -> int | None:
     """Return the DP rank that stands in for a worker: the median of the recorded ones.
 
-    For a whole missing DP rank one with all stages, so that its times fit together. None where no
+    For a whole missing DP rank one with all stages, so that its times fit together. None if no
     DP rank of the stage is recorded.
     """
     there = np.flatnonzero(~absent[:, pp])
@@ -372,7 +372,7 @@ def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int)
 
 
 def marked(layout: Layout, absent: Absent) -> Layout:
-    """Return a layout with the absent workers marked; the same object where there are none.
+    """Return a layout with the absent workers marked; the same object if there are none.
 
     Operations of single absent stages of a DP rank are marked as missing, to be re-created.
     """

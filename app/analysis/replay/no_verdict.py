@@ -31,7 +31,7 @@ _LEAST_CASES: Final = 10
 
 
 def find_hidden_collectives(layout: Layout) -> Sign | None:
-    """Return where computations wait for unrecorded collectives inside; None where none do.
+    """Return where computations wait for unrecorded collectives inside; None if none do.
 
     The sign: computations of DP peers regularly end together although they began apart. Their
     durations then contain waiting, and no replay can separate it.
@@ -75,7 +75,7 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
 
     Files named by rank may come from several attempts. Attempts are apart by more than a session
     lasts, and their steps differ in length: aligned like clocks, one runs faster than clocks do, or
-    residuals stay large. None where the clocks can be those of one session.
+    residuals stay large. None if the clocks can be those of one session.
     """
     if clocks.drift_ppm is None or len(layout.steps) < 2:  # noqa: PLR2004 - nothing runs apart
         return None
@@ -124,7 +124,7 @@ NO_COLLECTIVES: Final = Unseen(
 
 
 def unseen_of(replayed: Replayed) -> Unseen | None:
-    """Return why no worker can be blamed; None where a verdict is possible."""
+    """Return why no worker can be blamed; None if a verdict is possible."""
     attempts = attempts_apart(replayed.layout, replayed.clocks)
     if attempts is None:
         return unseen_waiting(replayed.layout)
@@ -177,7 +177,7 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
 
 
 def unseen_waiting(layout: Layout) -> Unseen | None:
-    """Return why waiting cannot be separated from computing; None where it can.
+    """Return why waiting cannot be separated from computing; None if it can.
 
     Without a pipeline, DP ranks wait in collectives only, so these must be recorded. In a pipeline,
     transfers show the waiting within each replica.

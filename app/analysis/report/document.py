@@ -397,7 +397,7 @@ class Report:
     def known_waste(self) -> float | None:
         """Return the known loss as a share of a step.
 
-        The headline's; without a verdict, the share of the named causes. None where no cause is
+        The headline's; without a verdict, the share of the named causes. None if no cause is
         named either.
         """
         if self._headline_holds:

@@ -88,7 +88,7 @@ class Outcome:
 
     step_time_s: float  # mean step time of the first session with it
     gain: float  # saved share of the step time before; negative where steps are slower
-    unlike: str | None  # why the two sessions cannot be compared; None where they can
+    unlike: str | None  # why the two sessions cannot be compared; None if they can
 
 
 def work_of(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
 
 
 def _unlike(before: Run, after: Run, applied: int) -> str | None:
-    """Return why two sessions cannot be compared; None where they can."""
+    """Return why two sessions cannot be compared; None if they can."""
     if before.sizes != after.sizes:
         return f"ran as {_words(after.sizes)}, not as {_words(before.sizes)}"
     for key in WORK_KEYS:

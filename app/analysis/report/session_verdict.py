@@ -39,7 +39,7 @@ _FURTHEST: Final = 2**31
 class PaperMeasures:
     """A session's values in the figures of a fleet."""
 
-    # M_W and M_S, by removal; None where under 1 % of a step is lost
+    # M_W and M_S, by removal; None if under 1 % of a step is lost
     m_w: float | None
     m_s: float | None
     fb_correlation: float | None  # Pearson's r of forward and backward times
@@ -219,7 +219,7 @@ class SuspectedCause:
     # Hosts, workers or stages at fault, the worst first; empty for a cause without a place, or a
     # cause of the job itself that shows at workers.
     where: tuple[str, ...] = ()
-    # confidence, contribution: shares, 0 to 1; None where the report does not say
+    # confidence, contribution: shares, 0 to 1; None if the report does not say
     confidence: float | None = None
     contribution: float | None = None
     evidence: tuple[str, ...] = ()  # sentences
@@ -309,7 +309,7 @@ class SessionVerdict:
 
     @property
     def losses(self) -> Losses | None:
-        """Return the losses by kind, shares of the time; None where the budget is unknown."""
+        """Return the losses by kind, shares of the time; None if the budget is unknown."""
         if self.shares is None:
             return None
         between = self.lost_between

@@ -45,7 +45,7 @@ def fidelity_of(
 ) -> Fidelity:
     """Return the difference of replay and recording, with the reason where it is too large."""
     near = metrics.discrepancy <= DISCREPANCY_LIMIT
-    # one replay for each type, so only where the verdict is withheld
+    # one replay for each type, so only if the verdict is withheld
     late = [] if near else late_launches(replayed, metrics)
     reason = None
     if unseen is not None:

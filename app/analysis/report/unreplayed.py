@@ -172,8 +172,8 @@ class Prepared:
 
     trace: Trace
     replayed: Replayed
-    unseen: Unseen | None  # why whole steps are replayed; None where operations are
-    met: Met | None  # arrivals and breakdown; None where not computed yet
+    unseen: Unseen | None  # why whole steps are replayed; None if operations are
+    met: Met | None  # arrivals and breakdown; None if not computed yet
 
 
 def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:

@@ -71,7 +71,7 @@ class StepWork:
     # Part of a computation in which the worker's ranks wait for their slowest one.
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]  # index of that tensor-parallel or context-parallel rank
-    experts: ExpertWork | None = None  # None where no ranks share experts
+    experts: ExpertWork | None = None  # None if no ranks share experts
     # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), padded with
     # 0; None if they do not vary.
     lengths: NDArray[np.int64] | None = None

@@ -202,7 +202,7 @@ _NEAR: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One job of a fleet before it is executed; `causes` is empty where nothing is wrong.
+    """One job of a fleet before it is executed; `causes` is empty if nothing is wrong.
 
     `slowdown` is the S that an analysis will find, about; of `UNSEEN` causes the true one.
     """

@@ -151,7 +151,7 @@ class JobModel:
     # DP ranks that share the experts of each layer and record their all-to-alls; 1 for none.
     experts_over: int = 1
     gpus_per_host: int = 8
-    # Layers of each stage, as the metadata name them; empty where they do not.
+    # Layers of each stage, as the metadata name them; empty if they do not.
     layers: tuple[int, ...] = ()
     profiler: Profiler = field(default_factory=Profiler)
     name: str = "synthetic"

@@ -59,7 +59,7 @@ class PulseTruth:
     ranks : tuple of int
         Empty where no rank is to blame.
     from_step, end_step : int
-        The first slow step, and the first one after it; `end_step` is None where it lasts.
+        The first slow step, and the first one after it; `end_step` is None if it lasts.
     """
 
     kind: NoticeKind

@@ -243,7 +243,7 @@ class ProfilerRecording:
     trace: Trace
     lost: int  # operations that were not written
     # clock_offset_ns, clock_rate_ppm: how far the clock of each host is ahead at the session's
-    # start, and how many microseconds it gains in a second; empty where all clocks are right
+    # start, and how many microseconds it gains in a second; empty if all clocks are right
     clock_offset_ns: dict[str, float]
     clock_rate_ppm: dict[str, float]
 

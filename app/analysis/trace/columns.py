@@ -240,7 +240,7 @@ def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
 
 
 def _expected_type(field: str, kind: pa.DataType, layout: ColumnSet) -> str | None:
-    """Return the kind of values that a column must hold; None where its type fits."""
+    """Return the kind of values that a column must hold; None if its type fits."""
     if field == "op":
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         text = pa.types.is_string(value) or pa.types.is_large_string(value)

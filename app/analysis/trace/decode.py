@@ -119,7 +119,7 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
     body : Path or bytes
         A file, or the bytes themselves.
     meta : SessionMeta or None
-        The session's metadata; None where the NDJSON header has them.
+        The session's metadata; None if the NDJSON header has them.
     limits : Limits
         Limits on decompressed bytes and rows.
     content_type : str, optional

@@ -114,7 +114,7 @@ def _concatenate(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str
             for chunk in chunks
         ]
     )
-    # Positions in recorded order compare across chunks only where every chunk has them.
+    # Positions in recorded order compare across chunks only if every chunk has them.
     if columns["order"].min() == ABSENT:
         del columns["order"]
     return columns

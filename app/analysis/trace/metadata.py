@@ -462,5 +462,5 @@ def not_replayed(meta: SessionMeta, reason: str) -> SessionMeta:
 
 
 def not_replayed_reason(meta: SessionMeta) -> str | None:
-    """Return why the steps of a session cannot be replayed; None where no decoder noted it."""
+    """Return why the steps of a session cannot be replayed; None if no decoder noted it."""
     return _short_text(meta.extra.get(_NOT_REPLAYED))

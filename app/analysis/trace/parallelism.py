@@ -35,7 +35,7 @@ def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] |
 def layers_per_chunk(
     extra: Mapping[str, Any], stages: int, chunks: int
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Return the number of layers of each chunk of each stage; None where metadata lack them.
+    """Return the number of layers of each chunk of each stage; None if metadata lack them.
 
     ``layers`` is a list with an item for each stage: a list with the layers of each chunk, or one
     number that the chunks share evenly.
@@ -53,7 +53,7 @@ def layers_per_chunk(
 
 
 def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
-    """Return the layers of each chunk of a stage; None where `item` is malformed."""
+    """Return the layers of each chunk of a stage; None if `item` is malformed."""
     if _is_count(item):
         assert isinstance(item, int)  # noqa: S101 - for the type checker
         return None if item % chunks else (item // chunks,) * chunks

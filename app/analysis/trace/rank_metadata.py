@@ -41,7 +41,7 @@ def names_by_rank(document: Mapping[Any, Any], key: str, world: int) -> dict[int
 
 
 def mapping_of(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
-    """Return the mapping of a key, empty where it is missing."""
+    """Return the mapping of a key, empty if it is missing."""
     value = document.get(key)
     if value is None:
         return {}

@@ -304,7 +304,7 @@ class NoticeFacts:
 
     @property
     def place(self) -> str:
-        """Return the blamed host or ranks; empty where it blames none."""
+        """Return the blamed host or ranks; empty if it blames none."""
         if not self.ranks or self.stands_still:
             return ""
         if len(self.hosts) == 1:
@@ -342,7 +342,7 @@ class NoticeFacts:
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return its cost in GPU-hours each hour, or None where it is not known."""
+        """Return its cost in GPU-hours each hour, or None if it is not known."""
         if self.stands_still:
             return float(self.job_ranks) or None
         if self.step_s is None or self.baseline_s is None or not self.job_ranks:
@@ -351,7 +351,7 @@ class NoticeFacts:
 
     @property
     def realized(self) -> float | None:
-        """Return the share of a step that its end saved, or None where it is not known."""
+        """Return the share of a step that its end saved, or None if it is not known."""
         if self.after_s is None or not self.step_s:
             return None
         return 1 - self.after_s / self.step_s

@@ -371,7 +371,7 @@ def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
 
 
 def fixes_of(found: Remedies, url: str, now: datetime) -> AppliedFixes:
-    """Return the table of applied fixes; the accuracy of predictions only where there are fixes."""
+    """Return the table of applied fixes; the accuracy of predictions only if there are fixes."""
     shown = found if found.applied else replace(found, calibrations={})
     return applied_fixes(shown, f"{url}/fixes.csv", now)
 

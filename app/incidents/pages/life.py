@@ -117,7 +117,7 @@ class ChosenIncident:
     failing: str
     comments: Sequence[CommentLine]
     comments_title: str
-    # at fault; empty where unknown
+    # at fault; empty if unknown
     host: str = ""
     # Members of this incident; `lead_url`: the incident whose member it is.
     inside: Sequence[JobOnMachine] = ()

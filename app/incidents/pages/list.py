@@ -190,7 +190,7 @@ def _states(address: Address, found: Incidents) -> list[Choice]:
     shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
     for state, label in STATES.items():
         many = counts.get(state, 0)
-        # Other states are offered only where there are incidents in them.
+        # Other states are offered only if there are incidents in them.
         always = state in (IncidentState.FIRING, IncidentState.RESOLVED)
         if always or many or filtered.state is state:
             number = f" {count(many)}" if many and not filtered.over else ""
@@ -249,7 +249,7 @@ class IncidentLine:
 
 @dataclass(frozen=True, slots=True)
 class OverLine:
-    """A row of the list of resolved incidents; gains are empty where not measured."""
+    """A row of the list of resolved incidents; gains are empty if not measured."""
 
     url: str
     job: str

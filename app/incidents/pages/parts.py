@@ -116,7 +116,7 @@ def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
 
 
 def lost_each_hour(row: IncidentRow) -> float | None:
-    """Return GPU-hours lost each hour by the job and its members; None where unknown."""
+    """Return GPU-hours lost each hour by the job and its members; None if unknown."""
     facts = row.incident.facts
     own = None if facts is None else facts.lost_each_hour
     if own is None and row.incident.notice is not None:
@@ -188,7 +188,7 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
 
 
 def failure_text(error: str | None, answer: str | None) -> str:
-    """Return the error of a delivery, with the receiver's answer where there is one."""
+    """Return the error of a delivery, with the receiver's answer if there is one."""
     words = " ".join((answer or "").split())
     if not error or not words or words in error:
         return error or words

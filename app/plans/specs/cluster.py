@@ -43,7 +43,7 @@ class Reading:
     read_profile: ProfileReader | None = None
     document: object = None  # the specification as JSON types
     faults: list[Fault] = field(default_factory=list)  # faults of several fields together
-    layers: int = 0  # layers of the model; 0 where they cannot be counted
+    layers: int = 0  # layers of the model; 0 if they cannot be counted
     predicts: bool = False  # whether a transformer's times are predicted for each device type
     speeds: dict[str, float] = field(default_factory=dict)  # by device type
 

@@ -169,7 +169,7 @@ def expire(
     Returns
     -------
     TaskState or None
-        Queued or dead; None where the worker was faster and renewed, finished or gave back.
+        Queued or dead; None if the worker was faster and renewed, finished or gave back.
     """
     over = _held(seen).where(lease_is_over(tx, container.settings.lease_s))
     if not counts:

@@ -95,7 +95,7 @@ class HeadlineBody(BaseModel, extra="allow"):
 
     `kind` is `causes` where they are counted against the job without its causes, and `published`
     where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
-    cost; null where none is named. `shares` say where the time goes, with a verdict or without.
+    cost; null if none is named. `shares` say where the time goes, with a verdict or without.
     """
 
     sentence: str
@@ -144,7 +144,7 @@ class SessionBody(BaseModel):
 class SessionDetailBody(SessionBody):
     """A session with its metadata and the state of its analysis.
 
-    `intake` is null where it came in one body.
+    `intake` is null if it came in one body.
     """
 
     meta: dict[str, Any]

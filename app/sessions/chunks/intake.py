@@ -189,7 +189,7 @@ def chunk_writer(tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]
 
 
 def lock_intake(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
-    """Lock the intake of a session; return the session's id, or None where there is none."""
+    """Lock the intake of a session; return the session's id, or None if there is none."""
     return tx.session.execute(
         select(Intake.session_id)
         .join(Session, Session.id == Intake.session_id)

@@ -291,7 +291,7 @@ class InboxItem(OfProject, Base):
     # The producer's last chunk.
     final: Mapped[bool]
     body_bytes: Mapped[int] = mapped_column(BigInteger)
-    # As sent; null where they are detected from the bytes.
+    # As sent; null if they are detected from the bytes.
     content_type: Mapped[str | None]
     format_name: Mapped[str | None]
     meta: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))

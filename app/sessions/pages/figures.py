@@ -271,7 +271,7 @@ class FirstMap:
 
 
 def first_map(report: Report) -> FirstMap | None:
-    """Return the map of mean slowdowns; None where its SVG would be too long."""
+    """Return the map of mean slowdowns; None if its SVG would be too long."""
     dp, pp = report.sizes.dp, report.sizes.pp
     dense = dp * pp > GAPPED_CELLS or dp > GAPPED_RANKS or pp > GAPPED_STAGES
     by_stage = np.clip(

@@ -412,7 +412,7 @@ class SessionTensor:
 
 
 def session_tensor(report: Report) -> SessionTensor | None:
-    """Return the work control of the group that waits longest; None where none is advised."""
+    """Return the work control of the group that waits longest; None if none is advised."""
     tensor = report.tensor
     if tensor is None or tensor.groups[0].advice.best.method is Method.NONE:
         return None

@@ -71,7 +71,7 @@ def _proof(template: PlannedTemplate) -> str:
 
 
 def session_template(report: Report) -> SessionTemplate | None:
-    """Return the recommended template; None where there is none or it gains too little."""
+    """Return the recommended template; None if there is none or it gains too little."""
     template = report.template
     if template is None:
         return None

@@ -20,7 +20,7 @@ class Choice:
 class WhatIfForm:
     """The choices of the form and the step times to compare answers with.
 
-    `reference` is empty where it equals the ideal.
+    `reference` is empty if it equals the ideal.
     """
 
     op_types: tuple[Choice, ...]

@@ -39,7 +39,7 @@ class Address:
     job: str
     session: int
     producer: str
-    # None where the server counts attempts, by `run_id` and `restart`.
+    # None if the server counts attempts, by `run_id` and `restart`.
     attempt: int | None = None
     run_id: str = ""
     restart: int = 0

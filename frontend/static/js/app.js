@@ -42,7 +42,7 @@ async function report(main, signal) {
   const data = JSON.parse(block.textContent);
   if (main.dataset.view === 'job') return new HistoryFigure(data, signal);
   // Other pages need none of it.
-  const { DistrustedReport, SessionReport } = await import('./session/page.js');
+  const { DistrustedReport, SessionReport } = await import('./sessions/page.js');
   if (signal.aborted) return null;
   return data.map ? new SessionReport(main, data, signal) : new DistrustedReport(main, data, signal);
 }

@@ -74,7 +74,7 @@ class _Standstill:
     struck: NDArray[np.bool_]  # (steps,): the steps that stand still
     apart: int  # their interval in steps, or a divisor of it; 0 for a single step
     stages: int  # stages whose first operations are recorded
-    dp: int | None = None  # the only DP rank that stands still; None where all do
+    dp: int | None = None  # the only DP rank that stands still; None if all do
 
 
 def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | None:
@@ -107,7 +107,7 @@ def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | Non
 
 
 def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill | None:
-    """Return the steps that stand still, given how late each begins; None where none do."""
+    """Return the steps that stand still, given how late each begins; None if none do."""
     if not stands_still(signs, late_ns):
         return None
     struck = at_intervals(signs.observation, late_ns)

@@ -85,7 +85,7 @@ def _is_recorded(trace: Trace) -> bool:
 
 
 def _group_size(trace: Trace) -> int | None:
-    """Return how many DP ranks share experts; None where the metadata do not say."""
+    """Return how many DP ranks share experts; None if the metadata do not say."""
     size = trace.meta.extra.get(SIZE_KEY)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         return None
@@ -129,7 +129,7 @@ def _group(
     total_ns: FloatArray,
     computations_ns: Mapping[int, IntArray],
 ) -> _Group | None:
-    """Return a group with its waits; None where too little of it is recorded.
+    """Return a group with its waits; None if too little of it is recorded.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _even_wait_ns(
 
     The ranks' differences in computing before the experts, scaled by the experts' share of the
     time: a late start, or a weight gradient since the last all-to-all, does not lengthen the
-    experts. None where too little is recorded. `table` holds the rows of the group's all-to-alls,
+    experts. None if too little is recorded. `table` holds the rows of the group's all-to-alls,
     sorted by step and order, shape (collectives, ranks); `computations_ns` the start times of each
     rank's computations.
     """

@@ -60,7 +60,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _launched_late(signs: Signs) -> Finding | None:
-    """Return the forwards that pauses launch late; None where there are none."""
+    """Return the forwards that pauses launch late; None if there are none."""
     stalled, layout = signs.stalled_launches, signs.observation.layout
     if stalled is None:
         return None
@@ -86,7 +86,7 @@ def _launched_late(signs: Signs) -> Finding | None:
 
 
 def _lengthened(signs: Signs) -> Finding | None:
-    """Return the forwards that pauses lengthen; None where there are none."""
+    """Return the forwards that pauses lengthen; None if there are none."""
     observation, effects = signs.observation, signs.effects
     if effects is None:
         return None

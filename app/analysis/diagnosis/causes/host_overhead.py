@@ -88,7 +88,7 @@ class _Idling:
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
     """Return how late nodes launch, the regular delay included, shape (nodes, steps, dp), ns.
 
-    0 where the last input comes directly from another stage: that delay contains a transfer that
+    0 if the last input comes directly from another stage: that delay contains a transfer that
     was not recorded.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
@@ -169,7 +169,7 @@ class _SlowHosts:
 
 
 def _slow_hosts(observation: Observation, share: FloatArray) -> _SlowHosts | None:
-    """Return the workers that wait for their hosts, by `_Idling.share`; None where none does."""
+    """Return the workers that wait for their hosts, by `_Idling.share`; None if none does."""
     slow = share >= max(THRESHOLDS.least_share, THRESHOLDS.to_slowest * float(share.max()))
     if not slow.any():
         return None

@@ -49,7 +49,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
-    """Return launch delays that end with a reduce-scatter, by node; 0 where they do not."""
+    """Return launch delays that end with a reduce-scatter, by node; 0 if they do not."""
     layout = observation.layout
     if GRADS_REDUCE_SCATTER not in layout.op_names:
         return {}

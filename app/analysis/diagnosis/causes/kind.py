@@ -57,13 +57,13 @@ class CauseKind:
     # Whether the hosts of the named workers are at fault, so that other hosts would be faster.
     # Otherwise the job itself is slow wherever it runs: its data, its code, its settings.
     blames_machine: bool
-    # Why a session cannot show the cause; None where it can, or where the job cannot have it.
+    # Why a session cannot show the cause; None if it can, or where the job cannot have it.
     cannot_judge: Callable[[Signs], str | None]
     # The clause that follows "because" in the verdict.
     because: Callable[[Cause, JobFacts], str]
-    # The finding, with evidence and the session without the cause; None where the sign is absent.
+    # The finding, with evidence and the session without the cause; None if the sign is absent.
     find: Callable[[Signs], Finding | None]
-    # The time that the cause takes between steps; None where it takes none.
+    # The time that the cause takes between steps; None if it takes none.
     between: Callable[[Signs], GapLoss | None] | None = None
     # Whether the cause may slow the ideal steps too, so that little time seems lost.
     slows_ideal: Callable[[Signs], bool] | None = None
@@ -97,7 +97,7 @@ def always(value: T) -> Callable[[Cause, Hosts], T]:
 
 
 def needs_comparable_stages(signs: Signs) -> str | None:
-    """Return why stages cannot be compared with one another; None where they can."""
+    """Return why stages cannot be compared with one another; None if they can."""
     if signs.observation.comparable:
         return None
     return (
@@ -107,7 +107,7 @@ def needs_comparable_stages(signs: Signs) -> str | None:
 
 
 def needs_peers(signs: Signs) -> str | None:
-    """Return why workers cannot be compared with their peers; None where they can."""
+    """Return why workers cannot be compared with their peers; None if they can."""
     if not signs.observation.comparable_within_stages:
         return (
             "stages do not compute as often forward as backward, so their workers cannot be "
@@ -120,7 +120,7 @@ def needs_peers(signs: Signs) -> str | None:
 
 
 def needs_step_begins(signs: Signs) -> str | None:
-    """Return why the begin of steps is unknown; None where it is known."""
+    """Return why the begin of steps is unknown; None if it is known."""
     if PARAMS_ALL_GATHER in signs.observation.op_types or needs_step_gaps(signs) is None:
         return None
     return (
@@ -130,7 +130,7 @@ def needs_step_begins(signs: Signs) -> str | None:
 
 
 def needs_step_gaps(signs: Signs) -> str | None:
-    """Return why the usual gap between steps is unknown; None where it is known."""
+    """Return why the usual gap between steps is unknown; None if it is known."""
     gaps = signs.step_gaps
     if gaps is not None and (gaps.has_usual or len(gaps.host_operations)):
         return None
@@ -138,7 +138,7 @@ def needs_step_gaps(signs: Signs) -> str | None:
 
 
 def needs_tensor_ranks(signs: Signs) -> str | None:
-    """Return why tensor-parallel ranks cannot be distinguished; None where they can."""
+    """Return why tensor-parallel ranks cannot be distinguished; None if they can."""
     if signs.observation.trace.meta.sizes.tp == 1 or signs.has_tensor_ranks:
         return None
     return "no tensor-parallel operations recorded"

@@ -204,7 +204,7 @@ def _as_when_quiet(
 ) -> dict[int, FloatArray]:
     """Return the quiet transfer times of a carrier in busy steps, by node, shape (steps, dp), ns.
 
-    Infinite in quiet steps; empty where the carrier is not slower in slow steps.
+    Infinite in quiet steps; empty if the carrier is not slower in slow steps.
     """
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]

@@ -95,7 +95,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _rotation(ratio: FloatArray) -> _Rotation | None:
-    """Return the slow workers of each step; None where they do not rotate.
+    """Return the slow workers of each step; None if they do not rotate.
 
     `ratio` is (pp, steps, dp): computing ÷ that of the worker's median step.
     """

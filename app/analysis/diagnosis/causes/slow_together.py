@@ -192,7 +192,7 @@ def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
 
 
 def _likely(signs: Signs, found: SlowTogether) -> str:
-    """Return the likeliest reason of the slow steps, a clause; empty where there is no sign."""
+    """Return the likeliest reason of the slow steps, a clause; empty if there is no sign."""
     factor = found.factor
     pause = _pause_before(signs, factor)
     if pause:

@@ -151,7 +151,7 @@ def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
 
 
 def _cycle(ratio: FloatArray) -> int | None:
-    """Return the mean number of steps between two rises; None where there are fewer than two."""
+    """Return the mean number of steps between two rises; None if there are fewer than two."""
     share = (ratio - ratio.min()) / np.ptp(ratio)
     rises, cool = [], False
     for step, warm in enumerate(share.tolist()):

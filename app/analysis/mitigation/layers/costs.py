@@ -109,7 +109,7 @@ def typical_pass_times(observation: Observation) -> dict[str, FloatArray]:
 def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) -> LayerCosts | None:
     """Return the costs of layers, given the number of layers of each chunk of each stage.
 
-    None where the stages do not compute the same microbatches, or the model has a single chunk.
+    None if the stages do not compute the same microbatches, or the model has a single chunk.
     """
     levels = typical_pass_times(observation)
     if not levels:
@@ -221,7 +221,7 @@ def running_job(observation: Observation, layers: Sequence[Sequence[int]]) -> Ru
     Returns
     -------
     RunningJob or None
-        None where the stages do not all compute the same microbatches, forward and backward.
+        None if the stages do not all compute the same microbatches, forward and backward.
     """
     levels = typical_pass_times(observation)
     if len(levels) < 2 or FORWARD_COMPUTE not in levels:  # noqa: PLR2004 - forward and backward

@@ -330,7 +330,7 @@ class _Search:
         return np.asarray(near[new])
 
     def _most_promising(self, below_ns: float) -> IntArray | None:
-        """Return the division of the least bound; None where no bound is below a step time."""
+        """Return the division of the least bound; None if no bound is below a step time."""
         rows = self._rows()
         rows = rows.with_row(best_mean_chain(rows, self._room))
         rest = suffix_bounds_ns(rows, self._room)

@@ -103,7 +103,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
     Returns
     -------
     int
-        0 … ranks − 1; 0 where migration pays for none.
+        0 … ranks − 1; 0 if migration pays for none.
     """
     ranks = len(time_s)
     over_s = time_s - time_s[-1]

@@ -171,7 +171,7 @@ def _share_of_gain(
 
 
 def fix_of(advice: TensorAdvice) -> Fix | None:
-    """Return the advice as a fix; None where no group has work to shed."""
+    """Return the advice as a fix; None if no group has work to shed."""
     shedding = [group for group in advice.groups if group.advice.best.method is not Method.NONE]
     if not shedding:
         return None

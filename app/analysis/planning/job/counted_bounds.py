@@ -387,7 +387,7 @@ def counted_bound(
     budget: SearchBudget,
     prices: FloatArray,
 ) -> CountedBound:
-    """Return a lower bound of all plans with some numbers of pipelines; 0 where it is unknown.
+    """Return a lower bound of all plans with some numbers of pipelines; 0 if it is unknown.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ class MixedSearch:
         return tuple(dp for dp in self.dp_counts if final[dp] >= self.space.microbatches)
 
     def plan_within(self, time_ps: int) -> JobPlan | None:
-        """Return a plan that takes at most `time_ps`; None where there is none."""
+        """Return a plan that takes at most `time_ps`; None if there is none."""
         most = most_microbatches(self.points, self.starts, time_ps, self.tails)
         table, choice, useful = self._cover(most)
         final = table[self.dp] if self.space.spec.allow_idle else table[self.dp, -1:]
@@ -334,7 +334,7 @@ def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, l
     sets : int64 array, shape (choices,)
         Bit mask of the types of each choice.
     worth : int64 array, shape (choices,)
-        Microbatches of each choice; 0 where it is not feasible.
+        Microbatches of each choice; 0 if it is not feasible.
     """
     whole = (1 << types) - 1
     single: dict[int, int] = {}

@@ -104,7 +104,7 @@ class LargeNeighborhoodSearch:
         return best
 
     def _plan(self) -> JobPlan | None:
-        """Return the plan of the current units; None where they do not form one."""
+        """Return the plan of the current units; None if they do not form one."""
         idle = self.mixed.shape - self.mixed.sizes[self.current].sum(axis=0)
         dp = int(self.mixed.replicas[self.current].sum())
         fixed = self.space.spec.fixed.dp

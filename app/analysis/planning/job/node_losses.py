@@ -21,7 +21,7 @@ class AfterLoss:
 
     device: int
     lost: int
-    plan: JobPlan | None  # None where the remaining nodes do not hold the model
+    plan: JobPlan | None  # None if the remaining nodes do not hold the model
     kept: int  # unchanged pipelines
     moved_bytes: float  # weights and optimizer states copied to new pipelines
 
@@ -91,7 +91,7 @@ def _regrouped(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
 
 
 def _share_batch(space: Space, units: list[Unit]) -> JobPlan | None:
-    """Return the plan of some units with the batch divided again; None where it has no plan."""
+    """Return the plan of some units with the batch divided again; None if it has no plan."""
     dp = sum(unit.replicas for unit in units)
     if not units or dp > space.microbatches:
         return None

@@ -175,7 +175,7 @@ def _with_memory(spec: JobSpec, factor: float) -> JobSpec:
 
 
 def _least_factor(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float | None:
-    """Return the least factor with a possible plan; None where the largest has none."""
+    """Return the least factor with a possible plan; None if the largest has none."""
     low, high = 1.0, _MOST_MEMORY
     if not _possible(changed(high), budget):
         return None

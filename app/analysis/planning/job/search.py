@@ -164,7 +164,7 @@ _AS_GOOD: Final = 1.01
 
 
 def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | None:
-    """Search for the fastest plan; None where nothing fits.
+    """Search for the fastest plan; None if nothing fits.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def _equal_plan(space: Space, unit: Unit, dp: int) -> JobPlan | None:
 def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
     """Return the microbatches of equal pipelines; interleaved ones take multiples of their stages.
 
-    None where there are too few, or no such multiples.
+    None if there are too few, or no such multiples.
     """
     each = stages if space.sizes.interleave > 1 else 1
     number, rest = divmod(space.microbatches, each)

@@ -100,7 +100,7 @@ class FoundJob:
     lower_bound_ps: int  # of t_std
     alternatives: tuple[JobPlan, ...]
     planning_time_s: float
-    # Plans of simpler ways to run the job by name; None where nothing fits.
+    # Plans of simpler ways to run the job by name; None if nothing fits.
     comparison: Mapping[str, JobPlan | None] = field(default_factory=dict)
 
     @property

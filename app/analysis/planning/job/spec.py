@@ -63,7 +63,7 @@ class JobDevice:
     """Nodes of one device type; all nodes of a job have the same number of devices.
 
     `efficiency` is the share of the device's peak that matrix products reach; `link_gbytes_per_s`
-    the bandwidth from one device to the others of its node, decimal gigabytes a second, None where
+    the bandwidth from one device to the others of its node, decimal gigabytes a second, None if
     transfers take no time.
     """
 
@@ -93,7 +93,7 @@ class JobSpec:
     """Planning problem of a whole job: model, nodes, batch and fixed sizes.
 
     `inter_node_gbytes_per_s` is the bandwidth of a node to others, shared evenly by its devices,
-    decimal gigabytes a second; None where transfers take no time.
+    decimal gigabytes a second; None if transfers take no time.
     """
 
     transformer: Transformer

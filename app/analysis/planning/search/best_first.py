@@ -34,7 +34,7 @@ from app.analysis.planning.template import Template, compute_times, stage_times,
 class Leaf:
     """An interval of the slowest stage's time, both ends included, with a bound of the cost, in ps.
 
-    `bound_ps` is None where no template has its slowest stage in the interval.
+    `bound_ps` is None if no template has its slowest stage in the interval.
     """
 
     low_ps: int

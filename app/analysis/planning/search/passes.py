@@ -147,7 +147,7 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
 
 
 def _position(free: int, option: Option, *, idle: bool) -> int | None:
-    """Return the position of a stage in a node with `free` free devices, None where it has none.
+    """Return the position of a stage in a node with `free` free devices, None if it has none.
 
     The last position dominates the others, as it leaves the most devices.
     """
@@ -284,7 +284,7 @@ class SearchPasses:
         return reach_from_end(self.space.steps, np.ascontiguousarray(fits_from), self.layers)
 
     def feasible(self, longest_ps: int) -> bool:
-        """Return False where no template has stages of at most this time, by a bound."""
+        """Return False if no template has stages of at most this time, by a bound."""
         lowest = self.lowest_first(longest_ps)
         low = self._from_end(lowest[:, min(1, lowest.shape[1] - 1)])
         return any(low[s] == 0 for s in self.last_states())
@@ -312,7 +312,7 @@ class SearchPasses:
         return [template for template in templates if fits(problem, template)]
 
     def run(self, goal: SearchGoal, most_cells: int | None = None) -> Table | None:
-        """Return the pass's table, or None where no template is within the goal.
+        """Return the pass's table, or None if no template is within the goal.
 
         Parameters
         ----------

@@ -68,7 +68,7 @@ def propose_blocking(draft: Draft) -> Proposal | None:
 
 
 def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
-    """Return the blocking transfers of each stage; None where no transfer blocks.
+    """Return the blocking transfers of each stage; None if no transfer blocks.
 
     Parameters
     ----------

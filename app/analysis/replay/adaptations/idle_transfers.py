@@ -38,7 +38,7 @@ _Kind = tuple[str, int]
 
 
 def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[Trace, Sign] | None:
-    """Return the trace without transfers that have no neighbor; None where there are none."""
+    """Return the trace without transfers that have no neighbor; None if there are none."""
     if trace.meta.sizes.pp == 1 or not _has_fused(trace):
         return None
     finder = _Finder(trace, routes)

@@ -71,7 +71,7 @@ class Adaptation:
 
     name: Name
     sign: Sign
-    # before, after: discrepancy without it and with it; None where no replay without it is
+    # before, after: discrepancy without it and with it; None if no replay without it is
     # possible, or where nothing is asked of the discrepancy
     before: float | None = None
     after: float | None = None

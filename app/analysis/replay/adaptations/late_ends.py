@@ -64,7 +64,7 @@ def propose_late_ends(draft: Draft) -> Proposal | None:
 def end_with_receives(
     layout: Layout, graph: Graph, regularly: float = _REGULARLY
 ) -> tuple[Layout, Sign] | None:
-    """Return the layout with sends that end with their receives; None where none ends late.
+    """Return the layout with sends that end with their receives; None if none ends late.
 
     A clock difference makes the sends of one direction seem late and those of the other early by
     the same time, so only the sum of both directions counts.

@@ -68,7 +68,7 @@ def propose_nested_collectives(draft: Draft) -> Proposal | None:
 def find_nested(
     layout: Layout, *, only_waits: bool = False
 ) -> tuple[tuple[Nested, ...], Sign] | None:
-    """Return the collectives inside computations, and the sign; None where these wait for none.
+    """Return the collectives inside computations, and the sign; None if these wait for none.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _deviation(
 ) -> float:
     """Return the relative difference of passes less `waited` collectives and passes without any.
 
-    The largest over DP ranks and chunks; 0 where all passes have collectives.
+    The largest over DP ranks and chunks; 0 if all passes have collectives.
     """
     stage, name = kind
     nodes = layout.nodes

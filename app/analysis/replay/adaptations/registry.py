@@ -64,7 +64,7 @@ class AdaptedRows:
     """A trace before it is laid out, with the adaptations that its rows need."""
 
     trace: Trace
-    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty where
+    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty if
     # microbatches pass chunk after chunk
     routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
@@ -91,7 +91,7 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
 
 
 def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
-    """Return the adaptation of padded layouts; empty where no layout is padded."""
+    """Return the adaptation of padded layouts; empty if no layout is padded."""
     paddings = [group.padding for group in laid_out.groups if group.padding is not None]
     if not paddings:
         return ()

@@ -27,7 +27,7 @@ _REGULARLY: Final = 0.98
 
 
 def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
-    """Return the routes of forwards, and the sign; None where chunk follows chunk."""
+    """Return the routes of forwards, and the sign; None if chunk follows chunk."""
     given = placement_of(trace)
     if given is not None:
         default = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
@@ -49,7 +49,7 @@ def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
 
 
 def placement_of(trace: Trace) -> tuple[Route, ...] | None:
-    """Return the routes in the metadata; None where they give no possible ones.
+    """Return the routes in the metadata; None if they give no possible ones.
 
     ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
     a mapping of chunk to stage; where microbatches enter at both ends a list of two such lists,

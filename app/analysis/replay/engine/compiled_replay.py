@@ -2,7 +2,7 @@
 """Compiled executor of the replay, with the same results as `ArrayReplay`, bit for bit.
 
 A NumPy call costs as much as some hundred lanes (step, DP rank), and its results go through memory.
-Here live ends stay in the cache of a core. Imported only where it pays (`executors`): loading takes
+Here live ends stay in the cache of a core. Imported only if it pays (`executors`): loading takes
 a third of a second.
 """
 
@@ -42,7 +42,7 @@ class Tables(NamedTuple):
     ends_last: NDArray[np.bool_]  # (members,)
     after_first: CodeArray  # (members + 1,): first dependency
     after_slot: CodeArray  # (dependencies,)
-    after_lag: FloatArray  # (dependencies,): regular launch delay; empty where all are 0
+    after_lag: FloatArray  # (dependencies,): regular launch delay; empty if all are 0
     begins: CodeArray  # (members,): stage in `Chain.begins` or -1; empty unless steps are chained
     closes: CodeArray  # (members,): stage in `Chain.closes` or -1; empty unless steps are chained
     step_gap: float  # regular gap between chained steps
@@ -86,7 +86,7 @@ def tables_of(program: Program) -> Tables:
 
 
 def _lags_ns(program: Program) -> list[float]:
-    """Return the regular launch delay of each dependency; empty where all are 0."""
+    """Return the regular launch delay of each dependency; empty if all are 0."""
     lags_ns = program.lags_ns
     if not lags_ns:
         return []
@@ -113,7 +113,7 @@ class LaneWork(NamedTuple):
     """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
 
     `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`. `masks`
-    has the lanes of a tile, all other arrays those of the block. `late` is empty where no node is
+    has the lanes of a tile, all other arrays those of the block. `late` is empty if no node is
     late. `carry`, shape (variants, stages, lanes and partners), has the ends of the step before,
     which are replaced by those of this step; it is empty unless steps are chained.
     """

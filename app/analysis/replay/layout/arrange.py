@@ -234,10 +234,10 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
     Parameters
     ----------
     routes : sequence of sequences of (stage, chunk)
-        For each direction its virtual stages in the order of a forward; empty where microbatches
+        For each direction its virtual stages in the order of a forward; empty if microbatches
         pass chunk after chunk.
     pads : bool
-        Whether places are left empty where DP ranks run different numbers of microbatches.
+        Whether places are left empty if DP ranks run different numbers of microbatches.
 
     Raises
     ------

@@ -137,15 +137,15 @@ class Layout:
     ranks: NDArray[np.int32]  # (dp, pp): global rank that represents each worker
     launch: FloatArray  # (nodes,): sort key of the launch order of each stage
     begin_ns: FloatArray  # (steps,): first recorded start of each step
-    # (nodes, steps, dp): operations that the recorder lost; None where there are none. Their
+    # (nodes, steps, dp): operations that the recorder lost; None if there are none. Their
     # times are 0 until they are re-created (`app.analysis.replay.missing_operations`).
     missing: NDArray[np.bool_] | None = None
-    # (nodes,): nodes that may be missing without a loss; None where nothing is missing
+    # (nodes,): nodes that may be missing without a loss; None if nothing is missing
     free: NDArray[np.bool_] | None = None
     # (dp, pp): workers without any recorded operation (`app.analysis.replay.missing_operations`);
-    # None where there are none
+    # None if there are none
     absent: NDArray[np.bool_] | None = None
-    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty where
+    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty if
     # microbatches pass chunk after chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
     # by computation, (steps, dp): time of garbage collections inside it
@@ -154,9 +154,9 @@ class Layout:
     # before, between and after these
     shares: Mapping[int, FloatArray] = field(default_factory=dict)
     # (steps, dp): time from the first host operation before a step to the rank's first start in
-    # it, without a pipeline; None where there are none
+    # it, without a pipeline; None if there are none
     opened_ns: FloatArray | None = None
-    # None where all DP ranks run equally many microbatches; empty places are also `missing`
+    # None if all DP ranks run equally many microbatches; empty places are also `missing`
     padding: Padding | None = None
 
     @property

@@ -209,7 +209,7 @@ class _Builder:
     _by_kind: dict[tuple[str, int], list[int]] = field(init=False)  # (op type, stage) → nodes
     _launch: list[float] = field(init=False)
     _chunk: list[int] = field(init=False)
-    # chunk of each node, 0 where none is recorded
+    # chunk of each node, 0 if none is recorded
     _computed: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)

@@ -75,7 +75,7 @@ def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> 
     ----------
     computing : iterable of (stage, chunk)
     routes : sequence of sequences of (stage, chunk)
-        One for all microbatches, or one for those from each end; empty where microbatches pass
+        One for all microbatches, or one for those from each end; empty if microbatches pass
         chunk after chunk.
 
     Examples
@@ -110,7 +110,7 @@ def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[l
     Parameters
     ----------
     neighbors : sequence
-        The virtual stage on the other side of each computation; None where there is none.
+        The virtual stage on the other side of each computation; None if there is none.
 
     Returns
     -------

@@ -163,18 +163,18 @@ class StepRows:
     dp: IntArray
     kind: IntArray  # op code × PP + stage
     order: IntArray
-    # (steps × dp, kinds): number of operations of each kind of each lane; None where all run
+    # (steps × dp, kinds): number of operations of each kind of each lane; None if all run
     # equally many microbatches
     own: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """Times of operations as dense arrays of shape (nodes, steps, dp), 0 where missing."""
+    """Times of operations as dense arrays of shape (nodes, steps, dp), 0 if missing."""
 
     start_ns: IntArray
     duration_ns: FloatArray
-    missing: NDArray[np.bool_] | None  # None where no operation is missing
+    missing: NDArray[np.bool_] | None  # None if no operation is missing
     mb: NDArray[np.int32]  # (nodes,)
     mc: NDArray[np.int32]  # (nodes,)
 

@@ -338,12 +338,12 @@ class Uneven:
     def padding(
         self, nodes: Nodes, steps: NDArray[np.intp], missing: NDArray[np.bool_] | None
     ) -> Padding | None:
-        """Return the padding of some steps; None where no place is empty.
+        """Return the padding of some steps; None if no place is empty.
 
         Parameters
         ----------
         missing : bool array, shape (nodes, steps, dp), or None
-            Places without a recorded operation; None where there are none.
+            Places without a recorded operation; None if there are none.
         """
         if missing is None:
             return None
@@ -370,7 +370,7 @@ class Uneven:
 def find_uneven(census: Census) -> Uneven | None:
     """Return the numbers of microbatches of DP ranks, if they differ.
 
-    None where all are equal, or where operations are lost: a rank lacks others too, or backwards do
+    None if all are equal, or where operations are lost: a rank lacks others too, or backwards do
     not match forwards.
     """
     counts = census.counts

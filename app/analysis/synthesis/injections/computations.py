@@ -100,7 +100,7 @@ class SequenceLengths(Injection):
             work.duration_ns[mask] *= factors[program.microbatch[mask]]
 
     def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return sequence lengths, shape (microbatches, sequences), 0 where there are no more."""
+        """Return sequence lengths, shape (microbatches, sequences), 0 if there are no more."""
         columns: list[NDArray[np.int64]] = []
         room = np.full(microbatches, self.max_length, np.int64)
         while room.any():
@@ -254,7 +254,7 @@ class SlowTogether(Injection):
 
     factor: float = 1.0  # how many times as long forwards and backwards take in the stretch
     begin: int = 0  # position of the stretch's first step among the recorded ones
-    steps: int | None = None  # how many it has; None where it lasts until the end
+    steps: int | None = None  # how many it has; None if it lasts until the end
     growth: float = 0.0  # by what share each step takes longer than the one before
     cause: ClassVar[str] = "slow_together"
 

@@ -51,7 +51,7 @@ class HostOverhead(Injection):
 
     # Time to launch one computation; longer computations hide it.
     launch_ns: float
-    worker: Worker | None = None  # (dp, pp); its host is slow. None where all are.
+    worker: Worker | None = None  # (dp, pp); its host is slow. None if all are.
     cause: ClassVar[str] = "host_overhead"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:

@@ -59,7 +59,7 @@ class Outline:
 
 
 def outline_of(pieces: Iterator[bytes]) -> Outline | None:
-    """Return the outline of a JSON text; None where it is no array or object.
+    """Return the outline of a JSON text; None if it is no array or object.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ class Head:
     """The beginning of a body."""
 
     start: bytes  # as received, 4 KiB at most
-    # Decompressed and without a byte order mark, 4 KiB at most; empty where the compression is
+    # Decompressed and without a byte order mark, 4 KiB at most; empty if the compression is
     # damaged.
     text: bytes
     outline: Outline | None  # where the text is JSON
@@ -342,7 +342,7 @@ class TraceFormat:
     # Times count from the earliest start of their step, so they do not compare across steps; chunks
     # do not mix with those of other formats.
     step_relative: bool = False
-    # By name in ``paceline synth --format``; empty where nothing writes the format.
+    # By name in ``paceline synth --format``; empty if nothing writes the format.
     writers: Mapping[str, Writer] = field(default_factory=dict)
     # Program that writes a foreign format, which ``paceline convert`` reads.
     recorder: str | None = None

@@ -131,7 +131,7 @@ _SHOWN_FIELDS: Final = 4
 
 
 def format_of(head: Head) -> TraceFormat | None:
-    """Return the format of a body; None where it is unknown or has no operations."""
+    """Return the format of a body; None if it is unknown or has no operations."""
     if not head.start or unsupported_file_of(head) is not None:
         return None
     return next((known for known in FORMATS.values() if known.sniff(head)), None)

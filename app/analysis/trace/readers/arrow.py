@@ -106,12 +106,12 @@ class _Table:
         return self._offset(field) != 0
 
     def byte(self, field: int) -> int:
-        """Return a field of one byte; 0 where it is missing."""
+        """Return a field of one byte; 0 if it is missing."""
         offset = self._offset(field)
         return self._data[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
-        """Return a field of eight bytes; 0 where it is missing."""
+        """Return a field of eight bytes; 0 if it is missing."""
         offset = self._offset(field)
         return int(struct.unpack_from("<q", self._data, self._at + offset)[0]) if offset else 0
 
@@ -120,7 +120,7 @@ class _Table:
         return _Table(self._data, self._target(field))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector of pairs of eight-byte integers; empty where it is missing."""
+        """Return a vector of pairs of eight-byte integers; empty if it is missing."""
         if not self.has(field):
             return []
         at = self._target(field)

@@ -153,7 +153,7 @@ def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, byte
 
 
 def _header(line: bytes) -> Mapping[str, Any] | None:
-    """Return the header, or None where the first line is an operation."""
+    """Return the header, or None if the first line is an operation."""
     try:
         header = parse_object(line)
     except ValueError as error:
@@ -199,7 +199,7 @@ def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[
 
 
 def _read_fast(block: bytes) -> pa.RecordBatch | None:
-    """Return the rows of a block, or None where pyarrow refuses it or could misread it."""
+    """Return the rows of a block, or None if pyarrow refuses it or could misread it."""
     # A block that begins with `null` ends the process in pyarrow: every line must be an object.
     if not block.startswith(b"{"):
         return None

@@ -44,7 +44,7 @@ _BACKSLASH, _OPEN, _CLOSE, _N, _U, _L, _TILDE = b"\\{}nul~"
 
 
 def read_plain(block: bytes) -> pa.RecordBatch | None:
-    """Return the rows of a block, with `ndjson_exact.COLUMNS`; None where a line is not plain.
+    """Return the rows of a block, with `ndjson_exact.COLUMNS`; None if a line is not plain.
 
     Missing microbatches and chunks are `ABSENT`.
     """

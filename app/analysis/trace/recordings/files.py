@@ -331,7 +331,7 @@ def _times(chunk: TraceChunk) -> NDArray[np.int64]:
 
 
 def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
-    """Return the first step of each file, by index; None where a name has no step.
+    """Return the first step of each file, by index; None if a name has no step.
 
     A profiler writes a file after its last step, and names it after that.
     """

@@ -360,7 +360,7 @@ class Event:
 
     @property
     def args(self) -> Event:
-        """Return the event's arguments, empty where there are none."""
+        """Return the event's arguments, empty if there are none."""
         args = self.fields.get("args")
         return Event(self.index, args if isinstance(args, dict) else {})
 
@@ -394,7 +394,7 @@ class Event:
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """Return an integer, or None where the key is missing or null.
+        """Return an integer, or None if the key is missing or null.
 
         Raises
         ------
@@ -416,7 +416,7 @@ class Event:
         return value
 
     def optional_identifier(self, key: str) -> int | None:
-        """Return an identifier of 64 bits as a signed integer, None where there is none.
+        """Return an identifier of 64 bits as a signed integer, None if there is none.
 
         Recorders write identifiers with a sign or without it.
 

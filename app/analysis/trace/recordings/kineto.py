@@ -69,7 +69,7 @@ class Processes:
             self.stepping.setdefault(_key(event))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event's process, None where it is unknown."""
+        """Return the rank of an event's process, None if it is unknown."""
         key = _key(event)
         if key not in self._rank_of and isinstance(key, str):
             rank = _rank_of_process(key)

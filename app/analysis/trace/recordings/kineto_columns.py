@@ -89,7 +89,7 @@ class Events:
     thread: NDArray[np.int64]
 
     def argument(self, name: str) -> NDArray[np.int64]:
-        """Return an argument that is an integer, -1 where there is none."""
+        """Return an argument that is an integer, -1 if there is none."""
         # The table has one chunk.
         args: Any = self.table.column("args").combine_chunks()
         return _whole(args.field(name), -1)
@@ -106,7 +106,7 @@ class Events:
 
 
 def events_of(lines: str, count: int) -> Events | None:
-    """Return the events of lines of JSON; None where they must be read one by one."""
+    """Return the events of lines of JSON; None if they must be read one by one."""
     body = lines.encode()
     table = None
     for schema in _SCHEMAS:
@@ -172,7 +172,7 @@ def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # no
 
 
 def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an Arrow array
-    """Return times in ns, `_ABSENT` where there is none; None where one does not fit."""
+    """Return times in ns, `_ABSENT` if there is none; None if one does not fit."""
     if column.type == _FINER:
         column = pc.round(column, 3, "half_to_even").cast(_THOUSANDTHS)
     values = column.combine_chunks()

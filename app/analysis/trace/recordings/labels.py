@@ -91,7 +91,7 @@ _STEP: Final = re.compile(r"(?:ProfilerStep#|paceline:step[=:])([0-9]{1,16})")
 
 
 def parse_label(text: str) -> Label | None:
-    """Return the label in the name of a range, None where it identifies no operation.
+    """Return the label in the name of a range, None if it identifies no operation.
 
     Examples
     --------
@@ -254,7 +254,7 @@ class Pattern(Protocol):
         """Return the number of each named group."""
 
     def fullmatch(self, text: str) -> Match | None:
-        """Return the match of a whole text, None where there is none."""
+        """Return the match of a whole text, None if there is none."""
 
 
 class BadPatternError(Exception):
@@ -315,7 +315,7 @@ class OwnRangesReader:
         self._unknown: Counter[str] = Counter()
 
     def find(self, name: str, event: int) -> OwnRange | None:
-        """Return the operation or step of a range, None where no pattern matches its name.
+        """Return the operation or step of a range, None if no pattern matches its name.
 
         Parameters
         ----------

@@ -94,7 +94,7 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
     if len(starts) != len(durations):
         _refuse(event, f"{len(starts)} starts and {len(durations)} durations do not match")
     metric, step = event.text(_RECORD_KEY), event.integer("step")
-    # This version of the handler writes a constant chunk, which is wrong where there are several.
+    # This version of the handler writes a constant chunk, which is wrong if there are several.
     chunk = event.optional_integer("model_chunk") if sizes.vpp == 1 else None
     mc = chunk if metric in _COMPUTES else None
     for start, duration in zip(starts, durations, strict=True):

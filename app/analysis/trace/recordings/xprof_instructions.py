@@ -47,7 +47,7 @@ class Instruction:
     part: Part = Part.WHOLE
     name: str = ""  # of the instruction: ``all-reduce-start.5``
     started: str | None = None  # name of the ``-start`` that this ``-done`` ends
-    groups: Groups | None = None  # None where not recorded, or all devices are one group
+    groups: Groups | None = None  # None if not recorded, or all devices are one group
 
 
 _KINDS: Final = (

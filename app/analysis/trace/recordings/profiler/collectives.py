@@ -244,7 +244,7 @@ _REDUCES: Final = (ALL_REDUCE, REDUCE_SCATTER)
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Parallel dimension of each process group by name, None where it is unknown."""
+    """Parallel dimension of each process group by name, None if it is unknown."""
 
     of_group: Mapping[str, Dimension | None]
     data: frozenset[str]  # groups whose ranks hold the same parameters or shards of them

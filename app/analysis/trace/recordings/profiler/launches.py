@@ -102,7 +102,7 @@ def _by_kind(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[
 
 
 def rows_of(links: Links, wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the row of the launch or operator with each id, -1 where there is none."""
+    """Return the row of the launch or operator with each id, -1 if there is none."""
     number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
     order = np.argsort(number, kind="stable")
     number = number[order]

@@ -342,7 +342,7 @@ def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> It
 
 
 def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
-    """Return the start of the launches or operators with some ids, ns; None where unknown."""
+    """Return the start of the launches or operators with some ids, ns; None if unknown."""
     started, number, _ = columns_of(links.table, 3)
     wanted = np.isin(number, np.array([n for n in numbers if n >= 0], np.int64))
     known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))

@@ -124,9 +124,9 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     rank, world : int
         Global rank and number of ranks.
     groups : sequence of Group
-        Groups of the rank; empty where the recording lists none.
+        Groups of the rank; empty if the recording lists none.
     stages : sequence of int
-        Stages that the rank computes; empty where no label names one.
+        Stages that the rank computes; empty if no label names one.
     meta : SessionMeta or None
         Metadata given with the recording; its sizes apply where no group has a known description.
     recorded : RecordedGroups

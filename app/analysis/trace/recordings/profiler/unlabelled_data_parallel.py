@@ -81,7 +81,7 @@ class Unlabelled:
 
     @property
     def largest_group(self) -> int | None:
-        """Return the number of ranks of the largest process group, None where not recorded."""
+        """Return the number of ranks of the largest process group, None if not recorded."""
         return _largest_group(self.collectives)
 
 

@@ -429,7 +429,7 @@ def _sent_by(peer: int, schedule: Schedule, place: Place) -> Iterator[Computatio
 
 
 def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Transfer]] | None:
-    """Return the receives by stage of the sender, None where a sender is unknown.
+    """Return the receives by stage of the sender, None if a sender is unknown.
 
     Recordings name peers by their rank in the job or in the process group.
     """
@@ -455,7 +455,7 @@ def steps_between(steps: Steps, end: int | None) -> Mapping[int, Span]:
     Parameters
     ----------
     end : int or None
-        End of the profiler's last step. None where optimizers end steps: then everything before
+        End of the profiler's last step. None if optimizers end steps: then everything before
         the first and after the last of them belongs to the first and the last step.
     """
     begins, end = list(steps.begins), _EVER_NS if end is None else end
