@@ -36,7 +36,16 @@ from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import Replayed, with_graph, with_shorter_step_gap, without_lags
 
-_WITHOUT_REPLAY: Final = 0.8  # confidence in a cause whose cost no replay can tell
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Confidence in causes that no replay can judge."""
+
+    without_cost: float = 0.8  # confidence in a slow worker whose cost is unknown
+
+
+THRESHOLDS: Final = Thresholds()
+
 _ONE_STEP: Final = "a single step does not show what changes from step to step"
 
 
@@ -339,7 +348,7 @@ def causes_without_replay(
             cause=found.kind.name,
             contribution=None,
             cost_s=None,
-            confidence=_WITHOUT_REPLAY,
+            confidence=THRESHOLDS.without_cost,
             evidence=found.finding.evidence,
             where=found.finding.where,
             figure=found.finding.figure,

@@ -248,7 +248,12 @@ def _schemas() -> list[object]:
         for name in modules
         for value in vars(sys.modules[name]).values()
         if isinstance(value, TypeAdapter)
-        or (isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel)
+        # Modules also hold models of libraries that they use.
+        or (
+            isinstance(value, type)
+            and issubclass(value, BaseModel)
+            and value.__module__.startswith("app.")
+        )
     ]
     return [
         model.core_schema if isinstance(model, TypeAdapter) else model.__pydantic_core_schema__
