@@ -1,4 +1,4 @@
-"""Training steps of a recording, and the step of each event.
+"""Training steps of a recording, and assignment of events to steps.
 
 Steps are ranges that labels of the job match (`OwnRanges`), else those of the profiler
 (``ProfilerStep#12``, from ``prof.step()``). Without either a step ends with its optimizer; without
@@ -18,19 +18,19 @@ from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a recording."""
+    """Steps of a recording: their starts and numbers."""
 
     begins: tuple[int, ...]  # ns, rising
     numbers: tuple[int, ...]
     of_label: tuple[int | None, ...]  # step of each labelled range; None before the first one
 
     def at(self, time: int) -> int | None:
-        """Return the step at a time, None before the first one."""
+        """Return the step number at a time; None before the first step."""
         return _at(self.begins, self.numbers, time)
 
 
 def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of a scan.
+    """Return the training steps of a scan.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
         begins = _after_optimizers(scan, labelled)
         numbers = tuple(range(len(begins)))
     elif any(item.label.own for item in labelled):
-        # Labels of layers repeat within a step, so all is one step.
+        # Steps cannot be found by repetition, because the job's labels of layers repeat within a
+        # step: the recording counts as one step.
         begins, numbers = (labelled[0].span.start,), (0,)
     elif labelled:
         return _by_repetition(labelled)
@@ -60,7 +61,7 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
 
 
 def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Labelled, ...]:
-    """Leave out forwards that were repeated before their backward.
+    """Return labelled ranges without forwards that were repeated before their backward.
 
     A job repeats a forward that ran out of memory. A forward that is repeated after its backward
     belongs to another round of the step.
@@ -91,7 +92,7 @@ def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Lab
 def _own_steps(
     ranges: Sequence[tuple[int, int | None]],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return starts and numbers of steps from (start, number) of ranges that labels match.
+    """Return starts and numbers of the steps that the job's labels match.
 
     Without any number, steps count from 0.
     """
@@ -113,7 +114,7 @@ def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
 
 
 def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ...]:
-    """Return the starts of steps: the first event, and the end of each optimizer before actions."""
+    """Return the starts of steps: the first event, and optimizers' ends before actions."""
     starts = sorted(action.span.start for action in (labelled or scan.issues))
     if not starts:
         return ()
@@ -128,7 +129,7 @@ def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ..
 
 
 def _by_repetition(labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of actions, each of which happens once a step."""
+    """Return the steps of actions: a step begins when an action repeats."""
     seen: dict[object, int] = {}
     of_label: list[int | None] = []
     begins: list[int] = []
