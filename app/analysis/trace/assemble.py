@@ -1,9 +1,9 @@
 """Assembly of a `Trace` from batches of columns, with checks of the values.
 
-Rows keep the body's order. Where the operations of each (rank, step, type) are contiguous and in
-order, as recorders write them, one comparison of neighboring rows checks everything; other bodies
-are sorted for the check. Values are checked by one minimum and one maximum a column.
-`consume_on_second_core` overlaps decoding of the next batch with the checks of the last one.
+Rows keep the body's order. If the operations of each (rank, step, type) are contiguous and in
+order, as recorders write them, a single comparison of neighboring rows finds every fault; the rows
+of other bodies are sorted first. Bounds are checked by the minimum and maximum of each column.
+`consume_on_second_core` decodes the next batch while the previous batch is checked.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ class Collected:
     # change
     heads: NDArray[np.intp]
     stretches: NDArray[np.intp]
-    names: Sequence[str]  # as recorded, `KNOWN_OP_TYPES` first
+    names: Sequence[str]  # operation names as recorded, `KNOWN_OP_TYPES` first
     seconds: bool  # times were floating-point seconds from the earliest start of their step
-    in_order: bool  # within each run the order, or else the start, rises
-    microbatches_rise: bool  # within each run the microbatch rises
+    in_order: bool  # order (start if no order is recorded) rises within each run
+    microbatches_rise: bool  # the microbatch rises within each run
 
 
 class Assembler:
@@ -276,8 +276,8 @@ class Assembler:
     def finish(self, names: Sequence[str]) -> Trace:
         """Return the trace of all rows; `names` are the names of the codes given to `add`.
 
-        A part of a session passes the same checks but keeps the recorded names and order: type and
-        position of an operation may depend on operations of other parts.
+        A part of a session passes the same checks but keeps the recorded names and order, because
+        the type and position of an operation may depend on operations in other parts.
 
         Raises
         ------
@@ -478,8 +478,8 @@ def _trace(
 def _step_relative(given: Collected, stretches: Stretches, places: Places, *, part: bool) -> bool:
     """Return whether the earliest start of every step is 0.
 
-    Floating-point times of a whole session must start at 0 in each step: they do not resolve a
-    clock reading.
+    Floating-point starts of a whole session must be relative to the step, with an earliest start of
+    0, because a float cannot resolve a clock reading.
     """
     columns = given.columns
     start = columns["start"]
@@ -508,8 +508,8 @@ def _step_relative(given: Collected, stretches: Stretches, places: Places, *, pa
 def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:
     """Return an uninitialized array from Arrow's pool, which keeps the pages of freed batches.
 
-    (NumPy's allocator returns large arrays to the system: touching new pages takes longer than
-    decoding into them.)
+    NumPy's allocator returns large arrays to the operating system; touching newly allocated pages
+    takes longer than decoding into them.
     """
     size = rows * np.dtype(dtype).itemsize
     buffer = memoryview(pa.allocate_buffer(size))
@@ -522,8 +522,8 @@ T = TypeVar("T")
 def consume_on_second_core(items: Iterator[T], take: Callable[[T], None]) -> None:
     """Call `take` with each item on a second core while this core produces the next item.
 
-    Items are produced on the calling thread: a new thread's memory is new to Arrow, and touching it
-    costs a fifth of the time to decode.
+    The calling thread produces the items because Arrow would allocate new memory for a new thread,
+    which costs a fifth of the decoding time.
     """
     # Imported here because it loads `logging`, which small bodies do not need.
     from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415

@@ -1,7 +1,7 @@
 """Columns of a body: the accepted sets of columns, and their conversion from Arrow to NumPy.
 
-NumPy columns have no nulls. Integers may come as pandas writes them, as `datetime64`,
-`timedelta64` or floating point, where the conversion is exact.
+NumPy columns have no nulls. Integer columns may have the types that pandas writes (`datetime64`,
+`timedelta64`, floating point) if the conversion is exact.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def choose_layout(names: Collection[str]) -> ColumnSet:
 def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
     """Return an Arrow array's values as a NumPy array, without a copy where possible.
 
-    `to_numpy` of Arrow imports pandas where that is installed, which takes longer than reading and
-    replaying a small trace.
+    Arrow's `to_numpy` is avoided because it imports pandas if installed, which takes longer than
+    reading and replaying a small trace.
     """
     plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if plain and not array.null_count:

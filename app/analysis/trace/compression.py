@@ -1,7 +1,8 @@
 """Decompression of text bodies (gzip, zstd) in bounded memory.
 
-The decompressor gets slices so small that even the densest one expands to some megabytes; the
-total is counted against the limit. Several consecutive gzip members or zstd frames are one text.
+The decompressor gets slices so small that even the most compressed slice expands to some megabytes;
+the total size is checked against the limit. Consecutive gzip members or zstd frames are joined to
+one text.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def without_mark(begin: bytes) -> bytes:
 def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
     """Yield the beginning of a body's text, decompressed, in pieces of at most `size` bytes.
 
-    It ends where the compression is damaged or cut off, and after the bytes that recognition of a
-    format may read.
+    The text ends where the compression is damaged or cut off, or at the limit of the bytes that
+    format recognition may read.
 
     Raises
     ------

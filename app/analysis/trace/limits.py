@@ -1,7 +1,7 @@
 """Limits on the size and the values of a body, and refusals that list the first faults.
 
-Limits are bytes, rows and bounds of values. A fault has the row or line and the column of the
-body where it has one; a refusal lists the first ten.
+Limits are bytes, rows and bounds of values. A fault names the row or line and the column of the
+body if it has them; a refusal lists the first ten faults.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Limits:
 
     # Most bytes after decompression, of the body or of the columns read from it.
     max_decompressed_bytes: int = 4096 * MIB
-    max_rows: int = 40_000_000  # operations of one body
+    max_rows: int = 40_000_000  # most operations of a body
     # Most bytes of the header line of an NDJSON body, of a metadata document, and of the footer of
     # a Parquet body.
     max_header_bytes: int = 16 * MIB
@@ -63,8 +63,9 @@ class Limits:
     def expanded(self, size: int) -> int:
         """Return the number of bytes to which a body of this size may decompress.
 
-        Recorded text compresses to a tenth or a fortieth; hundreds of bytes for one are an attack.
-        Small bodies have no ratio, they cost little in any case.
+        Recorded text compresses to a tenth or a fortieth of its size; a ratio of hundreds is an
+        attack. The ratio of small bodies is not limited, because they are cheap to decompress in
+        any case.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
 """Merging of a session's chunks into one trace.
 
-Chunks are parts as `decode` returns them: each checked alone, with recorded names and order. The
-result must not depend on which chunk an operation came in, so operations are sorted and pass every
-check of a whole body again.
+Chunks are parts as returned by `decode`: each chunk has passed its own checks, and has the recorded
+names and order. The result must not depend on the distribution of operations over chunks, so all
+operations are sorted and checked again as one body.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Metadata of a session: parsing, checks, union of parts, and decoders' notes on the recording.
 
-Accepted are our keys (``dp pp tp cp vpp world``) and those of the published ``meta-*.yaml``
+Accepted keys are ours (``dp pp tp cp vpp world``) and the keys of the published ``meta-*.yaml``
 (``dp_size dsp_size pp_size tp_size vpp_size world_size``, where dsp is the context-parallel size).
-Both spellings of one size may be there if they agree.
-Decoders note what they could not map (`Unmapped`) and why steps cannot be replayed
-(`not_replayed`).
+A document may give a size under both keys if the values agree. Decoders note the recorded items
+that they could not map (`Unmapped`), and the reason why steps cannot be replayed (`not_replayed`).
 
 Codes of `InvalidMetadataError`
 -------------------------------
@@ -405,7 +404,7 @@ def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) 
 def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMeta:
     """Return a body's metadata with its names for all ranks (node, pod, GPU) assigned to each rank.
 
-    A GPU belongs to one rank: a body of several ranks drops its name.
+    A GPU belongs to one rank, so the GPU's name is dropped if the body has several ranks.
 
     Raises
     ------

@@ -147,8 +147,8 @@ class SessionMeta:
 class Stretches:
     """Stretches of consecutive rows with the same rank and step."""
 
-    first: NDArray[np.intp]  # (stretches,): first row of each, from 0 on
-    earliest_ns: NDArray[np.int64]  # (stretches,): earliest start in each
+    first: NDArray[np.intp]  # (stretches,): first row of each stretch; starts with 0
+    earliest_ns: NDArray[np.int64]  # (stretches,): earliest start in each stretch
 
 
 def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretches:

@@ -1,9 +1,10 @@
 """Names of operation types: aliases, fused operations, and the codes of one body.
 
-An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
-send and receive is one call for two (or four) transfers: it is split into operations over the same
-interval. Which microbatch each of them moves is not recorded, so microbatch and model chunk are
-absent there. Unknown names are kept, with codes after those of the known types.
+An alias is replaced by the published name, and a `-nonoverlapping` type by the type of its
+overlapped twin. A fused send and receive is one call for two (or four) transfers: it is split into
+operations over the same interval, without microbatch and model chunk, since it is not recorded
+which microbatch each transfer moves. Unknown names are kept, with codes after those of the known
+types.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Named:
 
     columns: dict[str, NDArray[Any]]  # `op` holds indices into `op_names`
     op_names: tuple[str, ...]  # `KNOWN_OP_TYPES`, then the unknown types that rows have
-    source: NDArray[np.intp] | None  # the body's row of each row, where operations were split
+    source: NDArray[np.intp] | None  # body row of each row if operations were split
     # The recorded order and the runs are no longer valid, because two recorded names became one
     # type or operations were split.
     changed: bool
@@ -243,8 +244,9 @@ def _split_fused(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -
 def _resolve_cross_mesh(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> bool:
     """Set the direction of cross-mesh transfers in place; return whether any type changed.
 
-    A send moves the result of the rank's last computation before it, a receive the input of its
-    next one. Without such a computation in the step, the type stays as recorded.
+    A send moves the result of the rank's previous computation, a receive the input of its next
+    computation; the transfer gets the direction of this computation. If the step has no such
+    computation, the type stays as recorded.
     """
     op = columns["op"]
     forward = code_of[FORWARD_COMPUTE]

@@ -1,7 +1,7 @@
 """Uniqueness and order of operations within each group of one (rank, step, type).
 
-A *run* is a stretch of neighboring rows of one group. Where every group is one run, which is how
-recorders write, neighbors are compared; else rows are sorted. Includes the checks of pipeline
+A *run* is a stretch of neighboring rows of one group. If every group is a single run, as recorders
+write them, neighboring rows are compared; else rows are sorted. The module also checks pipeline
 operations by microbatch and model chunk.
 """
 
@@ -49,7 +49,7 @@ class Runs:
     # heads, lengths: (runs,): first row and number of rows of each run
     heads: NDArray[np.intp]
     lengths: NDArray[np.intp]
-    group: NDArray[np.int64]  # (runs,): number of its group, from 0 without gaps
+    group: NDArray[np.int64]  # (runs,): group index of each run, from 0 without gaps
     whole: bool  # every group is one run
 
     def group_of_rows(self) -> NDArray[np.int64]:
@@ -79,11 +79,11 @@ def same_as_before(
 class Neighbors:
     """Rows that differ from the previous row, by kind of difference."""
 
-    heads: NDArray[np.intp]  # runs start
-    stretches: NDArray[np.intp]  # the rank or the step changes
-    moved: NDArray[np.intp]  # the same rank is elsewhere in the DP × PP grid
-    falls: NDArray[np.intp]  # within a run the order, or without one the start, does not rise
-    microbatch_falls: bool  # within some run a known microbatch does not rise
+    heads: NDArray[np.intp]  # rows where runs start
+    stretches: NDArray[np.intp]  # rows where the rank or the step changes
+    moved: NDArray[np.intp]  # rows where a rank changes its DP × PP cell
+    falls: NDArray[np.intp]  # rows in a run without rising order (or start)
+    microbatch_falls: bool  # in some run a known microbatch does not rise
 
 
 def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
@@ -152,7 +152,7 @@ def check_cells(
 ) -> None:
     """Refuse a rank that appears in two cells of the DP × PP grid.
 
-    `stretches` are rows to check; the place is known to be constant between them.
+    `stretches` are the rows to check; the cell is known to be constant between them.
     """
     rank = columns["rank"][stretches]
     cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
@@ -194,7 +194,8 @@ def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
 def order_by_start(columns: Columns, runs: Runs) -> NDArray[np.int32]:
     """Return the position of each operation by start within its group.
 
-    Operations that start together keep the body's order; those equal in every column are repeated.
+    Operations with equal starts keep the body's order; operations that are equal in every column
+    are repeated.
 
     Raises
     ------
@@ -268,8 +269,8 @@ def check_pipeline(
 ) -> None:
     """Check that each pipeline operation has a unique microbatch and model chunk.
 
-    With one chunk a stage, the order of computation implies its microbatch. With virtual stages it
-    does not, so microbatch and chunk must be recorded.
+    With one chunk per stage, the order of the computations implies their microbatches. With virtual
+    stages the order is ambiguous, so microbatch and chunk must be recorded.
 
     Raises
     ------

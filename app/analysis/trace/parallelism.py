@@ -1,7 +1,7 @@
 """Parallelism of a trace: layers of stages, context-parallel rings, groups of collectives.
 
-In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
-end together; the rank that delays the others is the one with the longest computing time.
+In a context-parallel ring each rank waits only for its neighbors, in transfers that end at
+different times; the rank that delays the others is the rank with the longest computing time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from app.analysis.trace.model import (
 def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] | None:
     """Return the number of layers of each stage from a session's metadata; None if missing.
 
-    ``layers`` is a list with a number for each stage, or with a list of one number, its chunk's.
+    ``layers`` is a list with an item for each stage: its number of layers, or a list with the
+    number of its only chunk.
     """
     layers = layers_per_chunk(extra, stages, 1)
     return None if layers is None else tuple(count for (count,) in layers)
@@ -102,7 +103,7 @@ def _are(trace: Trace, names: Sequence[str]) -> NDArray[np.bool_]:
 def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
     """Return each cell's rank with the longest own computing time, shape (dp, pp); -1 if none.
 
-    That rank comes last in its ring. Of equal ranks it is the lowest.
+    This rank comes last in its ring. Of ranks with equal times the lowest rank is returned.
     """
     sizes = trace.meta.sizes
     rows, own_ns = own_compute_times(trace)
@@ -119,8 +120,8 @@ def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
 def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
     """Return the groups of a cell's ranks that share collectives of `types`, shape (groups, ranks).
 
-    Where all tensor- and context-parallel ranks of a cell are recorded, consecutive ranks are
-    tensor-parallel, as launchers number them; else the ranks are a single group.
+    If all tensor- and context-parallel ranks of a cell are recorded, consecutive ranks are taken to
+    be tensor-parallel, as launchers number them; else the ranks are a single group.
     """
     if len(ranks) != sizes.tp * sizes.cp:
         return ranks[None]

@@ -1,8 +1,9 @@
 """Metadata of ranks: machine, host, GPU, pod, launcher, recorder, and links of the job.
 
-A rank number is no identity: every restart may number ranks anew, so a machine is recognized by
-its GPU identifiers and host name. Links are web addresses with a host and without a password: one
-user writes them and others follow them, so they may neither run a script nor leak a secret.
+A rank number does not identify a machine, because every restart may number ranks anew: a machine is
+recognized by its GPU identifiers and host name. Links are web addresses with a host and without a
+password: one user writes them and others follow them, so they may neither run a script nor leak a
+secret.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def parse_links(document: Mapping[object, object]) -> dict[str, str]:
 def valid_links(stored: object) -> dict[str, str]:
     """Return the valid links of a stored metadata document, at most `MAX_LINKS` of them.
 
-    Metadata of joined parts are not checked again, and older versions stored anything under the
-    key.
+    Links are checked on reading because the metadata of joined parts are not checked again, and
+    older versions stored any value under the key.
     """
     if not isinstance(stored, Mapping):
         return {}
@@ -172,9 +173,9 @@ class Machine:
     # The node's name may be the name of a container, which changes with each restart.
     guessed: bool = False
     gpu: str | None = None  # index on the node, or a name
-    uuid: str | None = None  # with ``GPU-`` or ``MIG-``, unabbreviated
-    pci: str | None = None  # address
-    pod: str | None = None  # with its namespace where that is known
+    uuid: str | None = None  # whole UUID with its prefix ``GPU-`` or ``MIG-``
+    pci: str | None = None  # PCI address
+    pod: str | None = None  # pod name, with its namespace if known
     local_rank: int | None = None
 
     @property

@@ -1,9 +1,10 @@
 """Stored form of a session's operations.
 
-Packed operations are an Arrow stream compressed with zstd: about 7 bytes an operation on recorded
-traces, and a few milliseconds for 100,000. The schema holds the names of operation
-types, so codes may change between releases. A body of about that size, which decodes with the
-session's metadata alone, is stored as received; the first bytes distinguish the two forms.
+Packed operations are an Arrow stream compressed with zstd: about 7 bytes per operation on recorded
+traces, and a few milliseconds for 100,000 operations. The schema holds the names of operation
+types, so codes may change between releases. A received body of about this size that can be decoded
+with only the session's metadata is stored as received; its first bytes distinguish it from packed
+operations.
 """
 
 from __future__ import annotations

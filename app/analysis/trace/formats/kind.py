@@ -1,7 +1,7 @@
 """Description of a trace format, and recognition of the format from a body's first bytes.
 
-Recordings of different programs are all JSON, and the keys of one format may occur in another's
-text, so JSON is parsed up to its first events. The array of events may follow megabytes of
+Recordings of many programs are JSON, and the keys of one format may occur in the text of another
+format, so the JSON is parsed up to its first events. The array of events may follow megabytes of
 metadata.
 """
 
@@ -185,10 +185,10 @@ _LITTLE_BYTES: Final = 64
 class Compression:
     """A compression of text bodies."""
 
-    magic: bytes  # first bytes
-    suffix: str  # of its files
+    magic: bytes  # first bytes of a compressed body
+    suffix: str  # suffix of compressed files
     codings: tuple[str, ...]  # names in ``Content-Encoding``
-    media_types: tuple[str, ...]  # types that name the compression and not its content
+    media_types: tuple[str, ...]  # media types of the compression, not of the content
 
 
 COMPRESSIONS: Final = (
@@ -201,11 +201,11 @@ COMPRESSIONS: Final = (
 class Head:
     """First bytes of a body, decompressed."""
 
-    start: bytes  # as received, 4 KiB at most
+    start: bytes  # first bytes as received, at most 4 KiB
     # At most 4 KiB of text, decompressed and without a byte order mark; empty if the compression is
     # damaged.
     text: bytes
-    outline: Outline | None  # where the text is JSON
+    outline: Outline | None  # None if the text is not JSON
 
     @property
     def whole(self) -> bool:
@@ -225,7 +225,7 @@ class Head:
 def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
     """Return whether the first 64 bytes of a body's text (plain or gzip) match a pattern.
 
-    False as well where they are too few or compressed otherwise.
+    Returns False if the body is shorter, or compressed otherwise than with gzip.
     """
     start = body[:_HEAD_BYTES]
     if not start.startswith(GZIP_MAGIC):
@@ -281,8 +281,9 @@ class Decoded:
 class Decode(Protocol):
     """Decoder of a format.
 
-    Modules of a single format are imported with its first body: most processes meet one format, and
-    importing all decoders takes a good part of the time of a small trace.
+    The module of a format is imported with the first body of that format, because most processes
+    receive a single format, and importing all decoders takes a good part of the time of a small
+    trace.
     """
 
     def __call__(
@@ -321,7 +322,7 @@ class DecodeWithHints(Protocol):
 class Writer:
     """Encoder of a trace in one format."""
 
-    file_name: str  # of the file that the command line writes
+    file_name: str  # name of the file that the command line writes
     encode: Callable[[Trace], bytes]
 
 
@@ -329,17 +330,17 @@ class Writer:
 class TraceFormat:
     """A format in which traces are accepted."""
 
-    name: str  # in interfaces, such as the format of a session
-    title: str  # for people
+    name: str  # identifier in interfaces, such as a session's format
+    title: str  # display name
     # Media types that senders use, ours first. A type that begins with `OWN_MEDIA_TYPE` identifies
     # the format; several formats may share another type.
     media_types: tuple[str, ...]
-    suffixes: tuple[str, ...]  # of its files, without that of a compression
+    suffixes: tuple[str, ...]  # file suffixes, without a suffix of compression
     # Returns whether a body with this beginning has this format. Formats with the same beginning
     # share one `sniff`, and a `decode` that distinguishes them.
     sniff: Callable[[Head], bool]
     decode: Decode
-    text: bool = False  # it is text, which may be compressed with gzip or zstd
+    text: bool = False  # bodies are text, perhaps compressed with gzip or zstd
     # Times count from the earliest start of their step, so times of different steps are not
     # comparable, and a session cannot mix chunks of this format with chunks of other formats.
     step_relative: bool = False

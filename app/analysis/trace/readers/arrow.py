@@ -2,7 +2,7 @@
 
 The metadata may be in the schema, as JSON under ``paceline.meta``. Declared sizes are checked
 before decompression: a compressed buffer begins with its uncompressed length, which Arrow trusts,
-so some hundred bytes may ask for any amount of memory. Message headers are flat buffers
+so a body of some hundred bytes may request any amount of memory. Message headers are flat buffers
 (``Message.fbs`` of the Arrow format).
 """
 

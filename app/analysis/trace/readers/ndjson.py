@@ -8,7 +8,7 @@ core:
 - pyarrow (240 ms) reads lines that begin as objects, in the command line and other processes that
   read few bodies.
 - `ndjson_compiled` (20 ms) reads plain lines in servers, which load it at start: a body of that
-  size takes about 350 ms to receive, so pyarrow would take two thirds as long again.
+  size takes about 350 ms to receive, and pyarrow would add two thirds of this time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def decode_ndjson(
 ) -> Trace:
     """Decode an NDJSON body and check its values; `decode` lists the errors.
 
-    `meta` may be left out where the header line has it; both must then have the same sizes.
+    `meta` may be None if the header line has the metadata; if both are given, their sizes must
+    agree.
     """
     blocks = _blocks(read_text(body, limits), limits)
     line, block = next(blocks, (1, b""))

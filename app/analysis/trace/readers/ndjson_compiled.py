@@ -1,8 +1,8 @@
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915 - a compiled loop: no objects there
 """Compiled reader of plain NDJSON lines.
 
-Plain lines are one object a line with our keys, each once, whole numbers, and names in ASCII
-without escapes. `readers.ndjson` compares the readers and their times.
+A plain line is one object with our keys, each at most once, with whole numbers, and with names in
+ASCII without escapes. `readers.ndjson` compares the readers and their times.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def _read(
 ) -> tuple[int, int, int]:
     """Fill `values`, shape (keys, rows), and `names`: start and length of each distinct name.
 
-    `text` ends with a line feed, which stops every scan within a line: no other bound is needed.
-    Positions are unsigned: a signed index may count from the end, which costs each access a test.
+    `text` ends with a line feed, which stops every scan within a line, so no other bound is needed.
+    Positions are unsigned because a signed index may count from the end, which costs a test at each
+    access.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Reader of Parquet bodies with the published columns or our columns.
 
-Rows, types and pages are checked in the footer and the page headers before anything is decoded.
+Rows, types and pages are checked in the footer and the page headers before any value is decoded.
 Only known columns are read, operation names through their dictionary, in batches that are checked
-before the next is read.
+before the next batch is read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reader of the footer and page headers of a Parquet body, checked before pyarrow reads it.
 
-A damaged footer ends the process in pyarrow instead of raising: a column chunk without metadata
-does. Readers do not check sizes, and a page of a kilobyte may claim two gigabytes, so each claimed
-size is compared with its number of values. Includes the part of Thrift's compact protocol that
-footers and page headers use.
+pyarrow ends the process on some damaged footers instead of raising an error, for example if a
+column chunk lacks metadata. Parquet readers do not check sizes, and a page of a kilobyte may claim
+two gigabytes, so each claimed size is compared with the page's number of values. The module
+includes the part of Thrift's compact protocol that footers and page headers use.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def read_struct(
 ) -> tuple[dict[int, Any], int]:
     """Return a struct's values by field id, and the position of the next byte.
 
-    Strings are bytes; floating-point numbers and single bytes are skipped. A body has thousands of
-    page headers, so this is one loop with the short cases in line.
+    Strings are returned as bytes; floating-point numbers and single bytes are skipped. A body has
+    thousands of page headers, so the function is one loop with the short cases inlined.
 
     Raises
     ------
@@ -199,7 +199,7 @@ class ColumnChunk:
     """Part of a column in one row group."""
 
     name: str
-    is_text: bool  # its values are byte arrays, not numbers
+    is_text: bool  # values are byte arrays, not numbers
     rows: int
     # start, end: byte range of the chunk's pages in the body, the dictionary page first
     start: int

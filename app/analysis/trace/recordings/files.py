@@ -1,10 +1,10 @@
 """Files of one job: the rank and steps of each file from its name, and checks of the whole set.
 
 Ranks come from file names (``rank_3/trace.json``), or are counted host by host; steps come from
-``ProfilerStep#12`` or the path (``iteration_100/``). Ranks of one start of a job take a step at
-the same time, as far apart as their clocks are; those of another start take the step of the same
-number minutes or days apart. Such files are refused, and a step recorded twice as well: mixed, they
-would give a verdict about no job at all.
+``ProfilerStep#12`` or the path (``iteration_100/``). The ranks of one start of a job begin a step
+at the same time, up to the difference of their clocks; another start of the job begins the step of
+the same number minutes or days later. Files of several starts are refused, and so is a step
+recorded twice, because a mixture would give a verdict on no real job.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def _names_of_files(files: Sequence[str]) -> str:
 def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
     """Refuse files that have more ranks in a DP × PP cell than the sizes of the job allow.
 
-    Each file names the cell of its rank. Files of two jobs, or with wrong process groups, claim one
-    cell twice.
+    Each file names the cell of its rank. Files of two jobs, or files with wrong process groups,
+    claim the same cell.
 
     Raises
     ------
@@ -249,9 +249,10 @@ class _RepeatedStep:
 def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk]:
     """Return recordings with distinct steps, renumbered if step numbers of a rank repeat.
 
-    A profiler that writes one step a file may number its steps (``ProfilerStep#12``). Where each
-    recording counts anew, names of files and folders give the step (``iteration_100/`` of
-    TorchTitan, ``rank0_step_100.json``), or chunks of a producer follow one another.
+    A profiler that writes one file per step may number the steps (``ProfilerStep#12``). If each
+    recording counts its steps from 0, the step comes from the names of files and folders
+    (``iteration_100/`` of TorchTitan, ``rank0_step_100.json``), or from the order of the chunks of
+    a producer.
 
     Parameters
     ----------
@@ -334,7 +335,7 @@ def _times(chunk: TraceChunk) -> NDArray[np.int64]:
 def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
     """Return the first step of each file by index, from its name; None if a name has no step.
 
-    A profiler writes a file after its last step, and names it after that.
+    A profiler writes a file after its last step, and names the file after this step.
     """
     first = {}
     for place, chunk in enumerate(chunks):
@@ -349,7 +350,8 @@ def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | No
 def _first_steps_by_chunk(chunks: Sequence[TraceChunk]) -> Mapping[int, int]:
     """Return the first step of each chunk by index, counted from the chunk before.
 
-    It follows the last step of the previous chunk of the same producer and ranks.
+    The first step of a chunk follows the last step of the previous chunk with the same producer and
+    ranks.
     """
     first, following = {}, dict[tuple[str, ...], int]()
     for place in sorted(range(len(chunks)), key=lambda place: chunks[place].number):

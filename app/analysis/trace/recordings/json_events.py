@@ -1,10 +1,10 @@
 """Reader of JSON longer than memory, item by item, and checked access to its events.
 
-A profiler writes an object with fields and one array of events, or that array alone, on one line
-or on millions. Fields are read whole, array items one at a time; one piece of text and one item
-are in memory. Fractions are exact decimals, so microseconds with three digits become exact
-nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf``, which are not JSON and which recorders
-write where they divide by zero, are read as floats and refused as times.
+A profiler writes an object with fields and one array of events, or only this array, on one line or
+on millions of lines. Fields are read whole, array items one at a time; one piece of text and one
+item are in memory. Fractions are exact decimals, so microseconds with three digits become exact
+nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf`` are not JSON, but recorders write them if
+they divide by zero: they are read as floats and refused as times.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_items(
 ) -> Iterator[Field | Item]:
     """Yield the fields of a JSON object and the items of its long arrays, or an array's items.
 
-    Several objects one after the other, as on the lines of a collector's file, are read as one.
+    Several consecutive objects, as on the lines of a collector's file, are read as one object.
 
     Parameters
     ----------
@@ -278,7 +278,8 @@ class _Text:
     def _respell_floats(self, error: json.JSONDecodeError) -> bool:
         """Respell NaN and infinities after an error as `json` does; return whether any was found.
 
-        All of the piece are replaced, so that many of them cost no more than one.
+        All such values in the buffer are replaced at once, so that many of them cost no more than
+        one.
         """
         unknown = _NO_VALUE.match(self._buffer, error.pos)
         if unknown is None or unknown[0] == _NAN or not error.msg.startswith("Expecting value"):
@@ -436,8 +437,8 @@ class Event:
     def duration_ns(self, key: str, scale: int) -> int:
         """Return the duration under a key in ns, rounded, and clipped to `MAX_TIME_NS`.
 
-        Profilers record durations of centuries now and then: such an operation is no reason to
-        refuse its recording.
+        Clipping is needed because profilers now and then record durations of centuries; such an
+        operation is no reason to refuse the recording.
         """
         value = self.fields.get(key)
         if isinstance(value, Decimal) and value and value.adjusted() >= _MAX_POWER:

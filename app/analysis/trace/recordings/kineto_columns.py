@@ -1,8 +1,8 @@
 """Reader of Kineto events as columns, a megabyte of JSON at a time.
 
 Most events are operators, launches and kernels with a few numbers each. Arrow's parser reads them
-without an object for each, exact to the nanosecond. Named ranges and collectives, and files that
-Arrow cannot read as columns, are read event by event.
+as columns, without a Python object for each event and exact to the nanosecond. Named ranges and
+collectives, and files that Arrow cannot read as columns, are read event by event.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Events:
     name: NDArray[np.int64]
     categories: tuple[str, ...]
     names: tuple[str, ...]
-    complete: NDArray[np.bool_]  # of the phase ``X``
-    named: NDArray[np.bool_]  # of the phase ``M``
+    complete: NDArray[np.bool_]  # the event's phase is ``X`` (complete)
+    named: NDArray[np.bool_]  # the event's phase is ``M`` (metadata)
     start: NDArray[np.int64]  # ns
     duration: NDArray[np.int64]  # ns
     usable: NDArray[np.bool_]  # time, process and thread are within the ranges of this module
@@ -194,9 +194,9 @@ class Kind(IntEnum):
     """Way in which an event is added to a scan."""
 
     NOT = auto()
-    ALONE = auto()  # as an object
+    ALONE = auto()  # kept as an object
     LAUNCH = auto()
-    RANGE = auto()  # only by its external id
+    RANGE = auto()  # only the external id is kept
     OPERATOR = auto()
     GRADIENT = auto()  # a node of autograd
     KERNEL = auto()

@@ -51,7 +51,7 @@ class Label:
 
     op: str  # our operation type
     kind: LabelKind
-    stage: int = ABSENT  # of the whole pipeline, `ABSENT` where the label has a chunk instead
+    stage: int = ABSENT  # in the whole pipeline; `ABSENT` if the label has a chunk
     # mb, mc: microbatch; model chunk, `ABSENT` if it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
@@ -271,7 +271,7 @@ class RangeRule:
 
     pattern: str
     op: str  # an operation type, or `STEP`
-    line: int | None = None  # 1-based, of the file of rules
+    line: int | None = None  # 1-based line in the file of rules
 
     def __str__(self) -> str:
         where = "" if self.line is None else f" (line {self.line})"
@@ -283,7 +283,7 @@ class OwnRange:
     """Operation or step of a range whose name matches a pattern of the job."""
 
     label: Label | None  # None for a whole step
-    step: int | None  # training step, where the pattern captures it
+    step: int | None  # training step if the pattern captures it
 
 
 class OwnRanges:

@@ -1,9 +1,10 @@
 """Decoder of MegaScan (MegatronApp) files: begin and end events of scopes on every rank.
 
-Two forms. The aggregated file has Chrome's events of all ranks in microseconds of one clock;
-``pid`` counts the DP × PP cells, the stages of a DP rank together, and ``tid`` is the tensor rank.
-The file of one rank has times of its device: ``rel_ts`` in nanoseconds from the start of the
-iteration; events at the start and end of an iteration have the host's time between iterations.
+MegaScan writes two forms. The aggregated file has Chrome's events of all ranks in microseconds of
+one clock; ``pid`` is the number of the DP × PP cell (the stages of a DP rank are consecutive), and
+``tid`` is the tensor rank. The file of a single rank has device times: ``rel_ts`` in nanoseconds
+from the start of the iteration; events at the start and end of an iteration have the host's time
+between iterations. Microbatch, chunk and stage are in the end event of a scope.
 
 Microbatch, chunk and stage are in the end event of a scope.
 """

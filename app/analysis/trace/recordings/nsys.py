@@ -264,8 +264,8 @@ def _add_device(
 def _of_process(table: _Table, column: str, processes: frozenset[int]) -> str:
     """Return the SQL condition that a row belongs to one of the given processes.
 
-    A global thread id is the process id and 24 bits of the thread. Old exporters leave out the
-    process of a kernel, which then belongs to any.
+    A global thread id consists of the process id and 24 bits of the thread. Old exporters do not
+    record the process of a kernel, which then matches every process.
     """
     marks = _marks(tuple(processes))
     if column not in table.columns:

@@ -1,8 +1,8 @@
 """Decoder of Megatron-LM's OpenTelemetry spans (`megatron.core.telemetry`) in OTLP.
 
-A rank is a resource: ``dl.rank``, ``dl.world_size`` and the sizes and ranks of each parallelism
-are its attributes. Times are those of the issuing host, not of the device, and the metadata note
-it. Span names are those of the main branch and of earlier releases:
+Each rank is a resource, with the attributes ``dl.rank``, ``dl.world_size`` and the sizes and ranks
+of each parallel dimension. Times are host times of issuing the work, not device times, which the
+metadata note. Span names are those of the main branch and of earlier releases:
 ``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
 NVIDIA/Megatron-LM (pull request 6385).
 """
@@ -108,7 +108,7 @@ class _Span:
     chunk: int | None
     step: int | None
     event: int
-    own: OwnRange | None = None  # match of a label of the job
+    own: OwnRange | None = None  # match with a label of the job
 
     @property
     def is_step(self) -> bool:

@@ -1,10 +1,10 @@
 """Reader of OTLP in protobuf, one batch of spans at a time.
 
-Three forms: the body that an exporter posts (``ExportTraceServiceRequest``); messages with a varint
-of their length in front, as OpenTelemetry specifies for files; and messages with four bytes of
-length in front, big-endian, as the collector's file exporter writes them (its ``compression: zstd``
-compresses each message). In all of them a message is a list of ``ResourceSpans``, of which one is
-in memory at a time.
+OTLP's protobuf has three forms: the body that an exporter posts (``ExportTraceServiceRequest``);
+messages preceded by their length as a varint, as OpenTelemetry specifies for files; and messages
+preceded by their length in four big-endian bytes, as the collector's file exporter writes them (its
+``compression: zstd`` compresses each message). In all forms a message is a list of
+``ResourceSpans``, of which one is in memory at a time.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MAX_BATCH_BYTES: Final = 8 * MIB
 class Batch:
     """Batch of spans of one resource."""
 
-    resource: Event  # fields: its attributes by key
+    resource: Event  # the resource's attributes by key
     # Spans with OTLP's fields ``name``, ``startTimeUnixNano``, ``endTimeUnixNano`` and
     # ``attributes``.
     spans: tuple[Event, ...]
@@ -86,7 +86,7 @@ class Resource:
     dp: int | None
     pp: int | None
     host: str | None
-    names: Mapping[str, str]  # of node, pod, GPU and job
+    names: Mapping[str, str]  # names of node, pod, GPU and job
     sizes: Sizes | None
 
 
@@ -146,8 +146,8 @@ def first_of(attributes: Event, *keys: str) -> int | None:
 def with_hosts(known: SessionMeta, resources: Mapping[int, Resource]) -> SessionMeta:
     """Return metadata completed by the ranks' machines from their resources.
 
-    Machines in `known` take precedence. The host name of a resource in a pod is a guess: it may be
-    that of the pod.
+    Machines in `known` take precedence. The host name of a resource in a pod is marked as a guess,
+    because it may be the pod's name.
     """
     named: dict[str, dict[str, str]] = {}
     hosts: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """Reader of protobuf's wire format, field by field, for messages longer than memory.
 
-The official runtime parses a message whole. The outermost messages of a file of gigabytes are
-split here, and the runtime parses their parts one at a time.
+The official runtime parses a message as a whole. This module splits the outermost messages of files
+of gigabytes, and the runtime parses the parts one at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Field:
     number: int
     kind: int  # wire type
     size: int  # bytes of the value that follows; 0 for a varint
-    value: int = 0  # of a varint
+    value: int = 0  # value of a varint
 
 
 def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer than the work
     """Return the number of bytes at the start of a piece that form whole fields.
 
-    This loop passes over each of millions of events, so numbers are decoded in line.
+    The loop runs for each of millions of events, so the decoding of numbers is inlined.
     """
     at = whole = 0
     end = len(piece)
@@ -87,7 +87,7 @@ class Wire:
         self._pieces = pieces
         self._buffer = b""
         self._at = 0
-        self._before = 0  # bytes before the buffer
+        self._before = 0  # number of bytes read before the buffer
 
     @property
     def place(self) -> int:

@@ -1,7 +1,7 @@
 """Decoder of XProf traces: collectives, computations and steps of JAX or TensorFlow devices.
 
-An XLA program does not distinguish forward from backward, so nothing can be replayed. Its trace
-shows when each device arrives at each collective, and what else it executes.
+An XLA program does not distinguish forward from backward, so its steps cannot be replayed. The
+trace shows when each device arrives at each collective, and its other computations.
 """
 
 from __future__ import annotations

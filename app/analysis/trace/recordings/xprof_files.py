@@ -1,12 +1,12 @@
 """Reader of XProf files: ``*.xplane.pb`` of a host, and ``trace.json.gz`` for trace viewers.
 
-Planes are read twice in bounded memory, one event at a time: names follow the lines that refer to
-them, and a plane may have gigabytes. Messages are declared here with the fields read
-(https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto), and
-not by a generated file: the runtime skips unknown fields, so no compiler and no package of
-gigabytes is needed. They are in a descriptor pool of their own, because TensorFlow registers the
-same names. ``trace.json.gz`` holds at most a million events, the longest ones, and no time of day;
-its processes are planes, its threads are lines.
+Planes are read twice in bounded memory, one event at a time, because names follow the lines that
+refer to them and a plane may have gigabytes. Messages are declared here with the needed fields only
+(https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto), not
+in a generated file: the runtime skips unknown fields, so no compiler and no package of gigabytes is
+needed. The declarations have their own descriptor pool because TensorFlow registers the same names.
+``trace.json.gz`` holds at most a million events (the longest) and no time of day; its processes
+correspond to planes, its threads to lines.
 """
 
 from __future__ import annotations

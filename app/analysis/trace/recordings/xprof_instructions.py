@@ -1,9 +1,9 @@
 """XLA instructions of an XProf trace, their kinds, and the collected events of each device.
 
-Events of a TPU are named by the text of the instruction, ``%all-reduce.5 = f32[8]{0}
-all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``, those of other devices by its name,
-``all-reduce.5``, or by that of an NCCL kernel. An asynchronous collective is two instructions,
-``-start`` and ``-done``.
+Events of a TPU have the instruction's text as their name, ``%all-reduce.5 = f32[8]{0}
+all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``; events of other devices have the
+instruction's name, ``all-reduce.5``, or the name of an NCCL kernel. An asynchronous collective
+consists of two instructions, ``-start`` and ``-done``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _PARTS: Final = {None: Part.WHOLE, "-start": Part.START, "-done": Part.DONE}
 class Groups:
     """Device groups of a collective, parsed from the instruction's text."""
 
-    size: int  # devices of a group
-    devices: int  # devices of all groups
+    size: int  # number of devices of a group
+    devices: int  # number of devices of all groups
     contiguous: bool  # devices of a group have consecutive numbers
 
 
@@ -45,9 +45,9 @@ class Instruction:
 
     kind: str  # ``all-reduce``
     part: Part = Part.WHOLE
-    name: str = ""  # of the instruction: ``all-reduce-start.5``
+    name: str = ""  # instruction name: ``all-reduce-start.5``
     started: str | None = None  # name of the ``-start`` that this ``-done`` ends
-    groups: Groups | None = None  # None if not recorded, or all devices are one group
+    groups: Groups | None = None  # None if not recorded or if all devices are one group
 
 
 _KINDS: Final = (
@@ -166,7 +166,7 @@ class Device:
     # runs: for each event the number of its program run, `_NO_RUN` if not recorded
     kinds: array[int] = field(default_factory=lambda: array("q"))
     runs: array[int] = field(default_factory=lambda: array("q"))
-    steps: list[tuple[int, int]] = field(default_factory=list)  # start, number
+    steps: list[tuple[int, int]] = field(default_factory=list)  # (start in ns, step number)
     programs: list[tuple[int, int, str]] = field(default_factory=list)  # start, end, name
 
 

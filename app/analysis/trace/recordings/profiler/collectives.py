@@ -1,11 +1,11 @@
 """Collectives of a rank without labels, and the parallel dimensions of their process groups.
 
-A collective kernel starts at the arrival of its own rank and ends with the arrival of the last
-one plus the transfer. Newer recordings name the group with the kernel, older ones with the call
-(external id). Without a device a collective lasts from the call to the end of the range of the
-backend's thread, which runs collectives in the order of their calls. A group without a description
-is data-parallel where it reduces in backwards only, and tensor-parallel where it reduces
-activations in forwards as well.
+A collective kernel starts when its own rank arrives, and ends after the last rank has arrived and
+the data are transferred. Newer recordings name the process group in the kernel's event, older
+recordings in the event of the call (same external id). Without a device a collective lasts from the
+call to the end of the range on the backend's thread, which runs collectives in the order of their
+calls. A group without a description is data-parallel if it reduces only in backwards, and
+tensor-parallel if it also reduces (activations) in forwards.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class Collective:
     name: str
     group: str
     description: str
-    size: int | None  # ranks of its group
+    size: int | None  # number of ranks of the group
     start: int
     end: int
     issued: int  # start of the call on the host
-    returned: int  # end of that call
+    returned: int  # end of the call on the host
     event: int
 
 
 def assign_kernels(scan: Scan) -> None:
     """Add works for kernels of collectives whose names identify no collective, as on XPU.
 
-    Such kernels are those that the call of a process group launched. A recording with works of a
-    device is unchanged.
+    A kernel is a collective if the call of a process group launched it. A recording that already
+    has works on a device is not changed.
     """
     records = {
         issue.external: issue for issue in scan.issues if issue.group and issue.external >= 0
@@ -184,7 +184,7 @@ def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Col
 def _streams(scan: Scan) -> dict[int, int]:
     """Return the device stream of each work by `id(work)`.
 
-    Each process group of PyTorch has its own stream, which distinguishes groups without names.
+    PyTorch runs each process group on its own stream, so streams distinguish groups without names.
     """
     streams: dict[int, int] = {}
     for work, stream in scan.kernels.table.read(Kernels.WORK, Kernels.STREAM):
@@ -267,7 +267,7 @@ class Roles:
 def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None = None) -> Roles:
     """Return the dimensions of process groups from their collectives in each part of a step.
 
-    Where all ranks of the `world` reduce gradients together, ranks that exchange tokens are
+    If all ranks of the `world` reduce gradients together, the ranks that exchange tokens are
     data-parallel as well: their groups are expert-parallel, not context-parallel.
     """
     done: dict[str, Counter[tuple[str, Part]]] = {}

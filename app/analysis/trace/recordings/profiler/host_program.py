@@ -1,9 +1,9 @@
 """Parts of each step on the host (forward, backward, optimizer) from a recording without labels.
 
-Autograd runs the nodes of a backward one after the other
-(``autograd::engine::evaluate_function``): before the first is a forward, between two backwards
-the forward of the next accumulation round, after the last the optimizer. Recomputation within a
-backward (activation checkpointing) is part of it.
+Autograd runs the nodes of a backward one after the other (``autograd::engine::evaluate_function``).
+Operators before the first backward are a forward, between two backwards the forward of the next
+accumulation round, and after the last backward the optimizer. Recomputation within a backward
+(activation checkpointing) is part of the backward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Part(Enum):
 
     FORWARD = auto()
     BACKWARD = auto()
-    OPTIMIZER = auto()  # from the last backward on
+    OPTIMIZER = auto()  # from the end of the last backward
     AFTER = auto()  # after the optimizer, before the next forward, and steps without a backward
 
 
@@ -66,8 +66,8 @@ class Program:
     """Segments of all steps of a rank on the host; times in ns."""
 
     main: int  # thread that runs the steps
-    segments: tuple[Segment, ...]  # by begin
-    begins: IntArray  # (segments,)
+    segments: tuple[Segment, ...]  # sorted by begin
+    begins: IntArray  # (segments,): begin of each segment, ns
     called: IntArray  # (calls,): operators and launches of the main thread, rising
     own: IntArray  # `called` without autograd, the optimizer and the loader
     optimizers: tuple[Span, ...]
@@ -204,8 +204,8 @@ def _windows(
 ) -> list[tuple[int, int, int]]:
     """Return (begin in ns, end in ns, step number) of each step on the host.
 
-    Steps are ranges of the profiler. Without these a step ends with the last optimizer after a
-    backward; without optimizers the recording is one step.
+    Steps are the ranges of the profiler. Without such ranges a step ends with the last optimizer
+    after a backward; without optimizers the recording is one step.
     """
     if scan.steps:
         numbered = sorted(dict(sorted(scan.steps, reverse=True)).items())
@@ -228,8 +228,8 @@ def _windows(
 def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence[int]) -> list[int]:
     """Return the ends of steps, ns: the last optimizers before another forward and backward.
 
-    Of several optimizers with their own backwards, such as those of a generator and a
-    discriminator, the last one ends the step.
+    If several optimizers have their own backwards, such as those of a generator and a
+    discriminator, the last optimizer ends the step.
     """
     names = {mark.span: mark.name for mark in scan.marks if mark.name.startswith(_STEPS)}
     last_name = names.get(optimizers[-1], "") if optimizers else ""
@@ -246,10 +246,10 @@ def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence
 def _first_forward(begin: int, passes: Sequence[Span], openings: IntArray, own: IntArray) -> int:
     """Return the begin of the first forward of a step on the host, ns.
 
-    The forward begins where its batch is fetched, or later where gradients have been zeroed;
-    zeroing at the end of a loop or an evaluation comes before. A candidate with fewer operators
-    until the backward than before it is inside of the forward: a batch fetched ahead, or gradients
-    zeroed behind the forward.
+    The forward begins when its batch is fetched, or later when gradients have been zeroed; an
+    evaluation, or zeroing at the end of a training loop, comes before the forward. A candidate with
+    fewer operators between it and the backward than before it lies inside the forward, for example
+    a batch fetched ahead, or gradients zeroed after the forward.
     """
     at = bisect_left(passes, begin, key=_begin)
     if at == len(passes):

@@ -1,8 +1,9 @@
 """Operations of a rank whose recording has labels for the actions of its pipeline.
 
-A computation begins at the end of its receive, because an action of the pipeline runtime waits for
-that first. A transfer is the send or receive issued by its action. On a device both are the kernels
-launched by the action; without one, the ranges of the process group's backend.
+A computation begins at the end of its receive, because an action of the pipeline runtime first
+waits for the receive. A transfer is the send or receive that its action issued. On a device the
+times of both are the times of the kernels launched by the action; without a device a transfer's
+time is the range of the process group's backend.
 """
 
 from __future__ import annotations
@@ -241,7 +242,8 @@ class LabelledReader:
     def _issue(self, place: int, number: int) -> None:
         """Store that a labelled range issued a work, unless its label is of another kind.
 
-        Another thread may run a collective at the same time, and computations gather parameters.
+        The kinds may differ because another thread may run a collective during the range, and
+        because computations gather parameters.
         """
         kind = self._labelled[place].label.kind
         transfers = self._scan.works[number].name in TRANSFERS

@@ -1,8 +1,8 @@
 """Device times of the kernels that a host range launched.
 
 A kernel refers to its launch by the correlation id of the runtime call and the external id of the
-framework operator. A call or operator belongs to the range in which it starts, also on another
-thread: a backward launches from a thread of autograd.
+framework operator. A call or operator belongs to the range in which it starts, even on another
+thread, because a backward launches kernels from autograd's threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 1 << 18
 class Launched:
     """Kernels launched in ranges, in recorded order."""
 
-    place: NDArray[np.int32]  # index of the range that launched each
+    place: NDArray[np.int32]  # (kernels,): index of the range that launched each kernel
     # start, end: in ns, shape (kernels,)
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -70,7 +70,7 @@ def launched_kernels(
 class _RangesOfKind(NamedTuple):
     """Ranges that own all launches inside them, or only the launches on or off their own thread."""
 
-    place: NDArray[np.int32]  # index among all ranges
+    place: NDArray[np.int32]  # (ranges,): index of each range among all ranges
     # start, end: in ns, shape (ranges,)
     start: NDArray[np.int64]
     end: NDArray[np.int64]

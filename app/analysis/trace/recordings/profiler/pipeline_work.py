@@ -1,8 +1,8 @@
 """Computations, sends and receives of a pipeline rank from a recording without labels.
 
-On the host the operators of a microbatch are contiguous between transfers; operators that autograd
-runs, on any thread, are a backward. Times are those of the operators or, with a device, of the
-launched kernels.
+On the host the operators of a microbatch are contiguous between transfers; operators run by
+autograd, on any thread, are a backward. Computing times are those of the operators or, with a
+device, those of the launched kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Place of a rank in its job, from the process groups in its recording.
 
-`torch.distributed` names a group of a device mesh ``mesh_`` and its dimension; Megatron-Core has
-its own names. The recording of one rank lists the groups of this rank.
+`torch.distributed` names a group of a device mesh ``mesh_`` followed by its dimension;
+Megatron-Core has its own names. The recording of a rank lists only the groups of this rank.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Group:
 class RecordedGroups:
     """Sizes of a rank's process groups from its collectives, for recordings that list no ranks."""
 
-    sizes: Mapping[Dimension, int]  # ranks of a group
-    one_pipeline: bool  # transfers of the pipeline are those of a group of all ranks
+    sizes: Mapping[Dimension, int]  # number of ranks of a group by its dimension
+    one_pipeline: bool  # pipeline transfers use a group of all ranks
 
 
 NO_RECORDED_GROUPS: Final = RecordedGroups({}, one_pipeline=False)
@@ -199,7 +199,7 @@ def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
 def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGroups) -> Cell:
     """Return the place of a rank from group sizes, assuming the default rank order.
 
-    The stages that the rank computes must agree with that place.
+    A place that disagrees with the stages that the rank computes is refused.
     """
     size = recorded.sizes
     pp = size.get(Dimension.PIPELINE, 1)
@@ -239,7 +239,8 @@ def is_of_pipeline(description: str) -> bool:
 def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
     """Return a rank's place in a job of one dimension: a pipeline if stages are labelled, else DP.
 
-    In a pipeline of all ranks each runs the stage with the number of its rank, and maybe others.
+    In a pipeline of all ranks, each rank runs the stage with its own number, and possibly other
+    stages.
     """
     if not stages:
         return Cell(Sizes(dp=world, pp=1), rank, 0)

@@ -2,8 +2,8 @@
 
 A file of a gigabyte has millions of events, most of them operators of the framework. A scan keeps
 named ranges, transfers and collectives as objects, and a few integers of each launch, operator and
-kernel. These follow one another closely in time and by number, so their differences take one, two
-or four bytes instead of eight.
+kernel. Consecutive integers are close in time and number, so their differences take one, two or
+four bytes instead of eight.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Span:
 class Half:
     """Half (forward or backward) of a range that runs both directions."""
 
-    thread: int  # of the range, which runs the forward; a thread of autograd runs the backward
+    thread: int  # thread of the range and its forward; autograd's thread runs the backward
     backward: bool
 
 
@@ -140,26 +140,26 @@ class Labelled:
 
     label: Label
     span: Span
-    step: int | None = None  # training step, where the name contains it
-    half: Half | None = None  # where the same range has a second label
+    step: int | None = None  # training step if the name contains it
+    half: Half | None = None  # set if the range has a second label
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A transfer or a collective of a process group (PyTorch's "work")."""
 
-    name: str  # without punctuation: ``allgather``, ``send``
+    name: str  # name without punctuation: ``allgather``, ``send``
     # group, description: name and description of the process group, "" if not recorded
     group: str
     description: str
-    seq: int | None  # sequence number in the group, where recorded
+    seq: int | None  # sequence number in the group; None if not recorded
     span: Span
-    on_device: bool  # a kernel, else a range of the backend on the host
+    on_device: bool  # a kernel; else a backend's range on the host
     # correlation, external: ids of the kernel's launch and of its operator, -1 if not recorded
     correlation: int = -1
     external: int = -1
-    size: int | None = None  # ranks of the group, where recorded
-    peer: int | None = None  # other rank of a transfer, where recorded
+    size: int | None = None  # number of ranks of the group
+    peer: int | None = None  # other rank of a transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Issue:
     seq: int | None
     span: Span
     thread: int
-    external: int  # id by which its kernel refers to the call, -1 without one
+    external: int  # id with which the kernel refers to the call, -1 if none
     size: int | None = None
     peer: int | None = None  # as in `Work`
 
@@ -291,7 +291,7 @@ class Scan:
     # Number of actions with a forward and a backward on an unknown thread; their halves cannot be
     # separated.
     overlapped_actions: int = 0
-    copies: int = 0  # labelled ranges that were left out as copies
+    copies: int = 0  # number of labelled ranges dropped as copies
     # own: matcher of the job's labels; own_steps: (start, captured number or None) of the steps
     # that it matched; labelled_on_device: matched ranges that the profiler shows only on the
     # device's track

@@ -1,8 +1,9 @@
 """Training steps of a recording, and assignment of events to steps.
 
-Steps are ranges that labels of the job match (`OwnRanges`), else those of the profiler
-(``ProfilerStep#12``, from ``prof.step()``). Without either a step ends with its optimizer; without
-optimizers, a step begins where an action repeats. Such steps count from 0.
+Steps are the ranges that labels of the job match (`OwnRanges`), else the profiler's ranges
+(``ProfilerStep#12``, from ``prof.step()``). Without such ranges a step ends with its optimizer;
+without optimizers, a step begins when an action repeats. Steps without recorded numbers count from
+0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Steps:
 
     begins: tuple[int, ...]  # ns, rising
     numbers: tuple[int, ...]
-    of_label: tuple[int | None, ...]  # step of each labelled range; None before the first one
+    of_label: tuple[int | None, ...]  # step of each labelled range; None before the first step
 
     def at(self, time: int) -> int | None:
         """Return the step number at a time; None before the first step."""
@@ -63,8 +64,8 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
 def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Labelled, ...]:
     """Return labelled ranges without forwards that were repeated before their backward.
 
-    A job repeats a forward that ran out of memory. A forward that is repeated after its backward
-    belongs to another round of the step.
+    A job repeats a forward that ran out of memory. A forward repeated after its backward is not a
+    retry: it belongs to another round of the step.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def _own_steps(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return starts and numbers of the steps that the job's labels match.
 
-    Without any number, steps count from 0.
+    If no label captures a number, steps count from 0.
     """
     ordered = sorted(ranges, key=lambda step: step[0])
     if all(number is None for _, number in ordered):

@@ -1,9 +1,9 @@
 """Computing and waiting times of a rank in each part of a step, from a recording without labels.
 
-On a device computing time is the union of its computing streams, assigned to the part in which the
-host launched it: hosts run ahead, so the time of a kernel does not show its step. A gap before
-launched work that ends with a collective is waiting for that collective; any other gap is a delay
-of the host.
+On a device the computing time is the union of the kernels on the computing streams. A kernel is
+assigned to the part of the step in which the host launched it, because hosts run ahead of their
+devices. A gap before launched work that ends with a collective is waiting for that collective; any
+other gap is a delay of the host.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Computed(NamedTuple):
 
     first: int
     last: int
-    late: int  # idle time in between without waiting
+    late: int  # idle time between first and last without waiting
     free: int  # end of the device's earlier work, before any copy of this segment
 
 
@@ -59,7 +59,7 @@ class Timeline:
     # end of the collective if nothing waited
     needed: IntArray
     had: IntArray
-    segment: IntArray  # (collectives,): segment that issued each
+    segment: IntArray  # (collectives,): segment that issued each collective
     # following, opens: shape (collectives,): segment of the next kernel after each collective, and
     # whether that kernel is the first of its segment
     following: IntArray
@@ -70,7 +70,7 @@ class Timeline:
     # starts, ends: shape (kernels,): computing times, overlapping kernels merged
     starts: IntArray
     ends: IntArray
-    late: IntArray  # (kernels,): idle time before each without waiting
+    late: IntArray  # (kernels,): idle time before each kernel, without waiting
 
 
 class _Busy(NamedTuple):
@@ -80,7 +80,7 @@ class _Busy(NamedTuple):
     end: IntArray
     launched: IntArray
     segment: IntArray
-    copies: NDArray[np.bool_]  # between host and device
+    copies: NDArray[np.bool_]  # whether each is a copy, not a kernel
 
 
 def device_timeline(
@@ -172,7 +172,8 @@ def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str],
 def _firsts(busy: _Busy) -> dict[int, int]:
     """Return each segment's index of its first kernel, or of its first copy if it has no kernels.
 
-    A batch is copied to the device before the forward waits for anything.
+    Copies count only without kernels, because a batch is copied to the device before the forward
+    waits for anything.
     """
     numbers, places = np.unique(busy.segment, return_index=True)
     firsts = dict(zip(numbers.tolist(), places.tolist(), strict=True))
@@ -280,7 +281,8 @@ def _launched(scan: Scan, correlation: IntArray, external: IntArray) -> IntArray
 def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeline:
     """Return the computing and waiting times of a rank that computes on CPUs.
 
-    The main thread computes, or waits for a collective if it calls no operator before its end.
+    The main thread waits for a collective if it calls no operator before the collective's end; at
+    all other times it computes.
     """
     called, own = program.called, program.own
     issued = np.array([c.issued for c in collectives], np.int64)
@@ -339,7 +341,7 @@ class Waits(NamedTuple):
     before: int = 0
     inside: int = 0
     after: int = 0
-    end: int = 0  # end of the last wait afterwards
+    end: int = 0  # end of the last wait after the computation
 
 
 NO_WAITS: Final = Waits()
@@ -434,7 +436,7 @@ class Issued:
 def idle_before(time: Timeline, collectives: Sequence[Collective], roles: Roles) -> IntArray:
     """Return the cumulative idle time before each kernel, ns, shape (kernels,).
 
-    Idle time is launch delays and waits for data- and expert-parallel ranks.
+    Idle time consists of launch delays and of waits for data- and expert-parallel ranks.
     """
     each = time.late.copy()
     data = [

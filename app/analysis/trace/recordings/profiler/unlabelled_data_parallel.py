@@ -1,7 +1,8 @@
 """Operations of a data-parallel rank without a pipeline, from a recording without labels.
 
-Operations are those that hooks of `paceline_client.torch` record: forwards and backwards with the
-collectives inside them, the wait for gradients after a backward, and the optimizer.
+The operations are the same as those recorded by the hooks of `paceline_client.torch`: forwards and
+backwards with the collectives inside them, the wait for gradients after a backward, and the
+optimizer.
 """
 
 from __future__ import annotations
@@ -188,10 +189,10 @@ class _RankDecoder:
     ) -> tuple[list[_Operation], int]:
         """Return the operations of a computation: computing, and waiting for other ranks.
 
-        A forward waits for its first parameters. All waiting inside computations is placed behind
-        the backward, where all ranks have the last gradients at the same time: ranks wait for each
-        other in every layer, but end no layer together. Waiting for a group of some ranks, such as
-        shards within a replica, is placed there as well.
+        A forward waits for its first parameters. All waiting inside computations is placed after
+        the backward, when all ranks have the last gradients at the same time: ranks wait for each
+        other in every layer, but no layer ends on all ranks at the same time. Waiting for a group
+        of some ranks, such as shards within a replica, is placed after the backward as well.
 
         Parameters
         ----------
@@ -250,7 +251,7 @@ class _RankDecoder:
     def _together(self, some: Sequence[int]) -> Span:
         """Return a span of the summed waits for some collectives, up to the last end.
 
-        Idle time of late launches between them is left out.
+        Idle time of late launches between the waits is left out.
         """
         needed, had = self._time.needed[list(some)], self._time.had[list(some)]
         end = int(had.max())
@@ -309,8 +310,8 @@ class _RankDecoder:
     def _launched_late(self, number: int, begin: int) -> int:
         """Return the idle time before an optimizer if the next forward has no collective, ns.
 
-        That forward is moved ahead by the same time: all idle time of late launches in a step is
-        placed before a backward.
+        The next forward is moved ahead by the same time, so that all idle time of late launches in
+        a step is placed before a backward.
         """
         ready = self._waits.get(number - 1, NO_WAITS).end
         following = next(

@@ -1,11 +1,11 @@
 """Operations of a pipeline rank without labels, from the schedule that their order implies.
 
-A schedule is implied where it has exactly the recorded order of computations and numbers of
-transfers: 1F1B and GPipe with one chunk a stage, interleaved 1F1B and looped breadth-first with
-several (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). It gives
-each computation its microbatch and chunk. A send belongs to the computation of its output. A
-receive is matched to the peer's send at the same position of the peer's order; where peers are
-unknown, receives count in the order in which they were waited for, that of the computations.
+A schedule is implied if it has exactly the recorded order of computations and numbers of transfers:
+1F1B and GPipe with one chunk per stage, interleaved 1F1B and looped breadth-first with several
+chunks (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). The
+schedule gives each computation its microbatch and chunk. A send belongs to the computation of its
+output. A receive is matched to the send at the same position in the peer's order; if peers are
+unknown, receives are matched to the computations in the order in which they were waited for.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ def _sent_by(peer: int, schedule: Schedule, place: Place) -> Iterator[Computatio
 def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Transfer]] | None:
     """Return the receives by the sender's stage; None if a sender is unknown.
 
-    Recordings name peers by their rank in the job or in the process group.
+    Recordings name a peer by its rank in the job or by its rank in the process group.
     """
     stages = len(place.ranks)
     neighbors = sorted({(place.stage - 1) % stages, (place.stage + 1) % stages})
