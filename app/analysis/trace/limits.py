@@ -61,7 +61,7 @@ class Limits:
     max_header_bytes: int = 16 * MIB
 
     def expanded(self, size: int) -> int:
-        """Return the number of bytes to which a body of this size may decompress.
+        """Return the most bytes to which a body of this size may decompress.
 
         Recorded text compresses to a tenth or a fortieth of its size; a ratio of hundreds is an
         attack. The ratio of small bodies is not limited, because they are cheap to decompress in

@@ -73,7 +73,7 @@ _KNOWN_KEYS: Final = frozenset(
 
 
 def load_metadata(text: str) -> SessionMeta:
-    """Return the document of metadata in YAML or JSON text.
+    """Return the session metadata in a YAML or JSON text.
 
     Raises
     ------

@@ -170,7 +170,7 @@ _NO_LIMITS: Final = Limits(
 
 
 def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
-    """Return whether bodies of a format are stored as received.
+    """Return whether a body with these first bytes is stored as received.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class _Steps:
 def decode_xprof(
     collected: Collected, meta: SessionMeta | None, limits: Limits, *, name: str | None, part: bool
 ) -> Recording:
-    """Return the trace of the operations collected from a file.
+    """Return the recording of the operations collected from a file.
 
     Parameters
     ----------
