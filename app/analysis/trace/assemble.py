@@ -1,9 +1,9 @@
-"""Assembly of a `Trace` from batches of columns, with the checks of their values.
+"""Assembly of a `Trace` from batches of columns, with checks of the values.
 
-Rows keep the body's order. Where the operations of each (rank, step, type) are contiguous and in
-order, as recorders write them, one comparison of neighboring rows checks everything; other bodies
-are sorted for the check. Values are checked by one minimum and one maximum a column.
-`consume_on_second_core` overlaps decoding of the next batch with the checks of the last one.
+Rows keep the body's order. If the operations of each (rank, step, type) are contiguous and in
+order, as recorders write them, a single comparison of neighboring rows finds every fault; the rows
+of other bodies are sorted first. Bounds are checked by the minimum and maximum of each column.
+`consume_on_second_core` decodes the next batch while the previous batch is checked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_values(
     first_row: int,
     places: Places,
 ) -> None:
-    """Refuse values out of bounds, with the places of the first ones.
+    """Refuse a batch with values out of bounds, naming the rows of the first faults.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ def check_values(
         With the code of the first fault.
     """
     bounds = _bounds(sizes, seconds=seconds)
-    # A signaling NaN makes even a comparison warn.
+    # NumPy warns when a signaling NaN is compared; the check below reports it as a fault.
     with np.errstate(invalid="ignore"):
         broken = [
             name
             for name, values in columns.items()
-            # Written so that a NaN fails.
+            # Comparisons with NaN are false, so this form of the condition also catches NaN.
             if not (values.min() >= bounds[name].low and values.max() <= bounds[name].high)
         ]
         if broken:
@@ -100,7 +100,8 @@ def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
         "order": _Bound(0, MAX_ORDER, "order_out_of_range", "order"),
     }
     if seconds:
-        # `_step_relative` checks the lower end, when the whole step was read.
+        # The bound is symmetric because a chunk may lack the earliest operation of its step. For a
+        # whole session `_step_relative` refuses steps whose earliest start is not 0.
         bounds["start"] = _Bound(
             -MAX_RELATIVE_START_S,
             np.nextafter(MAX_RELATIVE_START_S, 0),
@@ -109,8 +110,8 @@ def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
         )
     else:
         bounds["start"] = _Bound(-MAX_TIME_NS, MAX_TIME_NS, "time_overflow", "start")
-    # Recorders write impossible durations. They cost their step and not the session, so any number
-    # is accepted here: see `app.analysis.replay.impossible_times`.
+    # Recorders write impossible durations. Such a duration excludes only its step from the analysis
+    # (`app.analysis.replay.impossible_times`), so every finite duration is accepted here.
     bounds["duration"] = _Bound(-_LARGEST, _LARGEST, "not_finite", "duration")
     return bounds
 
@@ -148,8 +149,8 @@ _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "duration": np.int64,
 }
 _NS: Final = 1e9
-# Rows equal to the row before them, as after a flush that was sent twice: this many are accepted in
-# any body, and up to half of the rows in a larger one.
+# Most rows that may equal the row before them, as after a buffer that a recorder sent twice. A
+# larger body may repeat up to half of its rows.
 _MOST_REPEATED: Final = 1000
 
 
@@ -158,15 +159,17 @@ class Collected:
     """Columns with valid values, and the results of comparing neighboring rows."""
 
     meta: SessionMeta
-    # Under our names, `op` as indices into `names`; `order` where it was recorded.
+    # Keys are our column names. `op` holds indices into `names`; `order` is present if it was
+    # recorded.
     columns: dict[str, NDArray[Any]]
-    # heads, stretches: rows where runs start (`operation_order`), and where rank or step change
+    # heads: rows where runs start (see `operation_order`); stretches: rows where rank or step
+    # change
     heads: NDArray[np.intp]
     stretches: NDArray[np.intp]
-    names: Sequence[str]  # as recorded, `KNOWN_OP_TYPES` first
+    names: Sequence[str]  # operation names as recorded, `KNOWN_OP_TYPES` first
     seconds: bool  # times were floating-point seconds from the earliest start of their step
-    in_order: bool  # within each run the order, or else the start, rises
-    microbatches_rise: bool  # within each run the microbatch rises
+    in_order: bool  # order (start if no order is recorded) rises within each run
+    microbatches_rise: bool  # the microbatch rises within each run
 
 
 class Assembler:
@@ -221,7 +224,7 @@ class Assembler:
         return self._rows
 
     def add(self, columns: Mapping[str, NDArray[Any]], op: NDArray[np.int16]) -> None:
-        """Check and append a batch: columns of at least one row, without nulls, and name codes.
+        """Check and append a batch: columns without nulls and of at least one row, and name codes.
 
         Raises
         ------
@@ -263,7 +266,7 @@ class Assembler:
                 np.clip(scratch, -MAX_TIME_NS, MAX_TIME_NS, out=scratch)
                 target[:] = np.rint(scratch, out=scratch)
             elif name == "duration":
-                # sums of durations must fit int64
+                # Durations are clipped so that their sums fit int64.
                 np.clip(columns[name], -MAX_TIME_NS, MAX_TIME_NS, out=target)
             else:
                 target[:] = columns[name]
@@ -271,10 +274,10 @@ class Assembler:
         self._compare_neighbors(first, last)
 
     def finish(self, names: Sequence[str]) -> Trace:
-        """Return the trace; `names` are those of the codes given to `add`.
+        """Return the trace of all rows; `names` are the names of the codes given to `add`.
 
-        A part of a session passes the same checks but keeps the recorded names and order: type and
-        position of an operation may depend on operations of other parts.
+        A part of a session passes the same checks but keeps the recorded names and order, because
+        the type and position of an operation may depend on operations in other parts.
 
         Raises
         ------
@@ -302,7 +305,7 @@ class Assembler:
         return recorded or whole
 
     def _compare_neighbors(self, first: int, last: int) -> None:
-        """Compare each new row with the row before it, and note where runs start."""
+        """Compare each new row with the row before it, and record the rows where runs start."""
         if first == 0:
             self._heads.append(np.zeros(1, np.intp))
             self._stretches.append(np.zeros(1, np.intp))
@@ -320,7 +323,7 @@ class Assembler:
                 values = self._columns[name]
                 repeated &= values[seen.falls] == values[seen.falls - 1]
             self._repeated += int(np.count_nonzero(repeated))
-            # A body that repeats one row is refused before its end.
+            # Refuse a body of repeated rows early, before the rest of it is read.
             if self._repeated > max(_MOST_REPEATED, self._rows // 2):
                 rows = seen.falls[repeated][:MAX_FAULTS]
                 refuse(groups.duplicate(int(row), self._columns, self._places) for row in rows)
@@ -330,7 +333,7 @@ class Assembler:
 
 
 def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
-    """Check columns against each other and return their trace.
+    """Check the columns against each other and return the trace of their rows.
 
     Parameters
     ----------
@@ -354,7 +357,8 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
             copied += int(np.count_nonzero(~kept))
             rows = np.sort(error.rows).tolist()
             if kept.all():
-                # The same operation at different times: leave out its whole step.
+                # An operation recorded twice with different times makes its step ambiguous: the
+                # step is left out.
                 for row in rows:
                     rank, name = columns["rank"][row], remaining.names[columns["op"][row]]
                     reason = f"rank {rank} has a {name} twice, at different times"
@@ -372,7 +376,7 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
 
 
 def _select_rows(collected: Collected, rows: NDArray[np.intp]) -> Collected:
-    """Return some of the rows, whose new neighbors were not compared."""
+    """Return a selection of the rows; rows that become neighbors are not compared."""
     columns = {name: values[rows] for name, values in collected.columns.items()}
     heads = groups.find_heads(columns)
     return replace(
@@ -386,7 +390,7 @@ def _select_rows(collected: Collected, rows: NDArray[np.intp]) -> Collected:
 
 
 def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:
-    """Return the trace of columns without repeated operations; see `build_trace`.
+    """Return the trace of columns without repeated operations (helper of `build_trace`).
 
     Raises
     ------
@@ -428,7 +432,7 @@ def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:
 def _through(
     outer: NDArray[np.intp] | None, inner: NDArray[np.intp] | None
 ) -> NDArray[np.intp] | None:
-    """Return the body's row of each row after two selections, of which each may be None (all)."""
+    """Return body rows after an outer and an inner selection of rows; None selects all rows."""
     if outer is None or inner is None:
         return inner if outer is None else outer
     return outer[inner]
@@ -438,7 +442,7 @@ def _as_recorded(
     meta: SessionMeta, columns: Mapping[str, NDArray[Any]], names: Sequence[str], layout: ColumnSet
 ) -> Trace:
     kept = dict(columns)
-    # Naming the operations may write into the codes.
+    # Copied because `forget_unused` renumbers the codes in place.
     kept["op"] = columns["op"].copy()
     types = list(names)
     forget_unused(kept, types)
@@ -472,10 +476,10 @@ def _trace(
 
 
 def _step_relative(given: Collected, stretches: Stretches, places: Places, *, part: bool) -> bool:
-    """Return whether every step's earliest start is 0.
+    """Return whether the earliest start of every step is 0.
 
-    Floating-point times of a whole session must start at 0 in each step: they do not resolve a
-    clock reading.
+    Floating-point starts of a whole session must be relative to the step, with an earliest start of
+    0, because a float cannot resolve a clock reading.
     """
     columns = given.columns
     start = columns["start"]
@@ -502,10 +506,10 @@ def _step_relative(given: Collected, stretches: Stretches, places: Places, *, pa
 
 
 def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:
-    """Allocate from Arrow's pool, which keeps the pages of freed batches.
+    """Return an uninitialized array from Arrow's pool, which keeps the pages of freed batches.
 
-    (NumPy's allocator returns large arrays to the system: touching new pages takes longer than
-    decoding into them.)
+    NumPy's allocator returns large arrays to the operating system; touching newly allocated pages
+    takes longer than decoding into them.
     """
     size = rows * np.dtype(dtype).itemsize
     buffer = memoryview(pa.allocate_buffer(size))
@@ -516,12 +520,12 @@ T = TypeVar("T")
 
 
 def consume_on_second_core(items: Iterator[T], take: Callable[[T], None]) -> None:
-    """Call `take` with each item on a second core while this one produces the next item.
+    """Call `take` with each item on a second core while this core produces the next item.
 
-    Items are produced on the calling thread: a new thread's memory is new to Arrow, and touching it
-    costs a fifth of the time to decode.
+    The calling thread produces the items because Arrow would allocate new memory for a new thread,
+    which costs a fifth of the decoding time.
     """
-    # Small bodies need no second core, and this import loads logging.
+    # Imported here because it loads `logging`, which small bodies do not need.
     from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415
 
     with ThreadPoolExecutor(1) as pool:
@@ -531,7 +535,8 @@ def consume_on_second_core(items: Iterator[T], take: Callable[[T], None]) -> Non
             try:
                 item = next(items, None)
             finally:
-                # A refusal of the last item comes before that of the next one.
+                # The error of the previous item is raised before an error in producing the next
+                # item.
                 if taken is not None:
                     taken.result()
             if item is None:

@@ -1,7 +1,7 @@
-"""Columns of a body: the accepted sets of columns, and conversion from Arrow to NumPy.
+"""Columns of a body: the accepted sets of columns, and their conversion from Arrow to NumPy.
 
-NumPy columns have no nulls. Integers may come as pandas writes them, as `datetime64`,
-`timedelta64` or floating point, where the conversion is exact.
+NumPy columns have no nulls. Integer columns may have the types that pandas writes (`datetime64`,
+`timedelta64`, floating point) if the conversion is exact.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from app.errors import Fault
 
 @dataclass(frozen=True, slots=True)
 class ColumnSet:
-    """Columns of a body."""
+    """Names and time unit of the columns of a body."""
 
     trace_format: str  # name of the format in the interfaces
-    # Our name of each column → its name in the body. `rank dp pp tp step mb mc order` are
-    # integers, `op` is text, `start` and `duration` are times.
+    # Our name of each column → its name in the body. `rank dp pp tp step mb mc order` are integer
+    # columns, `op` is text, `start` and `duration` are times.
     columns: Mapping[str, str]
     optional: frozenset[str]  # our names of columns that may be missing
-    # Times are floating-point seconds from the earliest start of their step, else integer
-    # nanoseconds of a host clock.
+    # True: times are floating-point seconds from the earliest start of their step. False: times are
+    # integer nanoseconds of a host clock.
     seconds: bool
 
 
@@ -51,8 +51,8 @@ PUBLISHED: Final = ColumnSet(
     seconds=True,
 )
 
-# Operations without a microbatch or chunk have null or -1; a job without virtual stages may leave
-# the columns out.
+# Operations without a microbatch or model chunk have null or -1 in that column; a job without
+# virtual stages may leave the columns out.
 NATIVE: Final = ColumnSet(
     trace_format="parquet",
     columns={
@@ -71,14 +71,14 @@ NATIVE: Final = ColumnSet(
     seconds=False,
 )
 
-# Column of the operation names in either set.
+# Name of the operation-name column in either set.
 OP_COLUMNS: Final = (PUBLISHED.columns["op"], NATIVE.columns["op"])
 
 NULLABLE: Final = frozenset({"mb", "mc"})
 
 
 def choose_layout(names: Collection[str]) -> ColumnSet:
-    """Return the set of columns of which `names` have most.
+    """Return the set of columns that has most columns in common with `names`.
 
     Raises
     ------
@@ -107,10 +107,10 @@ def choose_layout(names: Collection[str]) -> ColumnSet:
 
 
 def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
-    """Return an array's values, without a copy where possible.
+    """Return an Arrow array's values as a NumPy array, without a copy where possible.
 
-    `to_numpy` of Arrow imports pandas where that is installed, which takes longer than reading and
-    replaying a small trace.
+    Arrow's `to_numpy` is avoided because it imports pandas if installed, which takes longer than
+    reading and replaying a small trace.
     """
     plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if plain and not array.null_count:
@@ -119,14 +119,14 @@ def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
     return values
 
 
-# pandas keeps times as ``datetime64`` and ``timedelta64``, and integers of which some are missing
+# pandas stores times as ``datetime64`` and ``timedelta64``, and integer columns with missing values
 # as floating-point numbers.
 _NS_OF_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _MOST: Final = (1 << 63) - 1
 
 
 def can_hold_integers(kind: pa.DataType, *, time: bool) -> bool:
-    """Return whether a column of this type may hold integers of 64 bits with a sign.
+    """Return whether a column of this type may hold signed 64-bit integers.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def can_hold_integers(kind: pa.DataType, *, time: bool) -> bool:
 def integers_of(
     array: pa.Array[Any], field: str, places: Places, first_row: int, *, nan_is_null: bool
 ) -> pa.Array[Any]:
-    """Return a column's values as integers, times as nanoseconds.
+    """Return a column's values as integers; times are converted to nanoseconds.
 
     Parameters
     ----------
@@ -185,13 +185,13 @@ def integers_of(
 def _whole_numbers(
     array: pa.Array[Any], where: tuple[str, Places, int], *, nan_is_null: bool
 ) -> pa.Array[Any]:
-    """Return floating-point values that are whole numbers as integers; refuse others."""
+    """Return floating-point values as integers; refuse values that are not whole numbers."""
     values, missing = _values(array, 0.0)
     if nan_is_null:
         missing |= np.isnan(values)
         values = np.where(missing, 0, values)
     _refuse(~np.isfinite(values), "not_finite", "{field} is no number", where)
-    # Floating point has every integer up to here only.
+    # A floating-point type represents every integer exactly only up to this value.
     most = 1 << (np.finfo(values.dtype).nmant + 1)
     with np.errstate(invalid="ignore"):
         exact = (np.abs(values) <= most) & (np.floor(values) == values)
@@ -201,7 +201,7 @@ def _whole_numbers(
 
 
 def _values(array: pa.Array[Any], missing: float) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the values of an array, and which of them are missing."""
+    """Return the values of an array, and a mask of the missing values."""
     if not array.null_count:
         return as_numpy(array), np.zeros(len(array), np.bool_)
     nulls = np.array(array.is_null())
@@ -240,7 +240,7 @@ def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
 
 
 def _expected_type(field: str, kind: pa.DataType, layout: ColumnSet) -> str | None:
-    """Return the kind of values that a column must hold; None if its type fits."""
+    """Return the name of the type that a column must have; None if the column has it."""
     if field == "op":
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         text = pa.types.is_string(value) or pa.types.is_large_string(value)
@@ -276,7 +276,7 @@ def batch_columns(
         field: batch.column(name)
         for field, name in layout.columns.items()
         if name in batch.schema.names
-        # An optional key that no row of a text body has is a column of nulls.
+        # Arrow reads an optional key that no row of an NDJSON body has as a column of nulls.
         and not (field in layout.optional and batch.column(name).null_count == len(batch))
     }
     if not layout.seconds:

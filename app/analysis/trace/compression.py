@@ -1,7 +1,8 @@
-"""Decompression of text (gzip, zstd) in bounded memory.
+"""Decompression of text bodies (gzip, zstd) in bounded memory.
 
-The decompressor gets slices so small that even the densest one expands to some megabytes; the
-total is counted against the limit. Several consecutive gzip members or zstd frames are one text.
+The decompressor gets slices so small that even the most compressed slice expands to some megabytes;
+the total size is checked against the limit. Consecutive gzip members or zstd frames are joined to
+one text.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 MAX_WINDOW_BYTES: Final = 8 * MIB
 
-# Byte order mark, which programs of Windows write before text.
+# UTF-8 byte order mark, which Windows programs write before text.
 MARK: Final = codecs.BOM_UTF8
 _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-# gzip members or zstd frames of one body. bgzip writes a member for every 64 kB; an empty one costs
-# the reader as much as a full one.
+# Most gzip members or zstd frames of a body. bgzip writes a member for every 64 kB of text; the
+# limit exists because an empty member costs the reader as much time as a full member.
 _MAX_MEMBERS: Final = 1 << 18
-# zlib's code of a gzip header and check sum around the data.
+# zlib's `wbits` value for data with a gzip header and check sum.
 GZIP_WINDOW_BITS: Final = 31
 _PLAIN_SLICE: Final = MIB
-# Bytes of a plain and of a compressed body that recognition of its format may read: process groups
-# of 16,384 ranks may come first, and an empty gzip member costs as much time as a full one.
+# Most bytes of a plain and of a compressed body that format recognition reads. The plain limit has
+# room for the process groups of 16,384 ranks before the first event; the compressed limit is lower
+# because an empty gzip member costs as much time as a full member.
 _MOST_PLAIN_BYTES: Final = 8 * MIB
 _MOST_COMPRESSED_BYTES: Final = MIB
 
-# The types of isal declare its exception class as an instance.
+# The cast is needed because isal's type stubs declare the exception class as an instance.
 _DAMAGED: Final = (cast("type[Exception]", isal_zlib.error), zstandard.ZstdError)
 
 
@@ -58,8 +60,9 @@ class _Codec:
     name: str
     magic: bytes
     start: Callable[[], _Decompressor]
-    # A slice of 16 KiB gives 16 MiB at most (deflate: 1,032 to 1), one of 1 KiB 32 MiB (zstd: a
-    # block of 128 KiB in 4 bytes).
+    # Compressed bytes decompressed at once. A slice of 16 KiB of deflate expands to at most 16 MiB
+    # (1,032 to 1), a slice of 1 KiB of zstd to at most 32 MiB (4 bytes may hold a block of 128
+    # KiB).
     slice_bytes: int
 
 
@@ -114,7 +117,7 @@ def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None
 
 
 def without_mark(begin: bytes) -> bytes:
-    """Return the beginning of a text without a byte order mark.
+    """Return the first piece of a text without its byte order mark.
 
     Raises
     ------
@@ -133,8 +136,8 @@ def without_mark(begin: bytes) -> bytes:
 def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
     """Yield the beginning of a body's text, decompressed, in pieces of at most `size` bytes.
 
-    It ends where the compression is damaged or cut off, and after the bytes that recognition of a
-    format may read.
+    The text ends where the compression is damaged or cut off, or at the limit of the bytes that
+    format recognition may read.
 
     Raises
     ------
@@ -163,7 +166,7 @@ def text_prefix(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
 
 
 class _Prefix(io.RawIOBase):
-    """The first bytes of a file, as a file."""
+    """File object of the first `most` bytes of another file."""
 
     def __init__(self, file: io.BufferedIOBase, most: int) -> None:
         self._file = file
@@ -191,7 +194,7 @@ def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
         data = piece
         while data:
             if decompressor is None:
-                # Archivers pad with zeros behind the last member.
+                # Archivers pad the file with zeros behind the last member.
                 data = data.lstrip(b"\0")
                 if not data:
                     break
@@ -213,8 +216,8 @@ def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
 
 
 def _check_member(codec: _Codec, data: bytes, members: int) -> None:
-    """Refuse `data` behind a member if it begins no other member, or one too many."""
-    # ISA-L waits for a whole header before it looks at it.
+    """Refuse `data` behind a member unless it begins another member, or if there are too many."""
+    # The magic is checked here because ISA-L waits for a whole header before it rejects it.
     if not data.startswith(codec.magic[: len(data)]):
         refuse_body("corrupt", f"what is behind the {codec.name} body is none")
     if members > _MAX_MEMBERS:

@@ -1,4 +1,4 @@
-"""Decoder of a body of any accepted format to a `Trace`, or a refusal with place and reason.
+"""Decoder of a body of any accepted format to a `Trace`; refusals name the row and the reason.
 
 Formats
 -------
@@ -96,7 +96,7 @@ from app.analysis.trace.recordings.files import UNNAMED, FileNames, names_of
 from app.analysis.trace.recordings.labels import OwnRanges
 from app.errors import InvalidLabelsError, UnsupportedFormatError
 
-# Beginning of a body of ours in NDJSON.
+# First bytes of an NDJSON body with our header line.
 _OWN_HEADER: Final = re.compile(rb'\{"schema": ?"paceline\.trace/')
 
 
@@ -112,7 +112,7 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
     own: OwnRanges | None = None,
     names: FileNames | None = None,
 ) -> Decoded:
-    """Decode and check a body.
+    """Decode a body of any accepted format and check its values.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def recognize(
     content_type: str | None = None,
     format_name: str | None = None,
 ) -> TraceFormat:
-    """Return the format of a body from its beginning.
+    """Return the format of a body, recognized from its first bytes.
 
     A compressed body of no known format is read further, to report damage of its compression.
 
@@ -188,7 +188,8 @@ def recognize(
     InvalidTraceError, UnsupportedFormatError
     """
     if format_name is None and isinstance(body, bytes) and begins_with(body, _OWN_HEADER):
-        # Thousands of chunks may come at once; this takes a fortieth of the time of the code below.
+        # Thousands of chunks may arrive at once; this shortcut takes a fortieth of the time of the
+        # general recognition below.
         return FORMATS[LINES]
     head = head_of(body)
     if not head.start:
@@ -196,7 +197,8 @@ def recognize(
     known = _format_of(head, content_type, format_name)
     if known is None:
         if head.compressed and head.whole:
-            # Damaged or cut-off compression is the fault to report.
+            # Read the whole text, so that damaged or cut-off compression is reported rather than an
+            # unknown format.
             for _ in read_text(body, limits):
                 pass
         sent_as = f" (sent as {content_type[:80]!r})" if content_type else ""
@@ -216,7 +218,8 @@ def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceF
         own = known.media_types[0]
         if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
             return known
-    # JSON lines with our media type that do not look like ours are decoded, to name their fault.
+    # JSON lines that are sent with our media type but lack our keys are decoded as NDJSON: its
+    # decoder names their fault.
     lines = head.outline is not None and not head.outline.array
     if lines and content_type in FORMATS[LINES].media_types:
         return FORMATS[LINES]

@@ -1,4 +1,4 @@
-"""Encoders of a `Trace` as a body in each format that the command line writes."""
+"""Encoders of a `Trace`, one for each format that the command line writes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _GZIP_LEVEL: Final = 6
 
 
 def to_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet with our int64 columns, without its metadata."""
+    """Return `trace` as Parquet with our int64 columns; the session's metadata are not included."""
     written = io.BytesIO()
     pq.write_table(_native_table(trace), written, compression="zstd")
     return written.getvalue()
 
 
 def to_published_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet like the published traces, without its metadata.
+    """Return `trace` as Parquet with the columns of the published traces, without its metadata.
 
     Times are float32 seconds from the start of each step: they resolve about 0.1 µs, and are not
     comparable across steps.
@@ -51,7 +51,7 @@ def to_published_parquet(trace: Trace) -> bytes:
 
 
 def to_arrow(trace: Trace) -> bytes:
-    """Return `trace` as an Arrow stream compressed with zstd, metadata in its schema."""
+    """Return `trace` as a zstd-compressed Arrow stream with the metadata in its schema."""
     written = io.BytesIO()
     table = _native_table(trace)
     document = json.dumps(metadata_document(trace.meta)).encode()
@@ -63,7 +63,7 @@ def to_arrow(trace: Trace) -> bytes:
 
 
 def to_ndjson_gz(trace: Trace) -> bytes:
-    """Return `trace` as gzip NDJSON, metadata in the header line.
+    """Return `trace` as gzip NDJSON with the metadata in the header line.
 
     Equal traces give equal bytes.
     """
@@ -71,7 +71,7 @@ def to_ndjson_gz(trace: Trace) -> bytes:
 
 
 def to_ndjson_zstd(trace: Trace) -> bytes:
-    """Return `trace` as NDJSON in a zstd frame, metadata in the header line."""
+    """Return `trace` as NDJSON in a zstd frame, with the metadata in the header line."""
     return zstandard.ZstdCompressor().compress(_ndjson(trace))
 
 

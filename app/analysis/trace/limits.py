@@ -1,7 +1,7 @@
-"""Limits on what a body may cost, and the refusal that names its first faults.
+"""Limits on the size and the values of a body, and refusals that list the first faults.
 
-Limits are bytes, rows and bounds of values. A fault has the row or line and the column of the
-body where it has one; a refusal lists the first ten.
+Limits are bytes, rows and bounds of values. A fault names the row or line and the column of the
+body if it has them; a refusal lists the first ten faults.
 """
 
 from __future__ import annotations
@@ -17,50 +17,55 @@ from app.errors import BodyTooLargeError, Fault, InvalidTraceError
 
 MIB: Final = 1024 * 1024
 
-# Decompressed bytes for each byte of a compressed body, of bodies that expand to more than
+# Most decompressed bytes for each compressed byte, for bodies that expand to more than
 # `UNJUDGED_BYTES`.
 MAX_RATIO: Final = 250
 UNJUDGED_BYTES: Final = 32 * MIB
 
-# Faults reported of one body.
+# Most faults that the refusal of a body lists.
 MAX_FAULTS: Final = 10
 
-# Ranks of a job; more is taken for a mistyped size.
+# Most ranks of a job; a larger number is probably a typing error.
 MAX_WORLD: Final = 1 << 20
 MAX_MODEL_CHUNKS: Final = 1 << 10
 MAX_MICROBATCH: Final = 1 << 20
-# Steps travel in JSON to browsers, whose integers are exact to here.
+# Largest step number. Steps are sent as JSON to browsers, which represent integers exactly up to
+# this value.
 MAX_STEP: Final = (1 << 53) - 1
 MAX_ORDER: Final = (1 << 31) - 2
 NS_PER_S: Final = 1_000_000_000
-# Any difference and any end of times within these bounds fits int64; 146 years.
+# Largest absolute time (146 years): differences and ends of times within this bound fit int64.
 MAX_TIME_NS: Final = 1 << 62
 
 MAX_OP_NAME_CHARS: Final = 128
-# Distinct names of operations in one trace.
+# Most distinct operation names in a trace.
 MAX_OP_NAMES: Final = 256
-# A dictionary may list names that no row uses (pandas writes its categories so).
+# Most entries of a name dictionary, which may list names that no row uses (pandas writes all
+# categories).
 MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
 
-# A float32 of seconds resolves 0.2 ms here and 128 s at today's epoch.
+# Largest start relative to its step. A float32 resolves 0.2 ms at this number of seconds, but only
+# 128 s at the seconds of today's date: larger values are clock readings.
 MAX_RELATIVE_START_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds of one body."""
+    """Limits on the sizes of one body."""
 
-    # Bytes that the body, or the columns read from it, may decompress to.
+    # Most bytes after decompression, of the body or of the columns read from it.
     max_decompressed_bytes: int = 4096 * MIB
-    max_rows: int = 40_000_000  # operations of one body
-    # The header line of an NDJSON body, a metadata document, the footer of a Parquet body.
+    max_rows: int = 40_000_000  # most operations of a body
+    # Most bytes of the header line of an NDJSON body, of a metadata document, and of the footer of
+    # a Parquet body.
     max_header_bytes: int = 16 * MIB
 
     def expanded(self, size: int) -> int:
-        """Return the bytes to which a body may decompress.
+        """Return the most bytes to which a body of this size may decompress.
 
-        Recorded text compresses to a tenth or a fortieth; hundreds of bytes for one are an attack.
-        Small bodies have no ratio, they cost little in any case.
+        Recorded text compresses to a tenth or a fortieth of its size; a ratio of hundreds is an
+        attack. The ratio of small bodies is not limited, because they are cheap to decompress in
+        any case.
 
         Parameters
         ----------
@@ -72,16 +77,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of rows in the sender's terms: row or line, and the column's name in the body."""
+    """Naming of rows for the sender: the row or line of the body, and the body's column name."""
 
     columns: Mapping[str, str]  # our name of each column → its name in the body
-    # 0-based row → 1-based line, where the body is text
+    # Converts a 0-based row to the 1-based line of a text body.
     line_of: Callable[[int], int] | None = None
-    # Row of the body of each row, where operations were split.
+    # Body row of each trace row, if fused operations were split into several rows.
     source: NDArray[np.intp] | None = None
 
     def fault(self, code: str, message: str, row: int, column: str | None = None) -> Fault:
-        """Return a fault of `row` (0-based in the whole body), in our `column`."""
+        """Return a fault at `row` (0-based in the whole body) in `column` (our name)."""
         name = self.columns.get(column, column) if column else None
         if self.source is not None:
             row = int(self.source[row])
@@ -91,7 +96,7 @@ class Places:
 
 
 def refuse(faults: Iterable[Fault]) -> NoReturn:
-    """Raise the refusal of a trace with its first faults, under the code of the first one.
+    """Raise an error that lists the first faults of a trace and has the code of the first fault.
 
     Raises
     ------
@@ -116,12 +121,12 @@ def refuse(faults: Iterable[Fault]) -> NoReturn:
 
 
 def refuse_body(code: str, message: str) -> NoReturn:
-    """Raise the refusal of a body as a whole."""
+    """Raise an error about a body as a whole, without a row."""
     refuse([Fault(code, message)])
 
 
 def check_expanded(total: int, most: int, limits: Limits) -> None:
-    """Refuse a body that has decompressed to `total` bytes, if over `most` or over the limit.
+    """Refuse a body that has decompressed to `total` bytes if that exceeds `most` or the limit.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Merging of the chunks of a session into its trace.
+"""Merging of a session's chunks into one trace.
 
-Chunks are parts as `decode` returns them: each checked alone, with recorded names and order. The
-result must not depend on which chunk an operation came in, so operations are sorted and pass every
-check of a whole body again.
+Chunks are parts as returned by `decode`: each chunk has passed its own checks, and has the recorded
+names and order. The result must not depend on the distribution of operations over chunks, so all
+operations are sorted and checked again as one body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.analysis.trace.limits import Places
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
 from app.errors import Fault, InvalidTraceError, UnanalyzableError
 
-# Our names of columns → attributes of a trace.
+# Our column names → attributes of a `Trace`.
 _COLUMNS: Final[Mapping[str, str]] = {
     "rank": "rank",
     "dp": "dp",
@@ -39,7 +39,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TraceChunk:
-    """A part of a session: the `number`-th of its producer, from 0."""
+    """Part of a session: the chunk `number` (from 0) of its producer."""
 
     producer: str
     number: int
@@ -48,7 +48,7 @@ class TraceChunk:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Operations of a chunk that repeat those of an earlier chunk."""
+    """Number of operations of a chunk that repeat operations of an earlier chunk."""
 
     producer: str
     number: int
@@ -57,14 +57,14 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A trace, and the repeated operations that were left out of it."""
+    """Trace of a session, and the repeated operations that the merge left out."""
 
     trace: Trace
     dropped: tuple[Dropped, ...]
 
 
 def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
-    """Merge the chunks of a session; operations equal in every column are kept once.
+    """Return the trace of a session's chunks; operations equal in every column are kept once.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
     columns = _concatenate(ordered, names)
     repeated = groups.copies(columns)
     rows = np.flatnonzero(~repeated)
-    # Rank by rank, in each step type by type, by recorded order or start.
+    # Sort by rank, then step, then type, then recorded order (or start if no order is recorded).
     keys = ("order" if "order" in columns else "start", "op", "step", "rank")
     rows = rows[np.lexsort([columns[name][rows] for name in keys])]
     try:
@@ -114,7 +114,7 @@ def _concatenate(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str
             for chunk in chunks
         ]
     )
-    # Positions in recorded order compare across chunks only if every chunk has them.
+    # Recorded order is comparable across chunks only if every chunk has it.
     if columns["order"].min() == ABSENT:
         del columns["order"]
     return columns
@@ -130,7 +130,7 @@ def _build(
 ) -> Trace:
     merged = {name: values[rows] for name, values in columns.items()}
     places = Places({name: name for name in columns})
-    # Every row is compared: a rank may have moved between two chunks of one step.
+    # Check every row, since the DP rank or stage of a rank may differ between two chunks of a step.
     groups.check_cells(columns, np.arange(len(columns["rank"])), meta.sizes, places)
     heads = groups.find_heads(merged)
     return build_trace(
@@ -155,7 +155,7 @@ def _first_rows(chunks: Sequence[TraceChunk]) -> NDArray[np.intp]:
 
 
 def _with_chunk_rows(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> UnanalyzableError:
-    """Return the refusal with rows of chunks in place of rows of their concatenation."""
+    """Return the refusal with row numbers of chunks, not of their concatenation."""
     first = _first_rows(chunks)
     faults = []
     for fault in error.faults:

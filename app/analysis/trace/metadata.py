@@ -1,10 +1,9 @@
-"""Metadata of a session: parsing, checks, joining, and notes of decoders about the recording.
+"""Metadata of a session: parsing, checks, union of parts, and decoders' notes on the recording.
 
-Accepted are our keys (``dp pp tp cp vpp world``) and those of the published ``meta-*.yaml``
+Accepted keys are ours (``dp pp tp cp vpp world``) and the keys of the published ``meta-*.yaml``
 (``dp_size dsp_size pp_size tp_size vpp_size world_size``, where dsp is the context-parallel size).
-Both spellings of one size may be there if they agree.
-Decoders note what they could not map (`Unmapped`) and why steps cannot be replayed
-(`not_replayed`).
+A document may give a size under both keys if the values agree. Decoders note the recorded items
+that they could not map (`Unmapped`), and the reason why steps cannot be replayed (`not_replayed`).
 
 Codes of `InvalidMetadataError`
 -------------------------------
@@ -61,9 +60,9 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
-# A session has dozens of steps, and few of them are excluded from verdicts.
+# Most steps with a reason for exclusion; a session has only dozens of steps.
 MAX_ODD_STEPS: Final = 1000
-# Nesting of `SessionMeta.extra`; per-microbatch tables need four levels.
+# Deepest nesting of `SessionMeta.extra`; per-microbatch tables need four levels.
 MAX_DEPTH: Final = 16
 
 _KNOWN_KEYS: Final = frozenset(
@@ -74,7 +73,7 @@ _KNOWN_KEYS: Final = frozenset(
 
 
 def load_metadata(text: str) -> SessionMeta:
-    """Read metadata from YAML or JSON text.
+    """Return the session metadata in a YAML or JSON text.
 
     Raises
     ------
@@ -95,14 +94,14 @@ def load_metadata(text: str) -> SessionMeta:
 def unreadable_metadata(
     error: UnreadableDocumentError, name: str = "the metadata"
 ) -> InvalidMetadataError:
-    """Return the error of metadata whose text is not YAML or JSON."""
+    """Return the error for metadata whose text is neither YAML nor JSON."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidMetadataError(message, code=f"metadata.{error.code}", faults=(fault,))
 
 
 def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
-    """Check a metadata document and normalize it.
+    """Return the session metadata of a document after checking its values.
 
     Parameters
     ----------
@@ -135,15 +134,16 @@ def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
             str(key): _jsonable(value, str(key))
             for key, value in document.items()
             if key not in _KNOWN_KEYS
-            # OpenTelemetry's keys by rank are in `whereabouts`; one text for all ranks of a body is
-            # kept until those ranks are known (`with_names_of_body`).
+            # Names by rank under OpenTelemetry's keys are stored in `whereabouts`. A text for all
+            # ranks of a body stays in `extra` until the body's ranks are known
+            # (`with_names_of_body`).
             and not (key in OTEL_KEYS and (key == SLURM_JOB or isinstance(value, Mapping)))
         },
     )
 
 
 def metadata_document(meta: SessionMeta) -> dict[str, Any]:
-    """Return `meta` as a normalized JSON-able document, the inverse of `parse_metadata`."""
+    """Return `meta` as a normalized JSON-serializable document, the inverse of `parse_metadata`."""
     sizes = meta.sizes
     document: dict[str, Any] = {
         "dp": sizes.dp,
@@ -221,7 +221,7 @@ def _parse_odd_steps(document: Mapping[Any, Any]) -> dict[int, str]:
     for key, reason in mapping_of(document, "odd_steps").items():
         text = str(key)
         whole = not isinstance(key, bool) and text.isascii() and text.isdecimal()
-        # Over-long digits are no step, and expensive to convert.
+        # The length is checked first because the conversion of very many digits is expensive.
         if not whole or len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
             message = f"odd_steps must be keyed by step, not {shown(key)}"
             refuse(message, "bad_value", column="odd_steps")
@@ -242,7 +242,7 @@ def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 -
     if isinstance(value, list | tuple):
         return [_jsonable(item, key, depth + 1) for item in value]
     if isinstance(value, dt.date):
-        # YAML reads unquoted dates, which JSON does not have.
+        # YAML parses unquoted dates as date objects, which JSON does not have.
         return value.isoformat()
     if isinstance(value, str):
         return _storable(value, key)
@@ -257,20 +257,21 @@ def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 -
 
 
 def _storable(text: str, key: str) -> str:
-    """Return a text that JSON of PostgreSQL can hold; refuse NUL and lone surrogates."""
+    """Return a text that PostgreSQL can store as JSON; refuse NUL and lone surrogates."""
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
     return text
 
 
-# Keys of decoders' notes in `SessionMeta.extra`. A sender may write them too: values of another
-# form count as absent.
+# Keys under which decoders note facts in `SessionMeta.extra`. A sender may write these keys too, so
+# malformed values count as absent.
 _UNMAPPED: Final = "unmapped"
 _NOT_REPLAYED: Final = "not_replayed"
-# Kinds that are kept; the rest is counted together.
+# Most kinds of unmapped items that are listed; all further kinds are summed as one.
 MAX_KINDS: Final = 32
 _MAX_TEXT: Final = 400
-# Sums of any number of bodies stay far below the largest integer of JSON.
+# Largest count of unmapped items: sums over any number of bodies stay below JSON's largest exact
+# integer.
 _MOST: Final = 10**12
 
 
@@ -287,7 +288,7 @@ class Unmapped:
 
 
 def total(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
-    """Return the sums by kind over several bodies, the most frequent kind first."""
+    """Return the counts by kind summed over several bodies, in descending order."""
     counts: dict[tuple[str, str | None], int] = {}
     for item in unmapped:
         key = (item.what, item.remedy)
@@ -301,12 +302,12 @@ def total(unmapped: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
 
 
 def note_unmapped(meta: SessionMeta, unmapped: Iterable[Unmapped]) -> SessionMeta:
-    """Return metadata with the unmapped items of the recording in place of earlier ones."""
+    """Return metadata that list these unmapped items of the recording instead of earlier items."""
     return replace(meta, extra=with_unmapped(meta.extra, unmapped))
 
 
 def with_unmapped(document: Mapping[str, Any], unmapped: Iterable[Unmapped]) -> dict[str, Any]:
-    """Return a metadata document with unmapped items in place of earlier ones."""
+    """Return a metadata document that lists these unmapped items instead of earlier items."""
     document = {key: value for key, value in document.items() if key != _UNMAPPED}
     kinds = total(unmapped)
     if len(kinds) > MAX_KINDS:
@@ -318,7 +319,7 @@ def with_unmapped(document: Mapping[str, Any], unmapped: Iterable[Unmapped]) -> 
 
 
 def unmapped_of(extra: Mapping[str, Any]) -> tuple[Unmapped, ...]:
-    """Return the unmapped items that a session's further metadata list."""
+    """Return the unmapped items that a session's `extra` metadata list."""
     listed = extra.get(_UNMAPPED)
     items: list[Unmapped] = []
     for item in listed[:MAX_KINDS] if isinstance(listed, list) else ():
@@ -337,7 +338,7 @@ def _short_text(value: object) -> str | None:
 
 
 def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
-    """Return the union of the metadata of two parts of a session; counts of unmapped items add up.
+    """Return the union of two parts' metadata; the counts of unmapped items are summed.
 
     Raises
     ------
@@ -348,7 +349,7 @@ def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
 
 
 def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
-    """Return the union of two parts' metadata as a document; see `join_metadata`.
+    """Return the union of two parts' metadata documents; see `join_metadata`.
 
     Parameters
     ----------
@@ -366,7 +367,7 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
             for name, document in ((before, first), (host, second))
         )
         if before != host and was_guessed != is_guessed:
-            # Of a guessed and a known name of a host the known one stays.
+            # If only one of two host names of a rank is a guess, the other name is kept.
             document = first if was_guessed else second
             document["hosts"] = {
                 key: name for key, name in document["hosts"].items() if key != str(rank)
@@ -375,7 +376,7 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
 
 
 def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> SessionMeta:
-    """Return the metadata given with a body, else its own, which are in its `place`.
+    """Return the metadata sent with a body, else its own; `place` names where those are.
 
     Raises
     ------
@@ -389,7 +390,7 @@ def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> 
 
 
 def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
-    """Return metadata with more of OpenTelemetry's keys.
+    """Return metadata completed by names by rank under OpenTelemetry's keys.
 
     Raises
     ------
@@ -401,9 +402,9 @@ def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) 
 
 
 def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMeta:
-    """Return the metadata of a body with its names for all ranks (node, pod, GPU) given by rank.
+    """Return a body's metadata with its names for all ranks (node, pod, GPU) assigned to each rank.
 
-    A GPU belongs to one rank: a body of several ranks drops its name.
+    A GPU belongs to one rank, so the GPU's name is dropped if the body has several ranks.
 
     Raises
     ------
@@ -439,7 +440,7 @@ def _union(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> d
 
 
 def not_replayed(meta: SessionMeta, reason: str) -> SessionMeta:
-    """Return metadata with the reason why steps of the recording cannot be replayed.
+    """Return metadata with the reason why the recording's steps cannot be replayed.
 
     A profile without labels whose transfers fit no schedule, or a device trace that does not
     distinguish forward from backward, still shows which rank comes last at collectives and how
@@ -462,5 +463,5 @@ def not_replayed(meta: SessionMeta, reason: str) -> SessionMeta:
 
 
 def not_replayed_reason(meta: SessionMeta) -> str | None:
-    """Return why the steps of a session cannot be replayed; None if no decoder noted it."""
+    """Return why a session's steps cannot be replayed; None if no decoder noted a reason."""
     return _short_text(meta.extra.get(_NOT_REPLAYED))

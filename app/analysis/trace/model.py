@@ -33,7 +33,8 @@ DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 
-# Types that the what-if engine replays. Other types are kept, counted and reported.
+# Operation types that the what-if engine replays. Operations of other types are kept, counted and
+# reported.
 REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     FORWARD_COMPUTE,
     BACKWARD_COMPUTE,
@@ -52,15 +53,17 @@ REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     GC,
 )
 
-# Work of ranks between steps, wherever it is recorded: no part of a step, and never replayed.
+# Types of work between steps. Such operations belong to no step and are never replayed, wherever
+# they are recorded.
 BETWEEN_STEPS: Final[tuple[str, ...]] = (DATA_LOADING, CHECKPOINT, EVALUATION)
-# Collectives of tensor-parallel ranks.
+# Collectives between tensor-parallel ranks.
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
-# Collectives of context-parallel ranks, and the transfers of those that form a ring.
+# Collectives between context-parallel ranks; the transfers of context-parallel rings are `RING`.
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 RING: Final = "cp-send-recv"
 
-# The position of a name is its code in `Trace.op`. Stored traces carry names: it may change.
+# The index of a name is its code in `Trace.op`. The order may change between releases, since stored
+# traces contain the names.
 KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     *REPLAYED_OP_TYPES,
     *TENSOR_TYPES,
@@ -70,7 +73,7 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     RING,
 )
 
-# NDTimeline's other names for the same operations (trace-format page of docs/).
+# Other names that NDTimeline has for the same operations (trace-format page of docs/).
 OP_TYPE_ALIASES: Final[Mapping[str, str]] = {
     "unshard-all-gather": PARAMS_ALL_GATHER,
     "grad-reduce-scatter": GRADS_REDUCE_SCATTER,
@@ -80,13 +83,13 @@ OP_TYPE_ALIASES: Final[Mapping[str, str]] = {
     "tp-allreduce": "tp-all-reduce",
 }
 
-# Absent microbatch, model chunk or order.
+# Value of a missing microbatch, model chunk or order.
 ABSENT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Parallelism of a job: ``world = dp * pp * tp * cp`` ranks, `vpp` model chunks a stage."""
+    """Parallelism of a job: ``world = dp * pp * tp * cp`` ranks, `vpp` model chunks per stage."""
 
     dp: int
     pp: int
@@ -101,13 +104,13 @@ class Sizes:
 
     @property
     def workers(self) -> int:
-        """Return the number of DP × PP cells."""
+        """Return the number of cells of the DP × PP grid."""
         return self.dp * self.pp
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMeta:
-    """Metadata of a session, from its sender.
+    """Metadata of a session, as its sender gave them.
 
     `hosts` and `gpus` map a global rank to a host name and to a GPU's name or index.
     """
@@ -120,13 +123,13 @@ class SessionMeta:
     whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)  # name → web address
-    # Step → reason to exclude it from verdicts, such as the first step of a job.
+    # Step → reason why verdicts exclude it, for example "first step of the job".
     odd_steps: Mapping[int, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def uuids(self) -> dict[int, str]:
-        """Return the UUIDs of GPUs by global rank, as far as they are known."""
+        """Return the known GPU UUIDs by global rank."""
         named = {rank: uuid for rank, gpu in self.gpus.items() if (uuid := uuid_in(gpu))}
         return named | self.whereabouts.gpu_uuids
 
@@ -136,20 +139,20 @@ class SessionMeta:
         return len(self.hosts) >= self.sizes.workers and len(set(self.hosts.values())) == 1
 
     def machine(self, rank: int) -> Machine:
-        """Return the machine of a rank."""
+        """Return the node and GPU of a rank."""
         return self.whereabouts.machine(rank, self.hosts, self.gpus)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Stretches of rows of one rank and step."""
+    """Stretches of consecutive rows with the same rank and step."""
 
-    first: NDArray[np.intp]  # (stretches,): first row of each, from 0 on
-    earliest_ns: NDArray[np.int64]  # (stretches,): earliest start in each
+    first: NDArray[np.intp]  # (stretches,): first row of each stretch; starts with 0
+    earliest_ns: NDArray[np.int64]  # (stretches,): earliest start in each stretch
 
 
 def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretches:
-    """Return the stretches that begin at rows `first`.
+    """Return the stretches of rows that begin at rows `first`.
 
     Examples
     --------
@@ -164,31 +167,30 @@ class Trace:
     """All operations of one session as columns of equal length."""
 
     meta: SessionMeta
-    # Name of each code in `op`: `KNOWN_OP_TYPES` first, then unknown types of this trace.
+    # Operation type of each code in `op`: `KNOWN_OP_TYPES` first, then this trace's unknown types.
     op_names: tuple[str, ...]
-    # rank, dp, pp: (operations,): global rank; DP rank; pipeline stage
+    # rank, dp, pp: shape (operations,): global rank, DP rank, pipeline stage
     rank: NDArray[np.int32]
     dp: NDArray[np.int32]
     pp: NDArray[np.int32]
     step: NDArray[np.int64]  # training step
     op: NDArray[np.int16]  # operation type, an index into `op_names`
-    # mb, mc: microbatch; model chunk within the stage (virtual stage). `ABSENT` where not
-    # recorded.
+    # mb, mc: microbatch; model chunk within the stage (virtual stage). `ABSENT` if not recorded.
     mb: NDArray[np.int32]
     mc: NDArray[np.int32]
-    # 0-based position among the operations of the same (rank, step, op), by start. Unique there,
+    # 0-based position by start among the operations of the same (rank, step, op): unique, and
     # without gaps unless the recorder lost operations.
     order: NDArray[np.int32]
-    # start_ns, duration_ns: start and duration. Starts are host clock readings, or relative to
-    # the earliest start of their step when `step_relative`.
+    # start_ns, duration_ns: start and duration. Starts are host clock readings or, if
+    # `step_relative`, times since the earliest start of their step.
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     step_relative: bool
-    # Left out by the decoder: the number of copies of operations, and (step, reason) of each step
-    # in which an operation is there twice at different times.
+    # Operations that the decoder left out: copies: number of exact copies; repeated_steps: (step,
+    # reason) of each step with an operation recorded twice at different times
     copies: int = 0
     repeated_steps: tuple[tuple[int, str], ...] = ()
-    # Cache of `stretches`, at most one; checks of the columns fill it as well.
+    # Cache of the result of `stretches` (at most one item); the column checks fill it as well.
     known_stretches: list[Stretches] = field(
         init=False, default_factory=list, repr=False, compare=False
     )
@@ -197,7 +199,7 @@ class Trace:
         return len(self.op)
 
     def of_rows(self, rows: NDArray[np.intp]) -> Trace:
-        """Return a trace of some rows, in the order given."""
+        """Return a trace of the given rows, in the given order."""
         return replace(
             self,
             rank=self.rank[rows],
@@ -213,7 +215,7 @@ class Trace:
         )
 
     def stretches(self) -> Stretches:
-        """Return the stretches of rows of one rank and step; there is at least one row."""
+        """Return the stretches of rows with the same rank and step; requires at least one row."""
         if not self.known_stretches:
             change = (self.rank[1:] != self.rank[:-1]) | (self.step[1:] != self.step[:-1])
             first = np.concatenate(([0], np.flatnonzero(change) + 1))
@@ -221,5 +223,5 @@ class Trace:
         return self.known_stretches[0]
 
     def step_count(self) -> int:
-        """Return the number of different steps with operations; there is at least one row."""
+        """Return the number of distinct steps; requires at least one row."""
         return int(np.unique(self.step[self.stretches().first]).size)

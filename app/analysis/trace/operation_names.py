@@ -1,9 +1,10 @@
 """Names of operation types: aliases, fused operations, and the codes of one body.
 
-An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
-send and receive is one call for two (or four) transfers: it is split into operations over the same
-interval. Which microbatch each of them moves is not recorded, so microbatch and model chunk are
-absent there. Unknown names are kept, with codes after those of the known types.
+An alias is replaced by the published name, and a `-nonoverlapping` type by the type of its
+overlapped twin. A fused send and receive is one call for two (or four) transfers: it is split into
+operations over the same interval, without microbatch and model chunk, since it is not recorded
+which microbatch each transfer moves. Unknown names are kept, with codes after those of the known
+types.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ BAD_NAME: Final = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printab
 
 
 def is_op_name(text: str) -> bool:
-    """Return whether a text is acceptable as the name of an operation."""
+    """Return whether a text is a valid operation name."""
     return 0 < len(text) <= MAX_OP_NAME_CHARS and text.isprintable() and text == text.strip()
 
 
 class OpNames:
-    """Operation names of one body; a name's position is its code.
+    """Distinct operation names of one body; the index of a name is its code.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ class OpNames:
     """
 
     def __init__(self, places: Places) -> None:
-        # Known types keep their codes, so that most columns need no second translation.
+        # The list starts with the known types, so most columns already have the codes of
+        # `KNOWN_OP_TYPES`.
         self.names: list[str] = list(KNOWN_OP_TYPES)
         self._places = places
         self._codes: dict[str, int] = {name: code for code, name in enumerate(self.names)}
@@ -80,7 +82,7 @@ class OpNames:
         indices, table = as_numpy(column.indices), self._of_dictionary
         if indices.min() < 0 or indices.max() >= len(table):
             refuse_body("corrupt", "an operation name is outside of its dictionary")
-        # "clip" only saves the time of a second check of the indices.
+        # The indices are already checked; "clip" saves NumPy's own check.
         codes = table.take(indices, mode="clip")
         if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
             rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
@@ -92,8 +94,9 @@ class OpNames:
     def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
         if len(dictionary) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
-        # Parquet's reader does not check that strings are UTF-8, so they are read as bytes. A view,
-        # since a cast loads all of Arrow's functions, which takes longer than a small trace.
+        # Names are read as bytes because Parquet's reader does not check that strings are UTF-8.
+        # `view` is used because `cast` loads all of Arrow's functions, which takes longer than a
+        # small trace.
         kind = dictionary.type
         if pa.types.is_string(kind):
             dictionary = dictionary.view(pa.binary())
@@ -108,8 +111,8 @@ class OpNames:
         return codes
 
     def _code(self, raw: bytes | None) -> int:
-        """Return the code of a name, `_INVALID` where it is not acceptable."""
-        # UTF-8 has at most four bytes a character.
+        """Return the code of a name; `_INVALID` if the name is not valid."""
+        # A character takes at most four bytes in UTF-8.
         if not raw or len(raw) > 4 * MAX_OP_NAME_CHARS:
             return _INVALID
         try:
@@ -144,7 +147,7 @@ CROSS_MESH_RECV: Final = "cross-mesh-recv"
 
 
 def normalize(name: str) -> str:
-    """Return our name of the operation type that a recorder calls `name`."""
+    """Return our operation type for the name that a recorder uses."""
     base = name.removesuffix(NONOVERLAPPING)
     return OP_TYPE_ALIASES.get(base, base)
 
@@ -154,13 +157,13 @@ _CROSS_MESH = (CROSS_MESH_SEND, CROSS_MESH_RECV)
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Columns with our operation types."""
+    """Columns whose operations have our types."""
 
     columns: dict[str, NDArray[Any]]  # `op` holds indices into `op_names`
     op_names: tuple[str, ...]  # `KNOWN_OP_TYPES`, then the unknown types that rows have
-    source: NDArray[np.intp] | None  # the body's row of each row, where operations were split
-    # The recorded order and runs are invalid: two recorded names became one type, or operations
-    # were split.
+    source: NDArray[np.intp] | None  # body row of each row if operations were split
+    # The recorded order and the runs are no longer valid, because two recorded names became one
+    # type or operations were split.
     changed: bool
 
 
@@ -217,7 +220,7 @@ def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
 
 
 def _split_fused(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> NDArray[np.intp]:
-    """Replace fused operations by their parts in place; return the source row of each row."""
+    """Replace fused operations by their parts in place; return the original row of each row."""
     op = columns["op"]
     fused = {code_of[name]: parts for name, parts in FUSED.items() if name in code_of}
     parts_of_row = np.ones(len(op), np.intp)
@@ -239,10 +242,11 @@ def _split_fused(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -
 
 
 def _resolve_cross_mesh(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> bool:
-    """Make cross-mesh transfers forward or backward in place; return whether any was changed.
+    """Set the direction of cross-mesh transfers in place; return whether any type changed.
 
-    A send moves the result of the rank's last computation before it, a receive the input of its
-    next one. Without such a computation in the step, the type stays as recorded.
+    A send moves the result of the rank's previous computation, a receive the input of its next
+    computation; the transfer gets the direction of this computation. If the step has no such
+    computation, the type stays as recorded.
     """
     op = columns["op"]
     forward = code_of[FORWARD_COMPUTE]

@@ -1,7 +1,7 @@
 """Uniqueness and order of operations within each group of one (rank, step, type).
 
-A *run* is a stretch of neighboring rows of one group. Where every group is one run, which is how
-recorders write, neighbors are compared; else rows are sorted. Includes the checks of pipeline
+A *run* is a stretch of neighboring rows of one group. If every group is a single run, as recorders
+write them, neighboring rows are compared; else rows are sorted. The module also checks pipeline
 operations by microbatch and model chunk.
 """
 
@@ -28,14 +28,14 @@ from app.analysis.trace.model import (
 )
 from app.errors import Fault
 
-# A table of up to this many entries a key is faster than sorting the keys.
+# Up to this many possible keys for each row, a table of all keys is faster than sorting the keys.
 _DENSE: Final = 32
 
 Columns = Mapping[str, NDArray[Any]]
 
 
 class RepeatedError(Exception):
-    """Operations are there twice; `rows` are all repetitions of an earlier row."""
+    """Raised if operations are repeated; `rows` are the rows that repeat an earlier row."""
 
     def __init__(self, rows: NDArray[np.intp]) -> None:
         super().__init__(f"{len(rows)} operations are there twice")
@@ -49,18 +49,18 @@ class Runs:
     # heads, lengths: (runs,): first row and number of rows of each run
     heads: NDArray[np.intp]
     lengths: NDArray[np.intp]
-    group: NDArray[np.int64]  # (runs,): number of its group, from 0 without gaps
+    group: NDArray[np.int64]  # (runs,): group index of each run, from 0 without gaps
     whole: bool  # every group is one run
 
     def group_of_rows(self) -> NDArray[np.int64]:
-        """Return the group of every row."""
+        """Return the group index of every row."""
         return np.repeat(self.group, self.lengths)
 
 
 def same_as_before(
     columns: Columns, first: int, last: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Compare each of the rows `first` to `last` with the row before it.
+    """Return, for rows `first` to `last`, whether rank and group equal those of the row before.
 
     Returns
     -------
@@ -77,17 +77,17 @@ def same_as_before(
 
 @dataclass(frozen=True, slots=True)
 class Neighbors:
-    """Rows that differ from the row before them, by kind of difference."""
+    """Rows that differ from the previous row, by kind of difference."""
 
-    heads: NDArray[np.intp]  # runs start
-    stretches: NDArray[np.intp]  # the rank or the step changes
-    moved: NDArray[np.intp]  # the same rank is elsewhere in the DP × PP grid
-    falls: NDArray[np.intp]  # within a run the order, or without one the start, does not rise
-    microbatch_falls: bool  # within some run a known microbatch does not rise
+    heads: NDArray[np.intp]  # rows where runs start
+    stretches: NDArray[np.intp]  # rows where the rank or the step changes
+    moved: NDArray[np.intp]  # rows where a rank changes its DP × PP cell
+    falls: NDArray[np.intp]  # rows in a run without rising order (or start)
+    microbatch_falls: bool  # in some run a known microbatch does not rise
 
 
 def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
-    """Compare each of the rows `first` to `last` with the row before it."""
+    """Return the rows from `first` to `last` that differ from the previous row."""
     before, here = slice(first - 1, last - 1), slice(first, last)
     same_rank, same_group = same_as_before(columns, first, last)
     dp, pp, mb, step = (columns[name] for name in ("dp", "pp", "mb", "step"))
@@ -120,7 +120,7 @@ def find_stretches(columns: Columns, heads: NDArray[np.intp]) -> NDArray[np.intp
 def find_runs(
     columns: Columns, heads: NDArray[np.intp], stretches: NDArray[np.intp], sizes: Sizes
 ) -> Runs:
-    """Find the group of each of the runs that start at `heads`."""
+    """Return the runs that start at `heads`, with the group of each run."""
     key = np.unique(columns["step"][stretches], return_inverse=True)[1].astype(np.int64)
     key = key * sizes.world + columns["rank"][stretches]
     runs_of_stretch = np.diff(np.searchsorted(heads, stretches), append=len(heads))
@@ -137,7 +137,7 @@ def find_runs(
 
 
 def _distinct(key: NDArray[np.int64]) -> bool:
-    """Return whether no two of some non-negative values are equal."""
+    """Return whether all of the non-negative values are distinct."""
     size = int(key.max()) + 1
     if size > _DENSE * len(key):
         in_order = np.sort(key)
@@ -150,14 +150,15 @@ def _distinct(key: NDArray[np.int64]) -> bool:
 def check_cells(
     columns: Columns, stretches: NDArray[np.intp], sizes: Sizes, places: Places
 ) -> None:
-    """Refuse a rank that appears at two places of the DP × PP grid.
+    """Refuse a rank that appears in two cells of the DP × PP grid.
 
-    `stretches` are rows to check; the place is known to be constant between them.
+    `stretches` are the rows to check; the cell is known to be constant between them.
     """
     rank = columns["rank"][stretches]
     cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
     first = np.empty(sizes.world, np.int64)
-    # Of repeated indices the last assignment stays: in reverse, that of the first row.
+    # For a repeated index NumPy keeps the last assignment; reversed, this is the cell of the rank's
+    # first row.
     first[rank[::-1]] = cell[::-1]
     moved = stretches[first[rank] != cell][:MAX_FAULTS]
     if len(moved):
@@ -165,7 +166,7 @@ def check_cells(
 
 
 def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
-    """Return the fault of a rank whose DP rank and stage are not those of its other rows."""
+    """Return the fault of a row whose DP rank or stage differs from the rank's earlier rows."""
     message = (
         f"rank {columns['rank'][row]} has another DP rank or pipeline stage than in a row before"
     )
@@ -173,7 +174,7 @@ def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
 
 
 def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
-    """Raise where two operations of one group have the same recorded order.
+    """Raise an error if two operations of a group have the same recorded order.
 
     Parameters
     ----------
@@ -191,9 +192,10 @@ def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
 
 
 def order_by_start(columns: Columns, runs: Runs) -> NDArray[np.int32]:
-    """Return the position of each operation in its group by start.
+    """Return the position of each operation by start within its group.
 
-    Operations that start together keep the body's order; those equal in every column are repeated.
+    Operations with equal starts keep the body's order; operations that are equal in every column
+    are repeated.
 
     Raises
     ------
@@ -235,7 +237,7 @@ def _require_distinct(key: NDArray[np.int64], rows: NDArray[np.intp] | None = No
 
 
 def copies(columns: Columns) -> NDArray[np.bool_]:
-    """Return whether each row equals an earlier one in every column."""
+    """Return whether each row equals an earlier row in every column."""
     rows = np.lexsort([columns[name] for name in sorted(columns)])
     same = np.ones(len(rows) - 1, np.bool_)
     for values in columns.values():
@@ -253,7 +255,8 @@ def duplicate(row: int, columns: Columns, places: Places) -> Fault:
 
 
 _COMPUTE = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
-# Other types may repeat within a microbatch: a tensor-parallel collective does so in every layer.
+# Types that occur once per microbatch and chunk. Other types may repeat: a tensor-parallel
+# collective runs in every layer.
 _ONCE_A_MICROBATCH = (*_COMPUTE, FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
 
 
@@ -264,10 +267,10 @@ def check_pipeline(
     sizes: Sizes,
     places: Places,
 ) -> None:
-    """Check that pipeline operations are identified by microbatch and model chunk, each once.
+    """Check that each pipeline operation has a unique microbatch and model chunk.
 
-    With one chunk a stage, the order of computation implies its microbatch. With virtual stages it
-    does not, so microbatch and chunk must be recorded.
+    With one chunk per stage, the order of the computations implies their microbatches. With virtual
+    stages the order is ambiguous, so microbatch and chunk must be recorded.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Parallel groups of a trace: layers of stages, context-parallel rings, groups of collectives.
+"""Parallelism of a trace: layers of stages, context-parallel rings, groups of collectives.
 
-In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
-end together; the rank that delays the others is the one with the longest computing time.
+In a context-parallel ring each rank waits only for its neighbors, in transfers that end at
+different times; the rank that delays the others is the rank with the longest computing time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from app.analysis.trace.model import (
 
 
 def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] | None:
-    """Return the number of layers of each stage from a session's metadata; None without them.
+    """Return the number of layers of each stage from a session's metadata; None if missing.
 
-    ``layers`` is a list with a number for each stage, or with a list of one number, its chunk's.
+    ``layers`` is a list with an item for each stage: its number of layers, or a list with the
+    number of its only chunk.
     """
     layers = layers_per_chunk(extra, stages, 1)
     return None if layers is None else tuple(count for (count,) in layers)
@@ -35,7 +36,7 @@ def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] |
 def layers_per_chunk(
     extra: Mapping[str, Any], stages: int, chunks: int
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Return the number of layers of each chunk of each stage; None if metadata lack them.
+    """Return the number of layers of each chunk of each stage, shape (pp, vpp); None if missing.
 
     ``layers`` is a list with an item for each stage: a list with the layers of each chunk, or one
     number that the chunks share evenly.
@@ -53,7 +54,7 @@ def layers_per_chunk(
 
 
 def _stage_layers(item: object, chunks: int) -> tuple[int, ...] | None:
-    """Return the layers of each chunk of a stage; None if `item` is malformed."""
+    """Return the number of layers of each chunk of a stage; None if `item` is malformed."""
     if _is_count(item):
         assert isinstance(item, int)  # noqa: S101 - for the type checker
         return None if item % chunks else (item // chunks,) * chunks
@@ -70,13 +71,13 @@ _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
 
 
 def has_rings(trace: Trace) -> bool:
-    """Return whether transfers around rings are recorded."""
+    """Return whether the trace has transfers of context-parallel rings."""
     code = trace.op_names.index(RING)
     return bool((trace.op == code).any())
 
 
 def own_compute_times(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rows of all computations, and their durations without transfers inside, ns.
+    """Return the rows of all computations, and their durations minus transfers inside them, ns.
 
     A transfer is inside if the same rank begins it, by its own clock, before the computation ends.
     """
@@ -100,26 +101,27 @@ def _are(trace: Trace, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
-    """Return the rank of each cell with the longest own computing, shape (dp, pp); -1 for none.
+    """Return each cell's rank with the longest own computing time, shape (dp, pp); -1 if none.
 
-    That rank comes last in its ring. Of equal ranks it is the lowest.
+    This rank comes last in its ring. Of ranks with equal times the lowest rank is returned.
     """
     sizes = trace.meta.sizes
     rows, own_ns = own_compute_times(trace)
     ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
     total_ns = np.bincount(member.ravel(), weights=own_ns)
     busiest = np.full((sizes.dp, sizes.pp), -1, dtype=np.int32)
-    # Of repeated indices the last assignment stays: the longest, and of equal ones the lowest rank.
+    # NumPy keeps the last assignment to a repeated index: the rank with the longest time, and of
+    # equal times the lowest rank.
     order = np.lexsort((-ranks.astype(np.int64), total_ns))
     busiest[trace.dp[rows[first[order]]], trace.pp[rows[first[order]]]] = ranks[order]
     return busiest
 
 
 def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
-    """Return the groups of a cell's ranks that share collectives of `types`, (groups, ranks).
+    """Return the groups of a cell's ranks that share collectives of `types`, shape (groups, ranks).
 
-    Where all tensor- and context-parallel ranks of a cell are recorded, consecutive ranks are
-    tensor-parallel, as launchers number them; else the ranks are a single group.
+    If all tensor- and context-parallel ranks of a cell are recorded, consecutive ranks are taken to
+    be tensor-parallel, as launchers number them; else the ranks are a single group.
     """
     if len(ranks) != sizes.tp * sizes.cp:
         return ranks[None]

@@ -1,8 +1,9 @@
 """Metadata of ranks: machine, host, GPU, pod, launcher, recorder, and links of the job.
 
-A rank number is no identity: every restart may number ranks anew, so a machine is recognized by
-its GPU identifiers and host name. Links are web addresses with a host and without a password: one
-user writes them and others follow them, so they may neither run a script nor leak a secret.
+A rank number does not identify a machine, because every restart may number ranks anew: a machine is
+recognized by its GPU identifiers and host name. Links are web addresses with a host and without a
+password: one user writes them and others follow them, so they may neither run a script nor leak a
+secret.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def names_by_rank(document: Mapping[Any, Any], key: str, world: int) -> dict[int
         text = str(rank_key)
         if isinstance(rank_key, bool) or not (text.isascii() and text.isdecimal()):
             refuse(f"{key} must be keyed by rank, not {shown(rank_key)}", "bad_value", column=key)
-        # Over-long digits are no rank, and expensive to convert.
+        # Very many digits are expensive to convert, and no valid rank has them.
         rank = int(text) if len(text) <= len(str(MAX_WORLD)) else MAX_WORLD
         if rank >= world:
             message = f"{key} names rank {shown(rank_key)}, the job has {world} ranks"
@@ -41,7 +42,7 @@ def names_by_rank(document: Mapping[Any, Any], key: str, world: int) -> dict[int
 
 
 def mapping_of(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
-    """Return the mapping of a key, empty if it is missing."""
+    """Return the mapping under a key; empty if the key is missing."""
     value = document.get(key)
     if value is None:
         return {}
@@ -51,7 +52,7 @@ def mapping_of(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
 
 
 def text_of(value: object, key: str) -> str:
-    """Return a value of the metadata as a name; a number is accepted."""
+    """Return a metadata value as a name; numbers are converted to text."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         refuse(f"{key} must hold text, not {shown(value)}", "bad_value", column=key)
     text = value if isinstance(value, str) else shown(value)
@@ -67,7 +68,7 @@ def is_name(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a short text of an untrusted value (a huge int has no decimal form)."""
+    """Return a short text of an untrusted value (Python refuses to print a huge int)."""
     try:
         text = repr(value)
     except ValueError:
@@ -78,12 +79,12 @@ def shown(value: object) -> str:
 def refuse(
     message: str, code: str, *, line: int | None = None, column: str | None = None
 ) -> NoReturn:
-    """Raise the error of one fault."""
+    """Raise a metadata error with one fault."""
     refuse_all([Fault(code, message, line=line, column=column)])
 
 
 def refuse_all(faults: list[Fault]) -> NoReturn:
-    """Raise the error of faults, with the code of the first."""
+    """Raise a metadata error with several faults and the code of the first fault."""
     first = faults[0]
     raise InvalidMetadataError(
         first.message, code=f"metadata.{first.code}", faults=tuple(faults[:MAX_FAULTS])
@@ -115,10 +116,10 @@ def parse_links(document: Mapping[object, object]) -> dict[str, str]:
 
 
 def valid_links(stored: object) -> dict[str, str]:
-    """Return the valid links of a stored metadata document, at most `MAX_LINKS`.
+    """Return the valid links of a stored metadata document, at most `MAX_LINKS` of them.
 
-    Metadata of joined parts are not checked again, and older versions stored anything under the
-    key.
+    Links are checked on reading because the metadata of joined parts are not checked again, and
+    older versions stored any value under the key.
     """
     if not isinstance(stored, Mapping):
         return {}
@@ -131,7 +132,7 @@ def valid_links(stored: object) -> dict[str, str]:
 
 
 def _link_problem(name: object, address: object) -> str | None:
-    """Return the fault of a link as the end of a sentence; None for a valid one."""
+    """Return the fault of a link as the end of a sentence; None for a valid link."""
     if not isinstance(name, str) or not name.strip() or not is_name(name):
         return "has no name of printable text"
     if not isinstance(address, str) or not address.isprintable() or set(address) & {" ", "\\"}:
@@ -148,14 +149,14 @@ def _link_problem(name: object, address: object) -> str | None:
     return "must not hold a user name or a password" if "@" in parts.netloc else None
 
 
-# Prefixes of NVIDIA's UUIDs of a GPU, and of a MIG partition of one.
+# Prefixes of NVIDIA's UUIDs of GPUs and of MIG partitions.
 UUID_MARKS: Final = ("GPU-", "MIG-")
 SHORT_UUID: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The node and the GPU of a rank, as far as they are known.
+    """Node and GPU of a rank, as far as known.
 
     Examples
     --------
@@ -169,17 +170,17 @@ class Machine:
     """
 
     node: str | None
-    # The name may be that of a container, which a restart changes.
+    # The node's name may be the name of a container, which changes with each restart.
     guessed: bool = False
     gpu: str | None = None  # index on the node, or a name
-    uuid: str | None = None  # with ``GPU-`` or ``MIG-``, unabbreviated
-    pci: str | None = None  # address
-    pod: str | None = None  # with its namespace where that is known
+    uuid: str | None = None  # whole UUID with its prefix ``GPU-`` or ``MIG-``
+    pci: str | None = None  # PCI address
+    pod: str | None = None  # pod name, with its namespace if known
     local_rank: int | None = None
 
     @property
     def called(self) -> str:
-        """Return the node's name for people, marked where guessed; empty without a name."""
+        """Return the node's display name, marked if it is a guess; empty if unknown."""
         return node_label(self.node, guessed=self.guessed) if self.node else ""
 
     def differs(self, before: Machine) -> bool:
@@ -194,7 +195,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MovedGpu:
-    """A GPU that was on another node before."""
+    """A GPU that was previously on another node."""
 
     rank: int
     """Global rank that runs on the GPU now."""
@@ -207,7 +208,7 @@ class MovedGpu:
 
 
 def node_label(node: str, *, guessed: bool) -> str:
-    """Return the name of a node for people, marked where it is guessed.
+    """Return the display name of a node, marked if it is a guess.
 
     Examples
     --------
@@ -218,7 +219,7 @@ def node_label(node: str, *, guessed: bool) -> str:
 
 
 def short_uuid(uuid: str | None) -> str:
-    """Return the beginning of a UUID, enough to tell GPUs of a node apart; empty for none.
+    """Return the first characters of a UUID, enough to distinguish the GPUs of a node.
 
     Examples
     --------
@@ -230,7 +231,7 @@ def short_uuid(uuid: str | None) -> str:
 
 
 def uuid_in(gpu: str | None) -> str | None:
-    """Return a GPU's name if it is a UUID, as senders without a key for UUIDs write it.
+    """Return a GPU's name if it is a UUID; some senders write UUIDs under the key for names.
 
     Examples
     --------
@@ -248,15 +249,16 @@ _WAITS: Final = "waits"
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """How a session was recorded, as far as the recorder noted it."""
+    """Recording method of a session, as far as the recorder noted it."""
 
     on_host: bool = False  # operations ran on CPUs, and were timed by the host's clock
-    # A collective within a computation is recorded only while the computation waits for it.
+    # Collectives within a computation are recorded only for the time that the computation waits for
+    # them.
     only_waits: bool = False
 
 
 def recorder_of(extra: Mapping[str, Any]) -> Recorder:
-    """Return the recorder from a session's further metadata.
+    """Return the recording method from a session's `extra` metadata.
 
     Examples
     --------
@@ -272,11 +274,12 @@ def recorder_of(extra: Mapping[str, Any]) -> Recorder:
 
 
 def recorder_metadata(*, on_host: bool) -> dict[str, dict[str, str]]:
-    """Return further metadata of a recorder of waits within computations; see `recorder_of`."""
+    """Return `extra` metadata for a recorder of waits within computations; see `recorder_of`."""
     return {_KEY: {"clock": _HOST if on_host else _DEVICE, "inside": _WAITS}}
 
 
-# OpenTelemetry's keys: a mapping by rank, or one text for all ranks of a body.
+# OpenTelemetry's attribute keys. The value is a mapping by rank, or one text for all ranks of a
+# body.
 NODE: Final = "k8s.node.name"
 POD: Final = "k8s.pod.name"
 NAMESPACE: Final = "k8s.namespace.name"
@@ -288,7 +291,7 @@ MAX_LAUNCHER_KEYS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Machines of ranks from the metadata beyond `hosts` and `gpus`; mappings may be incomplete."""
+    """Names of the ranks' machines beyond `hosts` and `gpus`; mappings may be incomplete."""
 
     guessed_hosts: dict[str, str] = field(default_factory=dict)
     """Guessed host name → source of the guess: in a container, ``hostname``."""
@@ -312,7 +315,7 @@ class Whereabouts:
         }
 
     def machine(self, rank: int, hosts: Mapping[int, str], gpus: Mapping[int, str]) -> Machine:
-        """Return the machine of a rank."""
+        """Return the node and GPU of a rank."""
         node, gpu = hosts.get(rank), gpus.get(rank)
         return Machine(
             node=node,
@@ -332,7 +335,7 @@ KEYS: Final = frozenset(item.name for item in fields(Whereabouts))
 def parse_whereabouts(
     document: Mapping[Any, Any], world: int, hosts: dict[int, str]
 ) -> tuple[dict[int, str], Whereabouts]:
-    """Return the host of each rank, completed by OpenTelemetry's keys, and the other machine data.
+    """Return the hosts by rank, completed from OpenTelemetry's keys, and the other machine data.
 
     Raises
     ------
@@ -365,7 +368,7 @@ def parse_whereabouts(
 
 
 def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
-    """Return names by rank under one of OpenTelemetry's keys; none for a text for all ranks."""
+    """Return names by rank under an OpenTelemetry key; empty for a text for all ranks."""
     by_rank = isinstance(document.get(key), Mapping)
     return names_by_rank(document, key, world) if by_rank else {}
 
@@ -376,7 +379,7 @@ def _agreeing(
     known: Mapping[int, str],
     guesses: Mapping[str, str] | None = None,
 ) -> Mapping[int, str]:
-    """Return `added`; refuse names that contradict `known` ones, unless those are guesses."""
+    """Return `added`; refuse names that contradict `known`, unless the known name is a guess."""
     for rank, name in added.items():
         other = known.get(rank, name)
         if other != name and other not in (guesses or {}):
@@ -410,7 +413,7 @@ def _parse_launcher(document: Mapping[Any, Any]) -> dict[str, str]:
     if job is None or launcher.get("name", "slurm") != "slurm":
         return launcher
     if isinstance(job, Mapping):
-        # All ranks have the same job.
+        # All ranks belong to the same Slurm job.
         job = next(iter(job.values()), None)
     name = text_of(job, SLURM_JOB)
     if launcher.get("job", name) != name:
@@ -420,6 +423,6 @@ def _parse_launcher(document: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def names_of_body(extra: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names under OpenTelemetry's keys that are one text for all ranks of a body."""
+    """Return the names by OpenTelemetry key that are given as one text for all ranks of a body."""
     names = {key: extra.get(key) for key in (NODE, POD, NAMESPACE, GPU)}
     return {key: name for key, name in names.items() if isinstance(name, str) and is_name(name)}

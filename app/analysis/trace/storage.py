@@ -1,9 +1,10 @@
-"""Stored form of the operations of a session.
+"""Stored form of a session's operations.
 
-Packed operations are an Arrow stream compressed with zstd: about 7 bytes an operation on recorded
-traces, and a few milliseconds for 100,000. The schema holds the names of operation
-types, so codes may change between releases. A body of about that size, which decodes with the
-session's metadata alone, is stored as received; the first bytes distinguish the two forms.
+Packed operations are an Arrow stream compressed with zstd: about 7 bytes per operation on recorded
+traces, and a few milliseconds for 100,000 operations. The schema holds the names of operation
+types, so codes may change between releases. A received body of about this size that can be decoded
+with only the session's metadata is stored as received; its first bytes distinguish it from packed
+operations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from app.analysis.trace.readers.parquet_headers import MAGIC
 from app.errors import InvalidTraceError
 
 PART_BYTES: Final = 4 * 1024 * 1024
-# Columns of a single batch are used without a copy; those of several are concatenated.
+# Most rows of an Arrow batch. Columns of a single batch are used without a copy; columns of several
+# batches are concatenated.
 BATCH_ROWS: Final = 1 << 22
 
 _VERSION: Final = b"1"
@@ -51,7 +53,7 @@ _COLUMNS: Final = (
 
 
 def pack(trace: Trace) -> Iterator[bytes]:
-    """Yield the stored form of `trace` in parts of at most 4 MiB; joined, they are the blob."""
+    """Yield the stored form of `trace` in parts of at most 4 MiB; the joined parts are the blob."""
     columns = {name: pa.array(getattr(trace, name)) for name in _COLUMNS}
     schema = pa.schema(
         [(name, array.type) for name, array in columns.items()],
@@ -75,7 +77,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
 
 
 def _whole_parts(waiting: io.BytesIO) -> Iterator[bytes]:
-    """Yield the full parts of the bytes written so far, and keep the rest in `waiting`."""
+    """Yield the full parts of the bytes written so far; the rest stays in `waiting`."""
     if waiting.tell() < PART_BYTES:
         return
     written = waiting.getvalue()
@@ -111,7 +113,8 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
                 for name in _COLUMNS:
                     batches[name].append(batch.column(name).to_numpy())
     except MemoryError:
-        # Arrow's `ArrowMemoryError` is one as well: the bytes are not damaged.
+        # Arrow's `ArrowMemoryError` is a `MemoryError` too: it does not mean that the bytes are
+        # damaged.
         raise
     except (pa.ArrowException, OSError) as error:
         raise InvalidTraceError(
@@ -121,14 +124,15 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     if described.get(_VERSION_KEY) != _VERSION:
         message = "the stored operations have a version that this release does not know"
         raise InvalidTraceError(message, code="trace.unreadable_blob")
-    # A column's batches are freed as soon as they are joined: only one column is twice in memory.
+    # Each column's batches are freed when the column is joined, so only one column is in memory
+    # twice.
     columns = {name: _joined(batches.pop(name), schema.field(name).type) for name in _COLUMNS}
     stored_names: list[str] = json.loads(described[_NAMES_KEY])
-    # Older blobs lack the key.
+    # Blobs of older releases lack this key.
     copies, repeated = json.loads(described.get(_REPEATED_KEY, b"[0, []]"))
     op_names = tuple(stored_names)
     if op_names[: len(KNOWN_OP_TYPES)] != KNOWN_OP_TYPES:
-        # Another release wrote the codes.
+        # Another release wrote the blob, with other codes for the operation types.
         op_names = (*KNOWN_OP_TYPES, *(name for name in op_names if name not in KNOWN_OP_TYPES))
         codes = np.array([op_names.index(name) for name in stored_names], np.int16)
         columns["op"] = codes[columns["op"]]
@@ -151,22 +155,22 @@ def _joined(batches: list[NDArray[Any]], kind: pa.DataType) -> NDArray[Any]:
     return joined
 
 
-# First bytes of bodies that are stored as received → their formats; the first one's decoder reads
-# all of them.
+# First bytes of bodies that are stored as received → the formats with these first bytes; the
+# decoder of the first listed format reads all of them.
 _STORED_AS_RECEIVED: Final[Mapping[bytes, tuple[TraceFormat, ...]]] = {
     MAGIC: (PARQUET, PUBLISHED_PARQUET),
     GZIP_MAGIC: (NDJSON,),
     ZSTD_MAGIC: (NDJSON,),
 }
 
-# Stored bodies were within the limits when received; the server's limits may be lower now.
+# Limits were checked when the body was received; the server's limits may have been lowered since.
 _NO_LIMITS: Final = Limits(
     max_decompressed_bytes=sys.maxsize, max_rows=sys.maxsize, max_header_bytes=sys.maxsize
 )
 
 
 def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
-    """Return whether a body of a format is stored as received.
+    """Return whether a body with these first bytes is stored as received.
 
     Parameters
     ----------
@@ -180,7 +184,7 @@ def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
 
 
 def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
-    """Return the operations of a session.
+    """Return the trace of a stored session.
 
     Parameters
     ----------

@@ -59,12 +59,13 @@ NSYS: Final = TraceFormat(
 
 
 _XPROF_FIRST_FIELD: Final = b"\n"
-# Names of planes; one is near the beginning of the first plane, behind its length and id.
+# Beginnings of plane names. One of these is among the first bytes of a file, behind the length and
+# id of the first plane.
 _XPROF_PLANES: Final = (b"/host:", b"/device:", b"#Chip", b"Task Environment")
 _XPROF_FIRST_BYTES: Final = 64
-# Marks of its JSON: a field near the beginning, and names of processes.
+# Texts that identify XProf's JSON: a field near the beginning, and names of processes.
 _XPROF_JSON: Final = b'"highres-ticks"'
-# Suffix of the shortened copy for trace viewers.
+# File suffix of the shortened copy of a trace that XProf writes for trace viewers.
 _XPROF_VIEWER_SUFFIX: Final = ".trace.json.gz"
 _XPROF_PROCESSES: Final = (b'"/host:', b'"/device:', b" /host:", b" /device:")
 
@@ -113,7 +114,8 @@ XPROF: Final = TraceFormat(
 )
 
 
-# Fields of the profiler; the array of events may follow long after them.
+# Fields that PyTorch's profiler writes before the array of events, which may follow long after
+# them.
 _KINETO_FIELDS: Final = (
     "schemaVersion",
     "deviceProperties",
@@ -121,7 +123,8 @@ _KINETO_FIELDS: Final = (
     "baseTimeNanoseconds",
     "traceEvents",
 )
-# Categories of events, which identify a bare array of them.
+# Event categories of PyTorch's profiler, which identify an array of events without surrounding
+# fields.
 _KINETO_CATEGORIES: Final = frozenset(
     {
         "cpu_op",
@@ -237,14 +240,16 @@ MEGASCAN: Final = TraceFormat(
 )
 
 
-# A request's first field is a list of resources; attributes of a resource are keys (0x0A) and
-# values (0x12), and every SDK writes one of `_OTEL_ATTRIBUTES`.
+# The first field of an OTLP request is a list of resources. Attributes of a resource are keys
+# (0x0A) and values (0x12), and every SDK writes one of `_OTEL_ATTRIBUTES`.
 _OTEL_FIRST_FIELD: Final = b"\n"
 _OTEL_VALUE: Final = b"\x12"
 _OTEL_ATTRIBUTES: Final = (b"service.name", b"telemetry.sdk.", b"dl.rank")
-# Bytes before the first field: none in a request, a length in files of messages.
+# Most bytes before the first field: a request has none, a file of messages has the length of the
+# first message.
 _OTEL_MOST_LENGTH_BYTES: Final = 5
-# The length of a message below 16 MiB, big-endian, and a compressed message.
+# Position of the compressed data in a file of messages: behind the 4-byte big-endian length, whose
+# first byte is 0 because messages are below 16 MiB.
 _OTEL_COMPRESSED_AT: Final = 4
 
 

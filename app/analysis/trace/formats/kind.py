@@ -1,7 +1,7 @@
-"""Trace format: its description, and recognition by the first bytes of a body.
+"""Description of a trace format, and recognition of the format from a body's first bytes.
 
-Recordings of different programs are all JSON, and the keys of one format may occur in another's
-text, so JSON is parsed up to its first events. The array of events may follow megabytes of
+Recordings of many programs are JSON, and the keys of one format may occur in the text of another
+format, so the JSON is parsed up to its first events. The array of events may follow megabytes of
 metadata.
 """
 
@@ -30,9 +30,10 @@ from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.recordings.files import UNNAMED, FileNames
 from app.analysis.trace.recordings.labels import OwnRanges
 
-# Fields with an array as long as the recording; fields behind it are not read.
+# Fields whose array is as long as the recording; recognition does not read the fields behind it.
 LONG_FIELDS: Final = frozenset({"traceEvents", "resourceSpans"})
-# Profilers put the names of all processes and threads before the first range.
+# Most events that recognition reads. Profilers name all processes and threads in events before the
+# first range.
 MOST_EVENTS: Final = 1024
 _MOST_TEXT: Final = 8 * MIB
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
@@ -40,26 +41,26 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """Outermost value of a JSON text, its first fields and its first events."""
+    """Type of the outermost value of a JSON text, its first fields and its first events."""
 
     array: bool  # the outermost value is an array, else an object
     # Names of the object's fields in order, up to the first long array.
     fields: tuple[str, ...]
-    # First objects of that array, or of an outermost array; at most `MOST_EVENTS`.
+    # First objects of the first long array, or of an outermost array; at most `MOST_EVENTS`.
     events: tuple[Mapping[str, object], ...]
 
     def any_event(self, *keys: str) -> bool:
-        """Return whether an event has all of these keys."""
+        """Return whether any of the events has all of these keys."""
         return any(all(key in event for key in keys) for event in self.events)
 
     def event_texts(self, key: str) -> frozenset[str]:
-        """Return the different texts of events under a key."""
+        """Return the distinct texts that the events have under a key."""
         values = (event.get(key) for event in self.events)
         return frozenset(value for value in values if isinstance(value, str))
 
 
 def outline_of(pieces: Iterator[bytes]) -> Outline | None:
-    """Return the outline of a JSON text; None if it is no array or object.
+    """Return the outline of a JSON text; None if the text is neither an array nor an object.
 
     Parameters
     ----------
@@ -93,7 +94,7 @@ def outline_of(pieces: Iterator[bytes]) -> Outline | None:
 
 
 def _events(text: _Text) -> Iterator[Mapping[str, object]]:
-    """Yield the first objects of an array, behind its opening bracket."""
+    """Yield the first objects of an array whose opening bracket was read."""
     for _ in range(MOST_EVENTS):
         try:
             value = text.value()
@@ -106,11 +107,11 @@ def _events(text: _Text) -> Iterator[Mapping[str, object]]:
 
 
 class _EndError(Exception):
-    """The text ends here, or is not JSON."""
+    """Raised where the text ends, or where it is not JSON."""
 
 
 class _Text:
-    """A cursor in the beginning of a JSON text."""
+    """Cursor in the beginning of a JSON text."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -121,7 +122,7 @@ class _Text:
         self._taken = 0
 
     def peek(self) -> str:
-        """Return the next non-space character, "" at the end."""
+        """Return the next non-space character without consuming it; "" at the end."""
         while True:
             space = _SPACE.match(self._buffer, self._at)
             self._at = self._at if space is None else space.end()
@@ -131,13 +132,13 @@ class _Text:
                 return ""
 
     def char(self) -> str:
-        """Return the next non-space character, "" at the end, and step over it."""
+        """Return and consume the next non-space character; "" at the end."""
         char = self.peek()
         self._at += len(char)
         return char
 
     def value(self) -> object:
-        """Return the JSON value that begins here.
+        """Return and consume the JSON value at the cursor.
 
         Raises
         ------
@@ -154,17 +155,17 @@ class _Text:
             except (ValueError, RecursionError) as error:
                 raise _EndError from error
             else:
-                # A number at the end of a piece may continue in the next.
+                # A number that ends with the buffer may continue in the next piece of text.
                 if end < len(self._buffer) or not self._more():
                     self._at = end
                     return value
                 continue
-            # Double the text, so that a long value is not parsed over and over.
+            # Double the buffer before each retry, so that a long value is parsed only a few times.
             if not self._more(len(self._buffer) - self._at):
                 raise _EndError
 
     def _more(self, wanted: int = 1) -> bool:
-        """Append pieces of at least `wanted` bytes; return whether there were any."""
+        """Append at least `wanted` bytes to the buffer; return whether any bytes were left."""
         taken: list[bytes] = []
         while wanted > 0 and self._taken < _MOST_TEXT and (piece := next(self._pieces, b"")):
             taken.append(piece)
@@ -184,10 +185,10 @@ _LITTLE_BYTES: Final = 64
 class Compression:
     """A compression of text bodies."""
 
-    magic: bytes  # first bytes
-    suffix: str  # of its files
+    magic: bytes  # first bytes of a compressed body
+    suffix: str  # suffix of compressed files
     codings: tuple[str, ...]  # names in ``Content-Encoding``
-    media_types: tuple[str, ...]  # types that name the compression and not its content
+    media_types: tuple[str, ...]  # media types of the compression, not of the content
 
 
 COMPRESSIONS: Final = (
@@ -198,17 +199,17 @@ COMPRESSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a body."""
+    """First bytes of a body, decompressed."""
 
-    start: bytes  # as received, 4 KiB at most
-    # Decompressed and without a byte order mark, 4 KiB at most; empty if the compression is
+    start: bytes  # first bytes as received, at most 4 KiB
+    # At most 4 KiB of text, decompressed and without a byte order mark; empty if the compression is
     # damaged.
     text: bytes
-    outline: Outline | None  # where the text is JSON
+    outline: Outline | None  # None if the text is not JSON
 
     @property
     def whole(self) -> bool:
-        """Whether the text ends here, also where its compression is cut off or damaged."""
+        """Whether `text` is the whole text, or all that its damaged compression gives."""
         return len(self.text) < _HEAD_BYTES
 
     @property
@@ -222,9 +223,9 @@ class Head:
 
 
 def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
-    """Return whether the first 64 bytes of a body's text match, plain or gzip.
+    """Return whether the first 64 bytes of a body's text (plain or gzip) match a pattern.
 
-    False as well where they are too few or compressed otherwise.
+    Returns False if the body is shorter, or compressed otherwise than with gzip.
     """
     start = body[:_HEAD_BYTES]
     if not start.startswith(GZIP_MAGIC):
@@ -237,7 +238,7 @@ def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
 
 
 def head_of(body: Path | bytes) -> Head:
-    """Read the beginning of a body.
+    """Return the beginning of a body, decompressed.
 
     Raises
     ------
@@ -270,7 +271,7 @@ OWN_MEDIA_TYPE: Final = "application/vnd.paceline."
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoded body."""
+    """Trace and metadata decoded from a body."""
 
     trace: Trace
     trace_format: str  # name of the body's format
@@ -280,8 +281,9 @@ class Decoded:
 class Decode(Protocol):
     """Decoder of a format.
 
-    Modules of a single format are imported with its first body: most processes meet one format, and
-    importing all decoders takes a good part of the time of a small trace.
+    The module of a format is imported with the first body of that format, because most processes
+    receive a single format, and importing all decoders takes a good part of the time of a small
+    trace.
     """
 
     def __call__(
@@ -318,9 +320,9 @@ class DecodeWithHints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How a trace is written in a format."""
+    """Encoder of a trace in one format."""
 
-    file_name: str  # of the file that the command line writes
+    file_name: str  # name of the file that the command line writes
     encode: Callable[[Trace], bytes]
 
 
@@ -328,33 +330,34 @@ class Writer:
 class TraceFormat:
     """A format in which traces are accepted."""
 
-    name: str  # in interfaces, such as the format of a session
-    title: str  # for people
-    # Senders' media types, ours first. One that begins with `OWN_MEDIA_TYPE` identifies the format,
-    # others may be shared by several.
+    name: str  # identifier in interfaces, such as a session's format
+    title: str  # display name
+    # Media types that senders use, ours first. A type that begins with `OWN_MEDIA_TYPE` identifies
+    # the format; several formats may share another type.
     media_types: tuple[str, ...]
-    suffixes: tuple[str, ...]  # of its files, without that of a compression
-    # Returns whether a body with this beginning is of the format. Formats with the same beginning
-    # share `sniff` and a `decode` that distinguishes them.
+    suffixes: tuple[str, ...]  # file suffixes, without a suffix of compression
+    # Returns whether a body with this beginning has this format. Formats with the same beginning
+    # share one `sniff`, and a `decode` that distinguishes them.
     sniff: Callable[[Head], bool]
     decode: Decode
-    text: bool = False  # it is text, which may be compressed with gzip or zstd
-    # Times count from the earliest start of their step, so they do not compare across steps; chunks
-    # do not mix with those of other formats.
+    text: bool = False  # bodies are text, perhaps compressed with gzip or zstd
+    # Times count from the earliest start of their step, so times of different steps are not
+    # comparable, and a session cannot mix chunks of this format with chunks of other formats.
     step_relative: bool = False
-    # By name in ``paceline synth --format``; empty if nothing writes the format.
+    # Encoders by the format name in ``paceline synth --format``; empty if Paceline does not write
+    # the format.
     writers: Mapping[str, Writer] = field(default_factory=dict)
-    # Program that writes a foreign format, which ``paceline convert`` reads.
+    # Name of the program that writes a foreign format, for ``paceline convert``.
     recorder: str | None = None
-    # Instead of `decode` where the sender's hints matter; `own_ranges` where ranges have names that
-    # labels of the job may match.
+    # decode_with_hints: used instead of `decode` if the sender's hints affect the result.
+    # own_ranges: recorded ranges have names, which label patterns of the job may match.
     decode_with_hints: DecodeWithHints | None = None
     own_ranges: bool = False
-    # Each file is of one host and numbers its ranks from 0.
+    # Each file belongs to one host and numbers its ranks from 0.
     numbers_ranks: bool = False
-    # A step of a rank is in one recording only.
+    # Each step of a rank is in a single recording: a step is never split over two recordings.
     whole_steps: bool = False
-    # Takes the name of a file; returns the name of the complete file if it is a shortened copy.
+    # Takes a file name; returns the name of the complete file if the file is a shortened copy.
     copy_of: Callable[[str], str | None] | None = None
-    # Files are read by the command line only, never by a server.
+    # Only the command line reads such files, never a server.
     local_only: bool = False

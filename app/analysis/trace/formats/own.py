@@ -1,4 +1,4 @@
-"""Our formats: Parquet with our columns or the published ones, Arrow IPC, and NDJSON."""
+"""Paceline's formats: Parquet with our columns or the published columns, Arrow IPC, and NDJSON."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ARROW: Final = TraceFormat(
 
 
 def _is_ndjson(head: Head) -> bool:
-    # A header, or a row where the header should be.
+    # The first line is our header or, if the header is missing, an operation.
     row = head.has_field(NATIVE.columns["op"]) and head.has_field(NATIVE.columns["start"])
     return row or head.has_field("schema")
 

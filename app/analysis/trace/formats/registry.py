@@ -1,4 +1,4 @@
-"""All trace formats, and known kinds of files without operations, each with advice."""
+"""All trace formats, and known kinds of files without operations with advice for their senders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnsupportedFile:
 
     @property
     def advice(self) -> str:
-        """Return the kind of file with its advice, the end of a sentence."""
+        """Return the kind of file and the advice as the end of a sentence."""
         return f"{self.title}, {self.why}"
 
 
@@ -51,7 +51,8 @@ def _is_ascend(head: Head) -> bool:
     return any(isinstance(name, str) and name in _ASCEND_PROCESSES for name in names)
 
 
-# Categories of flows from operators to kernels of Ascend's devices, and names of processes there.
+# Marks of a profile of Ascend devices: categories of the flow events that link operators to
+# kernels, and names of processes.
 _ASCEND_FLOWS: Final = frozenset({"async_npu", "async_task_queue"})
 _ASCEND_PROCESSES: Final = frozenset({"Ascend Hardware", "CANN", "Overlap Analysis"})
 _PROFILE: Final = "record the ranks with torch.profiler and send its files"
@@ -96,7 +97,7 @@ UNSUPPORTED_FILES: Final = (
 )
 
 
-# The first format whose `sniff` accepts a body decodes it.
+# Ordered: a body is decoded as the first format whose `sniff` accepts it.
 FORMATS: Final[Mapping[str, TraceFormat]] = {
     known.name: known
     for known in (
@@ -115,17 +116,17 @@ FORMATS: Final[Mapping[str, TraceFormat]] = {
 
 LINES: Final = NDJSON.name
 
-# Formats of other programs, which `paceline convert` reads, by its names for them.
+# Formats of other programs by the names that `paceline convert` has for them.
 FOREIGN: Final[Mapping[str, TraceFormat]] = {
     name: known for name, known in FORMATS.items() if known.recorder is not None
 }
 
-# By the names in ``paceline synth --format``.
+# Encoders by the format names of ``paceline synth --format``.
 WRITERS: Final[Mapping[str, Writer]] = {
     name: writer for known in FORMATS.values() for name, writer in known.writers.items()
 }
 
-# Excerpt of a body of no known format in its refusal.
+# First bytes of a body of unknown format that its refusal quotes.
 _SHOWN_BYTES: Final = 24
 _SHOWN_FIELDS: Final = 4
 
@@ -151,12 +152,12 @@ def format_named(name: str) -> TraceFormat:
 
 
 def unsupported_file_of(head: Head) -> UnsupportedFile | None:
-    """Return the known kind of file without operations that a body is; None for others."""
+    """Return the known kind of file without operations that the body is; None for other bodies."""
     return next((known for known in UNSUPPORTED_FILES if known.sniff(head)), None)
 
 
 def why_unread(head: Head) -> str:
-    """Return why `format_of` returned None, as the end of a sentence "it is …"."""
+    """Return the reason why `format_of` returned None, as the end of a sentence "it is …"."""
     unsupported = unsupported_file_of(head)
     if unsupported is not None:
         return unsupported.advice

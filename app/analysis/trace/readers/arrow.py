@@ -1,8 +1,8 @@
-"""Reader of Arrow IPC bodies (stream or file) with our columns.
+"""Reader of Arrow IPC bodies (stream or file format) with our columns.
 
 The metadata may be in the schema, as JSON under ``paceline.meta``. Declared sizes are checked
 before decompression: a compressed buffer begins with its uncompressed length, which Arrow trusts,
-so some hundred bytes may ask for any amount of memory. Message headers are flat buffers
+so a body of some hundred bytes may request any amount of memory. Message headers are flat buffers
 (``Message.fbs`` of the Arrow format).
 """
 
@@ -24,7 +24,7 @@ from app.errors import BodyTooLargeError, InvalidMetadataError
 
 _RECORD_BATCH: Final = 3
 _DICTIONARY_BATCH: Final = 2
-# Positions of fields in the tables of Message.fbs.
+# Positions of fields in the flat-buffer tables of Arrow's Message.fbs.
 _HEADER_TYPE: Final = 1
 _HEADER: Final = 2
 _DICTIONARY_DATA: Final = 1
@@ -35,7 +35,7 @@ _MAX_MESSAGES: Final = 1 << 20
 
 
 def check_messages(source: pa.NativeFile, limits: Limits) -> int:
-    """Refuse a stream that declares more than the limits; return its declared rows.
+    """Refuse a stream whose messages declare more than the limits; return its declared row count.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def check_messages(source: pa.NativeFile, limits: Limits) -> int:
 
 
 def _declared_sizes(message: pa.Message) -> tuple[int, int]:
-    """Return the rows of a message, and the bytes of its buffers after decompression."""
+    """Return the row count of a message, and the size of its buffers after decompression, bytes."""
     data = memoryview(message.metadata)
     table = _Table(data, struct.unpack_from("<I", data)[0])
     kind = table.byte(_HEADER_TYPE)
@@ -83,7 +83,7 @@ def _declared_sizes(message: pa.Message) -> tuple[int, int]:
         size += stored
         if compressed and stored:
             claimed = struct.unpack_from("<q", body, start)[0]
-            # -1: this buffer is not compressed.
+            # A declared size of -1 marks an uncompressed buffer.
             size += max(claimed, 0)
     if length < 0:
         raise IndexError("a negative number of rows")
@@ -91,7 +91,7 @@ def _declared_sizes(message: pa.Message) -> tuple[int, int]:
 
 
 class _Table:
-    """A table of a flat buffer: fields by position, each of which may be missing."""
+    """Table of a flat buffer: fields by position, each of which may be missing."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -106,21 +106,21 @@ class _Table:
         return self._offset(field) != 0
 
     def byte(self, field: int) -> int:
-        """Return a field of one byte; 0 if it is missing."""
+        """Return the value of a one-byte field; 0 if it is missing."""
         offset = self._offset(field)
         return self._data[self._at + offset] if offset else 0
 
     def long(self, field: int) -> int:
-        """Return a field of eight bytes; 0 if it is missing."""
+        """Return the value of an eight-byte field; 0 if it is missing."""
         offset = self._offset(field)
         return int(struct.unpack_from("<q", self._data, self._at + offset)[0]) if offset else 0
 
     def table(self, field: int) -> _Table:
-        """Return the table that a field refers to."""
+        """Return the table to which a field refers."""
         return _Table(self._data, self._target(field))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector of pairs of eight-byte integers; empty if it is missing."""
+        """Return a field's vector of pairs of eight-byte integers; empty if it is missing."""
         if not self.has(field):
             return []
         at = self._target(field)
@@ -145,17 +145,17 @@ class _Table:
 FILE_MAGIC: Final = b"ARROW1"
 STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
 META_KEY: Final = b"paceline.meta"
-# A file is a stream between its magic, padded to eight bytes, and its footer.
+# The Arrow file format is a stream between a magic number, padded to eight bytes, and a footer.
 _FILE_HEAD_BYTES: Final = 8
 
-# Errors of Arrow's readers on malformed bytes; see tests/fuzz.
+# Errors that Arrow's readers raise on malformed bytes, as found by tests/fuzz.
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
 def decode_arrow(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Trace:
-    """Decode and check an Arrow body; see `decode` for what it raises."""
+    """Decode an Arrow body and check its values; `decode` lists the errors."""
     try:
         with _open(body) as source:
             claimed = check_messages(source, limits)
@@ -189,7 +189,7 @@ def _open(body: Path | bytes) -> pa.NativeFile:
 
 
 def _metadata(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
-    """Return the metadata given with the body, else those of its schema; their sizes must agree."""
+    """Return the metadata sent with the body, else those in its schema; their sizes must agree."""
     text = (schema.metadata or {}).get(META_KEY)
     if text is None:
         if meta is None:

@@ -1,4 +1,4 @@
-"""Reader of NDJSON bodies: a header line with the metadata, then one operation a line.
+"""Reader of NDJSON bodies: a header line with the metadata, then one operation per line.
 
 Three readers return the same columns of a block. Times are for 117,000 operations (14 MB) on one
 core:
@@ -8,7 +8,7 @@ core:
 - pyarrow (240 ms) reads lines that begin as objects, in the command line and other processes that
   read few bodies.
 - `ndjson_compiled` (20 ms) reads plain lines in servers, which load it at start: a body of that
-  size takes about 350 ms to receive, so pyarrow would take two thirds as long again.
+  size takes about 350 ms to receive, and pyarrow would add two thirds of this time.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ from app.errors import BodyTooLargeError, Fault, InvalidMetadataError, Unsupport
 
 SCHEMA: Final = "paceline.trace/1"
 
-# Small enough that a second core soon gets the first block, and that a block fits its cache.
+# Bytes read as one block: few enough that the second core soon gets the first block and that the
+# block fits the core's cache.
 _BLOCK_BYTES: Final = MIB
 _MAX_LINE_BYTES: Final = MIB
-# Blank lines cost time as well.
+# Most blank lines of a body: a blank line takes reading time too, but is not counted as a row.
 _MAX_BLANK_LINES: Final = 1 << 20
 _FIRST_CAPACITY: Final = 1 << 16
-# Loaded by processes that read many bodies: loading it takes longer than reading most of them.
+# Module of the compiled reader. Only processes that read many bodies load it, since loading takes
+# longer than reading most bodies.
 _COMPILED: Final = "app.analysis.trace.readers.ndjson_compiled"
 _NEWLINE: Final = ord("\n")
 _BRACE: Final = ord("{")
 
 
 class _Lines:
-    """Line numbers of rows, block by block; only blocks with blank lines need one for each row."""
+    """Line numbers of rows by block; only blocks with blank lines store a number for each row."""
 
     def __init__(self) -> None:
         self._first_rows: list[int] = []
         self._lines: list[int | NDArray[np.int64]] = []
 
     def add(self, first_row: int, lines: int | NDArray[np.int64]) -> None:
-        """Add a block that starts at `first_row`: the line of its first row, or of each row."""
+        """Add a block that starts at `first_row`, with the line of its first row or of each row."""
         self._first_rows.append(first_row)
         self._lines.append(lines)
 
     def line_of(self, row: int) -> int:
-        """Return the 1-based line of a row."""
+        """Return the 1-based line number of a row."""
         block = bisect_right(self._first_rows, row) - 1
         offset = row - self._first_rows[block]
         lines = self._lines[block]
@@ -74,9 +76,10 @@ class _Lines:
 def decode_ndjson(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Trace:
-    """Decode and check an NDJSON body; see `decode` for what it raises.
+    """Decode an NDJSON body and check its values; `decode` lists the errors.
 
-    `meta` may be left out where the header line has it; both must then have the same sizes.
+    `meta` may be None if the header line has the metadata; if both are given, their sizes must
+    agree.
     """
     blocks = _blocks(read_text(body, limits), limits)
     line, block = next(blocks, (1, b""))
@@ -91,7 +94,7 @@ def decode_ndjson(
 
     lines = _Lines()
     places = Places(NATIVE.columns, line_of=lines.line_of)
-    # A small body has as many rows as it has lines.
+    # A body of a single block has at most as many rows as the block has lines.
     capacity = _FIRST_CAPACITY if len(block) > _BLOCK_BYTES // 2 else block.count(b"\n") + 1
     assembler = Assembler(meta, NATIVE, places, limits, capacity, part=part)
     names = OpNames(places)
@@ -115,11 +118,11 @@ def decode_ndjson(
 
 
 def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines in blocks, each with the 1-based number of its first line."""
+    """Yield blocks of whole lines, each with the 1-based number of its first line."""
     line = 1
     held: list[bytes] = []
     size = 0
-    # A dense slice of a compressed body expands to many blocks.
+    # A small slice of a highly compressed body may expand to many blocks.
     for part in (
         piece[start : start + _BLOCK_BYTES]
         for piece in pieces
@@ -141,7 +144,8 @@ def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, byte
         if end:
             block = waiting[:end]
             yield line, block
-            # Faster than `bytes.count`, which searches for each line feed.
+            # Counting with NumPy is faster than `bytes.count`, which searches for each line feed
+            # separately.
             line += int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
             if line > limits.max_rows + _MAX_BLANK_LINES:
                 message = f"the body has over {limits.max_rows} lines"
@@ -153,7 +157,7 @@ def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, byte
 
 
 def _header(line: bytes) -> Mapping[str, Any] | None:
-    """Return the header, or None if the first line is an operation."""
+    """Return the header; None if the first line is an operation."""
     try:
         header = parse_object(line)
     except ValueError as error:
@@ -168,7 +172,7 @@ def _header(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _metadata(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta | None:
-    """Return the metadata given with the body, else those of its header; their sizes must agree."""
+    """Return the metadata sent with the body, else those in its header; their sizes must agree."""
     document = header.get("meta")
     if document is None:
         return meta
@@ -179,7 +183,7 @@ def _metadata(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMet
 
 
 def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[np.int64]]:
-    """Return the rows of a block, and the line of its first row or of each."""
+    """Return the rows of a block, and the line number of its first row or of each row."""
     batch = None
     if _COMPILED in sys.modules:
         from app.analysis.trace.readers.ndjson_compiled import read_plain  # noqa: PLC0415 - see `_COMPILED`
@@ -189,7 +193,7 @@ def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[
         batch = _read_fast(block)
     if batch is not None:
         return batch, line
-    # Blank lines and spaces around lines are no fault: retry without them.
+    # Blank lines and spaces around lines are allowed: read the block again without them.
     texts = [text.strip() for text in block.split(b"\n")]
     lines = np.array([line + at for at, text in enumerate(texts) if text], np.int64)
     batch = _read_fast(b"\n".join(filter(None, texts)))
@@ -199,8 +203,9 @@ def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[
 
 
 def _read_fast(block: bytes) -> pa.RecordBatch | None:
-    """Return the rows of a block, or None if pyarrow refuses it or could misread it."""
-    # A block that begins with `null` ends the process in pyarrow: every line must be an object.
+    """Return the rows of a block; None if pyarrow refuses the block or could misread it."""
+    # pyarrow aborts the process on a block that begins with `null`, so every line must begin an
+    # object.
     if not block.startswith(b"{"):
         return None
     data = np.frombuffer(block, np.uint8)
@@ -217,7 +222,8 @@ def _read_fast(block: bytes) -> pa.RecordBatch | None:
         )
     except pa.ArrowException:
         return None
-    # Two objects in a line, or one over several lines, change the number of rows.
+    # pyarrow also accepts two objects in a line and an object over several lines; the row count
+    # then differs from the line count.
     if table.num_rows != block.count(b"\n") + (block[-1] != _NEWLINE):
         return None
     return table.select(COLUMNS.names).combine_chunks().to_batches()[0]

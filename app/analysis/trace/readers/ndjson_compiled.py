@@ -1,8 +1,8 @@
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915 - a compiled loop: no objects there
 """Compiled reader of plain NDJSON lines.
 
-Plain lines are one object a line with our keys, each once, whole numbers, and names in ASCII
-without escapes. `readers.ndjson` compares the readers and their times.
+A plain line is one object with our keys, each at most once, with whole numbers, and with names in
+ASCII without escapes. `readers.ndjson` compares the readers and their times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.analysis.trace.model import ABSENT
 from app.analysis.trace.readers.ndjson_exact import COLUMNS
 
 _KEYS: Final = tuple(NATIVE.columns.values())
-# Each key's characters as a little-endian number, a mask of its bits, and its length.
+# For each key: its characters as a little-endian number, the mask of their bits, and the length.
 _WORD: Final = np.array([int.from_bytes(key.encode(), "little") for key in _KEYS], np.uint64)
 _MASK: Final = np.array([(1 << 8 * len(key)) - 1 for key in _KEYS], np.uint64)
 _LENGTH: Final = np.array([len(key) for key in _KEYS], np.uint64)
@@ -32,7 +32,8 @@ _REQUIRED: Final = sum(
     1 << number for number, field in enumerate(NATIVE.columns) if field not in NATIVE.optional
 )
 _SHORTEST_LINE: Final = len('{"rank":0,"dp":0,"pp":0,"step":0,"op":"","start_ns":0,"dur_ns":0}\n')
-# Digits of an int64. Larger numbers of as many digits overflow into the sign, and are rejected.
+# Most digits of an int64. A larger number with the same number of digits overflows to a negative
+# number, which is rejected.
 _MOST_DIGITS: Final = 19
 _NOT_PLAIN: Final = -1
 _ONE: Final = np.uint64(1)
@@ -44,7 +45,7 @@ _BACKSLASH, _OPEN, _CLOSE, _N, _U, _L, _TILDE = b"\\{}nul~"
 
 
 def read_plain(block: bytes) -> pa.RecordBatch | None:
-    """Return the rows of a block, with `ndjson_exact.COLUMNS`; None if a line is not plain.
+    """Return the rows of a block as `ndjson_exact.COLUMNS`; None if a line is not plain.
 
     Missing microbatches and chunks are `ABSENT`.
     """
@@ -66,9 +67,9 @@ def read_plain(block: bytes) -> pa.RecordBatch | None:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _word(text: NDArray[np.uint8], at: np.uint64) -> np.uint64:
-    """Return eight bytes as a little-endian number, with zeros behind the end of the text."""
+    """Return eight bytes as a little-endian number; bytes beyond the text count as 0."""
     word = np.uint64(0)
-    # The compiler makes one load of a loop over eight bytes.
+    # The compiler turns this loop over eight bytes into a single load.
     if at + _EIGHT <= np.uint64(len(text)):
         for offset in range(_EIGHT):
             word |= np.uint64(text[at + offset]) << (offset * _EIGHT)
@@ -82,10 +83,11 @@ def _word(text: NDArray[np.uint8], at: np.uint64) -> np.uint64:
 def _read(
     text: NDArray[np.uint8], values: NDArray[np.int64], names: NDArray[np.uint64]
 ) -> tuple[int, int, int]:
-    """Fill `values`, (keys, rows), and `names`, the start and length of each different name.
+    """Fill `values`, shape (keys, rows), and `names`: start and length of each distinct name.
 
-    `text` ends with a line feed, which stops every scan within a line: no other bound is needed.
-    Positions are unsigned: a signed index may count from the end, which costs each access a test.
+    `text` ends with a line feed, which stops every scan within a line, so no other bound is needed.
+    Positions are unsigned because a signed index may count from the end, which costs a test at each
+    access.
 
     Returns
     -------
@@ -108,7 +110,7 @@ def _read(
             if text[at] != _QUOTE:
                 return _NOT_PLAIN, 0, 0
             at += _ONE
-            # Keys mostly have the order of the previous line.
+            # Try the key that followed on the previous line first: key order is mostly constant.
             key = _NOT_PLAIN
             word = _word(text, at)
             candidate = expected
@@ -141,7 +143,7 @@ def _read(
                 at += _ONE
                 first = at
                 code = _NOT_PLAIN
-                # The name is mostly that of the previous line.
+                # Compare with the name of the previous line first: names mostly repeat.
                 if known:
                     begin, length = names[latest, 0], names[latest, 1]
                     same = True
@@ -228,5 +230,5 @@ def _read(
 
 
 def warm_up() -> None:
-    """Compile the reader, or load it from the cache: seconds the first time on a machine."""
+    """Load the compiled reader from the cache, or compile it (seconds, once per machine)."""
     read_plain(b"{}\n")

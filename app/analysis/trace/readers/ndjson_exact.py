@@ -1,4 +1,4 @@
-"""Exact, slow reader of NDJSON lines that names the line and key at fault."""
+"""Exact, slow reader of NDJSON lines; its errors name the faulty line and key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line.
+    """Return the JSON object on a line.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return the rows of the lines that are not blank, and the line number of each.
+    """Return the rows of the non-blank lines, and the line number of each row.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[n
         try:
             row = parse_object(text)
         except ValueError as error:
-            # A last line without a line feed was cut off.
+            # A faulty last line without a line feed was probably cut off.
             code = "truncated" if offset == len(texts) - 1 else "bad_line"
             faults.append(Fault(code, f"not a JSON object: {error}", line=line))
         else:
@@ -80,7 +80,7 @@ def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[n
 
 
 def _problems(row: Mapping[str, Any], line: int) -> list[Fault]:
-    """Return the faults of a row's values; `batch_columns` finds missing ones."""
+    """Return the faults of a row's values; `batch_columns` reports missing values."""
     faults = []
     for field, name in NATIVE.columns.items():
         value = row.get(name)

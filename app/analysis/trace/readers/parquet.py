@@ -1,8 +1,8 @@
-"""Reader of Parquet bodies with the published columns or ours.
+"""Reader of Parquet bodies with the published columns or our columns.
 
-Rows, types and pages are checked in the footer and the page headers before anything is decoded.
+Rows, types and pages are checked in the footer and the page headers before any value is decoded.
 Only known columns are read, operation names through their dictionary, in batches that are checked
-before the next is read.
+before the next batch is read.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from app.analysis.trace.operation_names import OpNames
 from app.analysis.trace.readers.parquet_headers import check_pages, read_footer
 from app.errors import BodyTooLargeError
 
-# Small enough that a batch of all columns stays in a core's cache.
+# Rows decoded at once: few enough that a batch of all columns stays in a core's cache.
 BATCH_ROWS: Final = 1 << 17
 
 T = TypeVar("T")
 
-# Errors of Arrow's readers on malformed bytes; see tests/fuzz.
+# Errors that Arrow's readers raise on malformed bytes, as found by tests/fuzz.
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
 def decode_parquet(
     body: Path | bytes, meta: SessionMeta, limits: Limits, *, part: bool
 ) -> tuple[Trace, ColumnSet]:
-    """Decode and check a Parquet body; see `decode` for what it raises."""
+    """Decode a Parquet body and check its values; `decode` lists the errors."""
     opened = pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
     with opened as source:
         footer = read_footer(source, limits)
-        # From the footer: opening the file once more for its schema would parse it twice.
+        # Text columns are taken from the parsed footer: opening the file for its schema would parse
+        # the footer again.
         texts = {chunk.name for chunk in footer.chunks if chunk.is_text}
         file = _read(
             lambda: pq.ParquetFile(
@@ -71,7 +72,7 @@ def decode_parquet(
                 columns, op = batch_columns(batch, layout, places, assembler.rows)
                 assembler.add(columns, names.codes(op, assembler.rows))
 
-        # Closed before the source is, also when a batch is refused.
+        # Close the batches before their source, also if a batch is refused.
         with closing(_batches(file, wanted)) as batches:
             if footer.rows > BATCH_ROWS:
                 consume_on_second_core(batches, take)
@@ -90,7 +91,7 @@ def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatc
 
 
 def _read(action: Callable[[], T]) -> T:
-    """Return the result of reading untrusted bytes; refuse the body where Arrow raises."""
+    """Return the result of a read of untrusted bytes; refuse the body if Arrow raises an error."""
     try:
         return action()
     except _UNREADABLE as error:

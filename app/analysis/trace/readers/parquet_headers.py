@@ -1,9 +1,9 @@
-"""Footer and page headers of a Parquet body, checked before pyarrow reads it.
+"""Reader of the footer and page headers of a Parquet body, checked before pyarrow reads it.
 
-A damaged footer ends the process in pyarrow instead of raising: a column chunk without metadata
-does. Readers do not check sizes, and a page of a kilobyte may claim two gigabytes, so each claimed
-size is compared with its number of values. Includes the part of Thrift's compact protocol that
-footers and page headers use.
+pyarrow ends the process on some damaged footers instead of raising an error, for example if a
+column chunk lacks metadata. Parquet readers do not check sizes, and a page of a kilobyte may claim
+two gigabytes, so each claimed size is compared with the page's number of values. The module
+includes the part of Thrift's compact protocol that footers and page headers use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.analysis.trace.limits import (
 )
 from app.errors import BodyTooLargeError, Fault
 
-# Types and markers of Thrift's compact protocol.
+# Field types and markers of Thrift's compact protocol.
 _TRUE: Final = 1
 _FALSE: Final = 2
 _BYTE: Final = 3
@@ -40,17 +40,17 @@ _STRUCT: Final = 12
 _LONG_LIST: Final = 15
 _CONTINUES: Final = 0x80
 _VARINT_BYTES: Final = 10
-# Parquet's footers need nine.
+# Deepest nesting of structs that is read; Parquet footers need nine levels.
 _MAX_DEPTH: Final = 16
 
 
 class ThriftError(Exception):
-    """The bytes are not a struct of the compact protocol."""
+    """Raised if bytes are not a struct of Thrift's compact protocol."""
 
 
 @dataclass(slots=True)
 class ReadBudget:
-    """Number of list items that may still be read: one takes a byte in the body, more in memory."""
+    """Number of list items that may still be read: a one-byte item takes more in memory."""
 
     items: int = 1 << 19
 
@@ -58,10 +58,10 @@ class ReadBudget:
 def read_struct(
     data: bytes, position: int, budget: ReadBudget, depth: int = 0
 ) -> tuple[dict[int, Any], int]:
-    """Return a struct's values by field id, and the position behind it.
+    """Return a struct's values by field id, and the position of the next byte.
 
-    Strings are bytes; floating-point numbers and single bytes are skipped. A body has thousands of
-    page headers, so this is one loop with the short cases in line.
+    Strings are returned as bytes; floating-point numbers and single bytes are skipped. A body has
+    thousands of page headers, so the function is one loop with the short cases inlined.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
 def _other(
     data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[list[Any] | None, int]:
-    """Return a list, or None for a skipped value of one kind, and the position behind it."""
+    """Return a list, or None for a skipped value, and the position of the next byte."""
     if kind == _BYTE:
         return None, position + 1
     if kind == _DOUBLE:
@@ -161,7 +161,7 @@ def _other(
 def _item(
     data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[object, int]:
-    """Return an item of a list that is no struct, and the position behind it."""
+    """Return a list item that is not a struct, and the position of the next byte."""
     if kind in _INTEGERS:
         return _zigzag(data, position)
     if kind == _BINARY:
@@ -173,11 +173,11 @@ def _item(
 
 MAGIC: Final = b"PAR1"
 
-# Length of the footer, and the magic number again.
+# Last bytes of a Parquet file: length of the footer, and the magic number.
 _TAIL: Final = struct.Struct("<I4s")
 _SHORTEST: Final = len(MAGIC) + _TAIL.size
 
-# Ids of fields in parquet.thrift.
+# Field ids in the structs of parquet.thrift.
 _SCHEMA, _NUM_ROWS, _ROW_GROUPS = 2, 3, 4
 _ELEMENT_TYPE, _ELEMENT_NAME, _ELEMENT_CHILDREN = 1, 4, 5
 _GROUP_COLUMNS, _GROUP_ROWS = 1, 3
@@ -196,19 +196,19 @@ _BYTE_ARRAY: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """One column of one row group."""
+    """Part of a column in one row group."""
 
     name: str
-    is_text: bool  # its values are byte arrays, not numbers
+    is_text: bool  # values are byte arrays, not numbers
     rows: int
-    # start, end: byte range of its pages in the body, the dictionary first
+    # start, end: byte range of the chunk's pages in the body, the dictionary page first
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Rows, and the column chunks at the top level of the schema, row group by row group."""
+    """Row count, and the column chunks at the top level of the schema, by row group."""
 
     rows: int
     chunks: tuple[ColumnChunk, ...]
@@ -221,7 +221,7 @@ class _Leaf:
 
 
 def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
-    """Read and check the footer.
+    """Return the footer of a Parquet body after checking it.
 
     Raises
     ------
@@ -249,7 +249,7 @@ def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
         fields, _ = read_struct(data, 0, ReadBudget())
         return _parse_footer(fields, data_end)
     except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
-        # Missing fields and fields of another type raise one of these.
+        # The footer lacks a field, or a field has another type than parquet.thrift declares.
         refuse_body("corrupt", f"the Parquet footer is damaged: {error!r}")
 
 
@@ -262,7 +262,7 @@ def _parse_footer(fields: Mapping[int, Any], data_end: int) -> Footer:
         if group_rows < 0 or len(columns) != len(leaves):
             raise ValueError("a row group does not fit the schema")
         if not group_rows:
-            # Writers leave an empty group for an empty table, with arbitrary offsets.
+            # For an empty table writers write an empty row group, whose offsets are arbitrary.
             continue
         rows += group_rows
         for leaf, column in zip(leaves, columns, strict=True):
@@ -275,9 +275,9 @@ def _parse_footer(fields: Mapping[int, Any], data_end: int) -> Footer:
 
 
 def _leaves(elements: Sequence[Mapping[int, Any]]) -> list[_Leaf]:
-    """Return the columns of the schema in the order of their chunks; nested ones have no name."""
+    """Return the schema's column names in the order of the chunks; None for nested columns."""
     leaves: list[_Leaf] = []
-    # Missing children of each open group; the root is the first.
+    # Number of children still missing of each open group; the first group is the root.
     open_groups = [elements[0][_ELEMENT_CHILDREN]]
     for element in elements[1:]:
         while open_groups and not open_groups[-1]:
@@ -316,37 +316,41 @@ def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> 
 
 MAX_PAGE_BYTES: Final = 256 * MIB
 
-# Levels, block headers and padding of a page.
+# Bytes that a page may take beyond its values: levels, block headers and padding.
 _SLACK_BYTES: Final = 64 * 1024
-# The widest number, its levels and the padding of its blocks.
+# Most bytes of a number in a page: its widest encoding, levels and padding.
 _NUMBER_BYTES: Final = 16
-# A value in memory, as a number or as an index of a name.
+# Bytes of a decoded value in memory: a number, or the index of a name.
 _DECODED_BYTES: Final = 8
-# Length and text of the longest operation name.
+# Most bytes of an operation name in a page: its length field and its text.
 _NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
 
-# Ids of fields in parquet.thrift: of PageHeader, then of the header inside for each page type.
+# Field ids of parquet.thrift: those of PageHeader, then those of the inner header of each page
+# type.
 _TYPE: Final = 1
 _UNCOMPRESSED_SIZE: Final = 2
 _COMPRESSED_SIZE: Final = 3
 _NUM_VALUES: Final = 1
 _DATA_PAGE: Final = 0
 _DICTIONARY_PAGE: Final = 2
-# Page type → field of its header, and the field of the encoding there.
+# Page type → id of its inner header in PageHeader, and id of the encoding in the inner header.
 _PAGES: Final = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
 
-# PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text build each value on the
-# last: a megabyte of them makes terabytes.
+# Accepted encodings of names: PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text
+# are refused because they build each value from the previous value: a megabyte may expand to
+# terabytes.
 _NAME_ENCODINGS: Final = frozenset({0, 2, 8})
 
-# Kind, decompressed and compressed size, number of values, encoding and length of a page's header.
+# Page type, decompressed size, compressed size, number of values, encoding, length of the header.
 _PageHeader = tuple[int, int, int, int, int, int]
 
-# Bytes to read for a header: most are shorter than the first, those with statistics longer.
+# Sizes of successive attempts to read a page header: most headers fit the first size, headers with
+# statistics are longer.
 _HEADER_READS: Final = (512, 64 * 1024, MIB)
 
-# The header of a data page as most writers write it, in Thrift's compact protocol. A body has
-# thousands of them, and this match takes a third of the time of `read_struct`, which reads any.
+# A data page's header as most writers encode it in Thrift's compact protocol. A body has thousands
+# of page headers, and matching this pattern takes a third of the time of `read_struct`, which reads
+# any header.
 _NUMBER: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _SHORT: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(33))
 _USUAL: Final = re.compile(
@@ -371,7 +375,7 @@ _USUAL: Final = re.compile(
 def check_pages(
     source: pa.NativeFile, footer: Footer, wanted: Collection[str], limits: Limits
 ) -> None:
-    """Refuse a body whose pages claim more bytes than their values can take.
+    """Refuse a body whose pages declare more bytes than their values can take.
 
     Parameters
     ----------
@@ -394,7 +398,7 @@ def check_pages(
 
 
 def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
-    """Check the pages of one column; return its bytes in memory."""
+    """Check the pages of one column; return the column's size in memory, bytes."""
     name, position = chunk.name, chunk.start
     width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
     total = seen = 0
@@ -417,12 +421,12 @@ def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
                 message = f"the column {name} must be encoded plainly or by dictionary"
                 refuse([Fault("unsupported_encoding", message, column=name)])
         total += size
-    # Runs of equal values are short in pages and take a full column in memory.
+    # Runs of equal values are short in a page, but the decoded column has every value.
     return max(total, chunk.rows * _DECODED_BYTES)
 
 
 def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_PageHeader]:
-    """Yield the headers of a column's pages without end: the caller counts their values."""
+    """Yield the headers of a column's pages; the caller stops after the column's last value."""
     position = chunk.start
     while True:
         source.seek(position)
@@ -438,7 +442,7 @@ def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_PageHeader]:
 
 
 def _zigzag_number(written: bytes) -> int:
-    """Return a zigzag-encoded number of seven bits a byte, the lowest first."""
+    """Return a zigzag-encoded number with seven bits per byte, the lowest bits first."""
     value = 0
     for byte in reversed(written):
         value = value << 7 | byte & 0x7F
@@ -446,17 +450,17 @@ def _zigzag_number(written: bytes) -> int:
 
 
 def _page_of(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
-    """Return kind, decompressed and compressed size, number of values, encoding of the page."""
+    """Return the page type, both sizes, the number of values and the encoding of a page."""
     kind = header[_TYPE]
     inner, encoding = _PAGES[kind]
     page = header[inner]
-    # Adding 0 fails for values that are no numbers.
+    # Adding 0 raises an error for values that are not numbers.
     size, compressed = header[_UNCOMPRESSED_SIZE] + 0, header[_COMPRESSED_SIZE] + 0
     return kind, size, compressed, page[_NUM_VALUES] + 0, page[encoding] + 0
 
 
 def _read_header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of the page header at `position`, and its length."""
+    """Return the fields and the length of the page header at `position`."""
     for size in _HEADER_READS:
         source.seek(position)
         try:

@@ -1,10 +1,10 @@
-"""Files of one job: rank and steps of each from its name, and checks that they fit together.
+"""Files of one job: the rank and steps of each file from its name, and checks of the whole set.
 
 Ranks come from file names (``rank_3/trace.json``), or are counted host by host; steps come from
-``ProfilerStep#12`` or the path (``iteration_100/``). Ranks of one start of a job take a step at
-the same time, as far apart as their clocks are; those of another start take the step of the same
-number minutes or days apart. Such files are refused, and a step recorded twice as well: mixed, they
-would give a verdict about no job at all.
+``ProfilerStep#12`` or the path (``iteration_100/``). The ranks of one start of a job begin a step
+at the same time, up to the difference of their clocks; another start of the job begins the step of
+the same number minutes or days later. Files of several starts are refused, and so is a step
+recorded twice, because a mixture would give a verdict on no real job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.errors import Fault, UnanalyzableError
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Return the key that sorts numbers in names by value: ``host2`` before ``host10``.
+    """Return a sort key that orders numbers in names by value: ``host2`` before ``host10``.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
 def number_ranks(
     names: Sequence[str], traces: Sequence[Trace], meta: SessionMeta | None
 ) -> list[Trace]:
-    """Return the traces of hosts with global ranks, counted in natural order of the file names.
+    """Return the hosts' traces with global ranks, numbered in natural order of the file names.
 
     Parameters
     ----------
@@ -73,10 +73,10 @@ _RANK: Final = re.compile(r"(?<![a-z])rank[-_. =]?([0-9]{1,7})(?![0-9])", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """Rank and world of a file, from the names of its session's files."""
+    """Rank and world size of a file, from the names of its session's files."""
 
     rank: int | None = None
-    # Number of ranks; known where several files have all ranks from 0 on, each once.
+    # Number of ranks; known only if several files name all ranks from 0 on, each rank once.
     world: int | None = None
 
 
@@ -84,7 +84,7 @@ UNNAMED: Final = FileNames()
 
 
 def rank_in(name: str) -> int | None:
-    """Return the rank in a path, the last one of several; None without one.
+    """Return the last rank number in a path; None if the path has none.
 
     Examples
     --------
@@ -98,23 +98,24 @@ def rank_in(name: str) -> int | None:
 
 
 def names_of(name: str, among: Iterable[str]) -> FileNames:
-    """Return rank and world of the file `name`, `among` the names of all files of its session."""
+    """Return rank and world size of the file `name`; `among` are all file names of its session."""
     ranks = [rank_in(other) for other in among]
     complete = sorted(rank for rank in ranks if rank is not None) == list(range(len(ranks)))
     return FileNames(rank_in(name), len(ranks) if complete and len(ranks) > 1 else None)
 
 
-# Starts of one step that are further apart than both of these are of two recordings. Clocks of
-# hosts that train together are seconds apart at most: NTP, certificates and Kerberos do not work
-# else. Stages of a long step may be busy at different times of it.
+# Starts of a step that differ by more than both of these bounds are from two recordings. The clocks
+# of hosts that train together differ by seconds at most, since NTP, certificates and Kerberos fail
+# with larger differences. The second bound exists because the pipeline stages of a long step are
+# busy at different times.
 APART_NS: Final = 60 * NS_PER_S
 APART_STEPS: Final = 3.0
-# Files of each recording that a refusal names.
+# Most files of each recording that a refusal names.
 _NAMED: Final = 3
 
 
 def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
-    """Refuse files of several starts of a job: some take a step far later than the others.
+    """Refuse files of several starts of a job: some begin a step far later than the others.
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
         steps, at = np.unique(trace.step, return_inverse=True)
         begins = np.full(len(steps), np.iinfo(np.int64).max)
         np.minimum.at(begins, at, trace.start_ns)
-        # The end is that of the last start: a duration may be impossible.
+        # The last start, not the last end, is used because a recorded duration may be impossible.
         ends = np.full(len(steps), np.iinfo(np.int64).min)
         np.maximum.at(ends, at, trace.start_ns)
         extents.append(ends - begins)
@@ -162,17 +163,17 @@ def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
 
 
 def _names_of_files(files: Sequence[str]) -> str:
-    """Return the names of some files as text, cut after the first ones."""
+    """Return the names of the first few files as text."""
     names = sorted(set(files))
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*names[:_NAMED], *more])
 
 
 def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
-    """Refuse files with more ranks in one DP × PP cell than the sizes allow.
+    """Refuse files that have more ranks in a DP × PP cell than the sizes of the job allow.
 
-    Each file names the cell of its rank. Files of two jobs, or with wrong process groups, claim one
-    cell twice.
+    Each file names the cell of its rank. Files of two jobs, or files with wrong process groups,
+    claim the same cell.
 
     Raises
     ------
@@ -200,7 +201,7 @@ def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
 
 
 def check_ranks(chunks: Sequence[TraceChunk]) -> None:
-    """Refuse two files with the same step of a rank.
+    """Refuse two files that contain the same step of a rank.
 
     Parameters
     ----------
@@ -236,21 +237,22 @@ _NUMBER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _RepeatedStep:
-    """A step of a rank in two recordings."""
+    """A step of a rank that is in two recordings."""
 
     rank: int
     step: int
-    # first, second: indices of the recordings
+    # first, second: indices of the two recordings
     first: int
     second: int
 
 
 def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk]:
-    """Return recordings with distinct step numbers, renumbered where a rank repeats a step.
+    """Return recordings with distinct steps, renumbered if step numbers of a rank repeat.
 
-    A profiler that writes one step a file may number its steps (``ProfilerStep#12``). Where each
-    recording counts anew, names of files and folders give the step (``iteration_100/`` of
-    TorchTitan, ``rank0_step_100.json``), or chunks of a producer follow one another.
+    A profiler that writes one file per step may number the steps (``ProfilerStep#12``). If each
+    recording counts its steps from 0, the step comes from the names of files and folders
+    (``iteration_100/`` of TorchTitan, ``rank0_step_100.json``), or from the order of the chunks of
+    a producer.
 
     Parameters
     ----------
@@ -283,7 +285,7 @@ def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk
 
 
 def number_in(name: str) -> int | None:
-    """Return the step in the name of a file, or else of its nearest folder; None without one.
+    """Return the step in a file's name, else in its nearest folder's; None if both lack it.
 
     Examples
     --------
@@ -300,7 +302,7 @@ def number_in(name: str) -> int | None:
 
 
 def _repeated_steps(chunks: Sequence[TraceChunk]) -> list[_RepeatedStep]:
-    """Return the steps of ranks in two recordings of which neither is a copy of the other."""
+    """Return the steps of ranks that are in two recordings, unless one is a copy of the other."""
     seen: dict[tuple[int, int], int] = {}
     repeated = []
     copies: dict[tuple[int, int], bool] = {}
@@ -318,22 +320,22 @@ def _repeated_steps(chunks: Sequence[TraceChunk]) -> list[_RepeatedStep]:
 
 
 def _rank_steps(chunk: TraceChunk) -> list[tuple[int, int]]:
-    """Return the (rank, step) pairs of a recording, ascending."""
+    """Return the (rank, step) pairs of a recording in ascending order."""
     first = chunk.trace.stretches().first
     pairs = np.stack([chunk.trace.rank[first].astype(np.int64), chunk.trace.step[first]], axis=1)
     return [(rank, step) for rank, step in np.unique(pairs, axis=0).tolist()]
 
 
 def _times(chunk: TraceChunk) -> NDArray[np.int64]:
-    """Return a fingerprint of a recording: a sorted number for each start and duration."""
+    """Return a fingerprint of a recording: a sorted hash of each operation's times."""
     trace = chunk.trace
     return np.sort(trace.start_ns + (trace.duration_ns << 1))
 
 
 def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | None:
-    """Return the first step of each file, by index; None if a name has no step.
+    """Return the first step of each file by index, from its name; None if a name has no step.
 
-    A profiler writes a file after its last step, and names it after that.
+    A profiler writes a file after its last step, and names the file after this step.
     """
     first = {}
     for place, chunk in enumerate(chunks):
@@ -346,9 +348,10 @@ def _first_steps_by_name(chunks: Sequence[TraceChunk]) -> Mapping[int, int] | No
 
 
 def _first_steps_by_chunk(chunks: Sequence[TraceChunk]) -> Mapping[int, int]:
-    """Return the first step of each chunk, by index.
+    """Return the first step of each chunk by index, counted from the chunk before.
 
-    It follows the last step of the previous chunk of the same producer and ranks.
+    The first step of a chunk follows the last step of the previous chunk with the same producer and
+    ranks.
     """
     first, following = {}, dict[tuple[str, ...], int]()
     for place in sorted(range(len(chunks)), key=lambda place: chunks[place].number):

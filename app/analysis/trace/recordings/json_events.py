@@ -1,10 +1,10 @@
-"""Items of JSON longer than memory, and checked values of their events.
+"""Reader of JSON longer than memory, item by item, and checked access to its events.
 
-A profiler writes an object with fields and one array of events, or that array alone, on one line
-or on millions. Fields are read whole, array items one at a time; one piece of text and one item
-are in memory. Fractions are exact decimals, so microseconds with three digits become exact
-nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf``, which are not JSON and which recorders
-write where they divide by zero, are read as floats and refused as times.
+A profiler writes an object with fields and one array of events, or only this array, on one line or
+on millions of lines. Fields are read whole, array items one at a time; one piece of text and one
+item are in memory. Fractions are exact decimals, so microseconds with three digits become exact
+nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf`` are not JSON, but recorders write them if
+they divide by zero: they are read as floats and refused as times.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from app.analysis.trace.compression import read_text
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
 from app.errors import Fault
 
-# An event with its stack and shapes has some kilobytes.
+# Most characters of an event; an event with its call stack and tensor shapes has some kilobytes.
 MAX_ITEM_CHARS: Final = MIB
-# Process groups of 16,384 ranks have about 1 MiB.
+# Most characters of a field; the process groups of 16,384 ranks take about 1 MiB.
 MAX_FIELD_CHARS: Final = 4 * MIB
 _FIRST_LOOK: Final = 64 * 1024
 _SPACE: Final = " \t\n\r"
-# Characters of a batch of items.
+# Characters of a batch of items, which is parsed at once.
 BATCH_CHARS: Final = MIB
-# Items to read one by one before the next batch, where the text has no item boundary.
+# Items to read one by one before the next attempt at a batch, after text without an item boundary.
 _FEW: Final = 64
 
 _NEXT_LINE: Final = "}\n{"
 
-# Takes a batch of items, one a line: the text, the number of items, the 0-based index of the first.
-# Returns whether it accepted the batch; else its items are read one by one.
+# Takes a batch of items, one per line: the text, the number of items, the 0-based index of the
+# first item. Returns whether it accepted the batch; the items of a rejected batch are read one by
+# one.
 TakeBatch = Callable[[str, int, int], bool]
-# Spelling of floats without a value by Python's `json`, and by C and C++.
+# Spellings of NaN and infinity: `_NAN` is accepted by Python's `json`, `_NO_VALUE` matches what C
+# and C++ write.
 _NAN: Final = "NaN"
 _NO_VALUE: Final = re.compile(r"-?(?:nan|inf)(?![a-z])", re.IGNORECASE)
 _STRING_OR_NO_VALUE: Final = re.compile(
@@ -48,7 +50,7 @@ _STRING_OR_NO_VALUE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the outermost object."""
+    """A field of the outermost JSON object."""
 
     name: str
     value: object
@@ -56,7 +58,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of an array with its 0-based index there."""
+    """An array item, and its 0-based index in the array."""
 
     index: int
     value: object
@@ -70,9 +72,9 @@ def read_items(
     longest_item: int = MAX_ITEM_CHARS,
     batches: TakeBatch | None = None,
 ) -> Iterator[Field | Item]:
-    """Yield the fields of a JSON object and the items of its long arrays, or those of an array.
+    """Yield the fields of a JSON object and the items of its long arrays, or an array's items.
 
-    Several objects one after the other, as on the lines of a collector's file, are read as one.
+    Several consecutive objects, as on the lines of a collector's file, are read as one object.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def read_items(
 
 
 def read_values(body: Path | bytes, limits: Limits) -> Iterator[Item]:
-    """Yield the items of an array, or of a sequence of objects without one.
+    """Yield the items of an array, or the objects of a sequence without an array.
 
     Raises
     ------
@@ -150,7 +152,7 @@ def _object(
 
 
 class _Text:
-    """A cursor in JSON text that comes in pieces."""
+    """Cursor in JSON text that arrives in pieces."""
 
     def __init__(self, body: Path | bytes, limits: Limits, longest_item: int) -> None:
         self._longest_item = longest_item
@@ -166,7 +168,7 @@ class _Text:
         self._item: int | None = None  # index of the current item of an array, for messages
 
     def next_char(self) -> str:
-        """Return the next non-space character, "" at the end, and step over it."""
+        """Return and consume the next non-space character; "" at the end."""
         while True:
             buffer, at = self._buffer, self._at
             while at < len(buffer) and buffer[at] in _SPACE:
@@ -179,12 +181,12 @@ class _Text:
                 return ""
 
     def back(self) -> None:
-        """Step back over the character that `next_char` returned."""
+        """Move the cursor back over the character that `next_char` returned."""
         if self._at:
             self._at -= 1
 
     def items(self, batches: TakeBatch | None = None) -> Iterator[Item]:
-        """Yield the items of an array behind its bracket, without those accepted in batches."""
+        """Yield the items of an array whose bracket was read, except items accepted in batches."""
         index = self._item = 0
         if self.next_char() == "]":
             self._item = None
@@ -211,7 +213,7 @@ class _Text:
             self._item = index
 
     def _note_separator(self, end: int) -> None:
-        """Note the text between the first item, which ended at `end`, and the next one."""
+        """Store the text between the end of the first item (`end`) and the next item."""
         comma = self._at
         if self.next_char() == "{":
             self.back()
@@ -220,7 +222,7 @@ class _Text:
                 self._between = "}" + between + "{"
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
-        """Offer a batch of the next items.
+        """Pass the next items to the taker of batches.
 
         Returns
         -------
@@ -249,9 +251,9 @@ class _Text:
         return count, 0
 
     def value(self, longest: int) -> object:
-        """Return the JSON value that begins here, of at most `longest` characters."""
+        """Return and consume the JSON value at the cursor, of at most `longest` characters."""
         wanted = _FIRST_LOOK
-        # The scanner accepts no leading space.
+        # Python's JSON scanner accepts no space before the value.
         if self.next_char():
             self.back()
         while True:
@@ -262,20 +264,22 @@ class _Text:
             except (ValueError, InvalidOperation) as error:
                 if isinstance(error, json.JSONDecodeError) and self._respell_floats(error):
                     continue
-                # The value may only be cut off: an error is final at the end of the text.
+                # The error may come from a value that continues in the next piece; only at the end
+                # of the text is it final.
                 if not self._longer(wanted, longest):
                     self._refuse_value(error)
             else:
-                # A number at the end of a piece may continue in the next.
+                # A number that ends with the buffer may continue in the next piece of text.
                 if end < len(self._buffer) or not self._more():
                     self._at = end
                     return value
             wanted *= 2
 
     def _respell_floats(self, error: json.JSONDecodeError) -> bool:
-        """Spell floats without a value as `json` does, from the error on; return whether it helps.
+        """Respell NaN and infinities after an error as `json` does; return whether any was found.
 
-        All of the piece are replaced, so that many of them cost no more than one.
+        All such values in the buffer are replaced at once, so that many of them cost no more than
+        one.
         """
         unknown = _NO_VALUE.match(self._buffer, error.pos)
         if unknown is None or unknown[0] == _NAN or not error.msg.startswith("Expecting value"):
@@ -302,7 +306,7 @@ class _Text:
         self.refuse_json(str(error)[:80])
 
     def refuse_json(self, message: str) -> NoReturn:
-        """Refuse the text with a fault at the current position."""
+        """Refuse the text because of a fault at the cursor."""
         if self._ended and self._at >= len(self._buffer):
             inside = "" if self._item is None else f", in event {self._item}"
             refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
@@ -310,7 +314,7 @@ class _Text:
         refuse([Fault("bad_json", f"{where}is no JSON: {message}".strip(), row=self._item)])
 
     def _longer(self, wanted: int, longest: int) -> bool:
-        """Read until `wanted` characters are in the buffer; return whether any came."""
+        """Read until the buffer holds `wanted` characters; return whether any text was added."""
         if len(self._buffer) - self._at > longest:
             message = f"a value is over {longest} characters, or is no JSON"
             refuse([Fault("item_too_long", message, row=self._item)])
@@ -321,7 +325,7 @@ class _Text:
         return len(self._buffer) - self._at > before
 
     def _more(self) -> bool:
-        """Take the next piece of text; return whether there was one."""
+        """Append the next piece of text to the buffer; return whether there was a piece."""
         while not self._ended:
             piece = next(self._pieces, None)
             self._ended = piece is None
@@ -337,7 +341,7 @@ class _Text:
 
 
 NS_PER_US: Final = 1000
-# Larger powers of ten are no time, and as integers cost memory.
+# Largest power of ten of a time: larger numbers are no times, and take much memory as integers.
 _MAX_POWER: Final = 30
 
 
@@ -360,12 +364,12 @@ class Event:
 
     @property
     def args(self) -> Event:
-        """Return the event's arguments, empty if there are none."""
+        """Return the event's arguments; empty if it has none."""
         args = self.fields.get("args")
         return Event(self.index, args if isinstance(args, dict) else {})
 
     def text(self, key: str) -> str:
-        """Return a text, "" where it is missing or null.
+        """Return the text under a key; "" if it is missing or null.
 
         Raises
         ------
@@ -380,7 +384,7 @@ class Event:
         return value
 
     def integer(self, key: str) -> int:
-        """Return an integer of 64 bits, also where it is written as text.
+        """Return the 64-bit integer under a key, which may also be written as text.
 
         Raises
         ------
@@ -394,7 +398,7 @@ class Event:
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """Return an integer, or None if the key is missing or null.
+        """Return the 64-bit integer under a key; None if it is missing or null.
 
         Raises
         ------
@@ -416,7 +420,7 @@ class Event:
         return value
 
     def optional_identifier(self, key: str) -> int | None:
-        """Return an identifier of 64 bits as a signed integer, None if there is none.
+        """Return the 64-bit identifier under a key as a signed integer; None if it is missing.
 
         Recorders write identifiers with a sign or without it.
 
@@ -431,10 +435,10 @@ class Event:
         return self.optional_integer(key)
 
     def duration_ns(self, key: str, scale: int) -> int:
-        """Return a duration in nanoseconds, rounded to the nearest and clipped to `MAX_TIME_NS`.
+        """Return the duration under a key in ns, rounded, and clipped to `MAX_TIME_NS`.
 
-        Profilers record durations of centuries now and then: such an operation is no reason to
-        refuse its recording.
+        Clipping is needed because profilers now and then record durations of centuries; such an
+        operation is no reason to refuse the recording.
         """
         value = self.fields.get(key)
         if isinstance(value, Decimal) and value and value.adjusted() >= _MAX_POWER:
@@ -442,7 +446,7 @@ class Event:
         return max(-MAX_TIME_NS, min(MAX_TIME_NS, self._nanoseconds(key, scale)))
 
     def nanoseconds(self, key: str, scale: int) -> int:
-        """Return a time in nanoseconds, rounded to the nearest.
+        """Return the time under a key in ns, rounded to the nearest integer.
 
         Parameters
         ----------
@@ -472,7 +476,7 @@ class Event:
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             self._refuse(key, "a time")
         if isinstance(value, Decimal):
-            # A zero may have any power of ten.
+            # The test for zero comes first because a zero may have any exponent.
             if value and value.adjusted() >= _MAX_POWER:
                 self._refuse_time(key)
             return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
@@ -488,7 +492,7 @@ class Event:
 
 
 def _number(text: str) -> int | Decimal | str:
-    """Return a text as a number if it is one: JSON exporters write 64-bit integers as text."""
+    """Return the number in a text, else the text (exporters write 64-bit integers as text)."""
     if len(text) > _MAX_POWER or not text.isascii():
         return text
     body = text.removeprefix("-")
@@ -499,7 +503,7 @@ def _number(text: str) -> int | Decimal | str:
 
 
 def event_of(index: int, value: object) -> Event:
-    """Return an item as an event.
+    """Return an array item as an event.
 
     Raises
     ------
@@ -512,7 +516,7 @@ def event_of(index: int, value: object) -> Event:
 
 
 def read_events(body: Path | bytes, limits: Limits) -> Iterator[Event]:
-    """Yield the events of a file in Chrome's format, in ``traceEvents`` or as a bare array.
+    """Yield the events of a file in Chrome's trace format: under ``traceEvents``, or a bare array.
 
     Raises
     ------

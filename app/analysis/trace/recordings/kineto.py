@@ -1,4 +1,4 @@
-"""Kineto: the JSON file that the PyTorch profiler writes for each rank, read in one pass.
+"""Reader of Kineto files, the JSON that PyTorch's profiler writes for each rank, in one pass.
 
 The fields before the events name the rank and its process groups. Scripts that merge the files of
 several ranks for a viewer put the rank into the number of a process (``[Rank 3] 4711``,
@@ -40,7 +40,8 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
 
-# Processes of one file. A viewer shows some dozens; a machine has thousands.
+# Most processes of one file. A file for a viewer has some dozens of processes, a machine has
+# thousands.
 _MOST: Final = 100_000
 _NAMES: Final = ("process_name", "process_labels")
 _BRACKETED: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECASE)
@@ -48,14 +49,14 @@ _BRACKETED: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECAS
 
 @dataclass(slots=True)
 class Processes:
-    """Processes of a recording: their ranks, and which of them take training steps."""
+    """Processes of a recording: their ranks, and the processes that run training steps."""
 
-    # Processes that take steps, in the order of the recording.
+    # Processes that run training steps, in recorded order (a dict used as an ordered set).
     stepping: dict[object, None] = field(default_factory=dict)
     _rank_of: dict[object, int] = field(default_factory=dict)
 
     def name(self, event: Event) -> None:
-        """Note the rank in a process name, from an event of metadata (``"ph": "M"``)."""
+        """Store the rank in a process name, from a metadata event (``"ph": "M"``)."""
         if event.fields.get("name") not in _NAMES or len(self._rank_of) >= _MOST:
             return
         args = event.args.fields
@@ -64,12 +65,12 @@ class Processes:
             self._rank_of.setdefault(_key(event), rank)
 
     def step(self, event: Event) -> None:
-        """Note the process of a range that is a training step."""
+        """Store the process of a range that is a training step."""
         if len(self.stepping) < _MOST:
             self.stepping.setdefault(_key(event))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event's process, None if it is unknown."""
+        """Return the rank of an event's process; None if it is unknown."""
         key = _key(event)
         if key not in self._rank_of and isinstance(key, str):
             rank = _rank_of_process(key)
@@ -78,7 +79,7 @@ class Processes:
         return self._rank_of.get(key)
 
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks of the processes that take steps.
+        """Return the ranks of the processes that run training steps.
 
         Raises
         ------
@@ -102,7 +103,7 @@ def _key(event: Event) -> object:
 
 
 def _rank_of_process(text: str) -> int | None:
-    """Return the rank in a process number or name, None without one."""
+    """Return the rank in a process's number or name; None if neither has a rank."""
     rank = rank_in(text)
     if rank is None and (bracketed := _BRACKETED.search(text)) is not None:
         return int(bracketed[1])
@@ -112,13 +113,13 @@ def _rank_of_process(text: str) -> int | None:
 EVENTS: Final = "traceEvents"
 DISTRIBUTED: Final = "distributedInfo"
 _MAX_GROUPS: Final = 4096
-# Characters of a group's ranks where they are one text.
+# Most characters of a process group's ranks if they are written as a text.
 _MAX_RANKS_TEXT: Final = 1 << 20
 _MAX_DIGITS: Final = 12
 
 
 def take_header(scan: Scan, part: Field) -> None:
-    """Add a field of the file other than its events to the scan.
+    """Add to the scan a field of the file that is not the array of events.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def take_header(scan: Scan, part: Field) -> None:
 
 
 def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - untrusted JSON
-    """Return the well-formed process groups of ``pg_config``."""
+    """Return the well-formed process groups in the field ``pg_config``."""
     if isinstance(config, dict):
         config = list(config.values())
     if not isinstance(config, list):
@@ -168,7 +169,7 @@ def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - untrusted JSON
 
 
 def _ranks(ranks: Any) -> Any:  # noqa: ANN401 - untrusted JSON
-    """Return a group's ranks as a list where they are text or a map from rank to position."""
+    """Return a group's ranks as a list; they may be a text or a map rank → position."""
     if isinstance(ranks, str) and len(ranks) <= _MAX_RANKS_TEXT:
         numbers = ranks.strip("[]() ").split(",")
         return [int(number) for number in numbers] if all(map(_is_rank, numbers)) else None
@@ -184,7 +185,8 @@ def _is_rank(text: str) -> bool:
 
 _ANNOTATIONS: Final = frozenset({"user_annotation", "cpu_op", "Operator"})
 _OWN: Final = "user_annotation"
-# The same ranges on the device's track: from the first to the last kernel launched inside.
+# Category of a user annotation's copy on the device's track, which lasts from the first to the last
+# kernel launched in the annotation.
 _OWN_ON_DEVICE: Final = "gpu_user_annotation"
 _OPERATORS: Final = frozenset({"cpu_op", "Operator"})
 _LAUNCHES: Final = frozenset(
@@ -193,33 +195,34 @@ _LAUNCHES: Final = frozenset(
         *("privateuse1_runtime", "privateuse1_driver", "mtia_runtime"),
     }
 )
-# Activities of a stream of the device.
+# Event categories of work on a device stream.
 _ACTIVITIES: Final = {
     **dict.fromkeys(("kernel", "Kernel"), Activity.KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), Activity.COPY),
     **dict.fromkeys(("gpu_memset", "Memset"), Activity.SET),
 }
-# Range of a finished work of a process group, by its backend.
+# Name of the range that a process group's backend records for each finished collective or transfer.
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
 _STEP: Final = "ProfilerStep#"
 _OPTIMIZER: Final = "Optimizer.step#"
-# Backward of one node of the autograd graph.
+# Name of the range in which autograd runs the backward of one graph node.
 _GRADIENT: Final = "autograd::engine::evaluate_function"
-# Calls of collectives: by PyTorch's dispatcher, and by each backend.
+# Names of calls of collectives: prefix of the calls by PyTorch's dispatcher, and name of the call
+# that each backend records.
 _ISSUED: Final = "c10d::"
 _COMMUNICATES: Final = "record_param_comms"
-# Prefixes of ranges by which the parts of a step are found without labels.
+# Prefixes of framework ranges that identify the parts of a step in a recording without labels.
 _MARKS: Final = (
     "DistributedDataParallel.forward",
     "FSDP::",
     "FullyShardedDataParallel.",
     "Optimizer.zero_grad#",
     "## ",
-    # of `ScheduleGPipe`, with the number of a microbatch
+    # `ScheduleGPipe` appends the number of the microbatch
     "Forward ",
     "Backward ",
 )
-# Prefixes of ranges that are kept as objects.
+# Prefixes of ranges that are kept as objects; other ranges are only packed into tables.
 _ALONE: Final = (
     TORCH_PREFIX,
     OWN_PREFIX,
@@ -235,7 +238,7 @@ _KIND_OF_ACTIVITY: Final = {
     Activity.COPY: Kind.COPY,
     Activity.SET: Kind.SET,
 }
-# Events between two checks of the limits.
+# Number of events between two checks of the memory limits.
 _CHECKED_EVERY: Final = 256
 _ADVICE: Final = Advice(
     no_labels=(
@@ -261,7 +264,7 @@ def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
     own: OwnRanges | None = None,
     names: FileNames = UNNAMED,
 ) -> Recording:
-    """Decode and check a Kineto file.
+    """Decode a Kineto file and check its values.
 
     Parameters
     ----------
@@ -299,7 +302,7 @@ def _decode_ranks(
     own: OwnRanges | None,
     processes: Processes,
 ) -> Recording:
-    """Decode a file merged from those of several ranks."""
+    """Decode a file that was merged from the files of several ranks."""
     scans = {rank: Scan(own=None if own is None else own.reader()) for rank in processes.ranks()}
     whole = Scan()
     for item in read_items(body, limits, frozenset({EVENTS})):
@@ -315,7 +318,8 @@ def _decode_ranks(
     for rank, scan in scans.items():
         scan.base_ns, scan.gpu, scan.rank = whole.base_ns, whole.gpu, rank
         scan.world = len(scans) if whole.world is None else whole.world
-        # The fields of the file are those of one of the ranks.
+        # The fields of a merged file describe only one of its ranks, so the other ranks' process
+        # groups are derived from that rank's groups.
         parts = [group for group in whole.groups if 1 < len(group.ranks) < scan.world]
         if all(rank in group.ranks for group in parts):
             scan.groups = whole.groups
@@ -331,7 +335,7 @@ def scan_kineto(
     own: OwnRanges | None = None,
     processes: Processes | None = None,
 ) -> Scan:
-    """Read a Kineto file; note steps and names of processes in `processes`.
+    """Return the scan of a Kineto file; store steps and names of processes in `processes`.
 
     Raises
     ------
@@ -347,7 +351,8 @@ def scan_kineto(
         return batches(lines, count, index)
 
     batches = Batches(scan, _kind_of, lambda item: _take(scan, item, processes))
-    # Labels of the job must see the name of every range.
+    # Batches skip the names of most ranges, but patterns of the job must be matched against every
+    # name.
     batch_taker = take_batch if own is None else None
     for item in read_items(body, limits, frozenset({EVENTS}), batches=batch_taker):
         if isinstance(item, Item):
@@ -361,7 +366,7 @@ def scan_kineto(
 
 
 def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
-    """Add an event to the scan."""
+    """Add one event to the scan."""
     event = event_of(item.index, item.value)
     phase = event.fields.get("ph")
     if phase == "M" and processes is not None:
@@ -384,7 +389,7 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
 
 
 def _kind_of(category: str, name: str) -> Kind:
-    """Return the kind of an event by its category and its name, in accordance with `_take`."""
+    """Return the kind of an event from its category and name, consistent with `_take`."""
     if category in _LAUNCHES:
         return Kind.LAUNCH
     activity = _ACTIVITIES.get(category)
@@ -418,7 +423,7 @@ def _take_annotation(scan: Scan, event: Event, category: str) -> None:
 
 
 def _take_called(scan: Scan, event: Event, category: str) -> None:
-    """Add an operator, a call of a collective, or a range of a framework."""
+    """Add an operator, a call of a collective, or a framework range to the scan."""
     name = event.text("name")
     number = event.args.optional_identifier("External id")
     thread = _thread(scan, event)
@@ -490,7 +495,7 @@ def _issue(name: str, event: Event, thread: int) -> Issue:
 
 def _peer(args: Event) -> int | None:
     ends = (args.optional_integer(key) for key in ("Dst Rank", "Src Rank"))
-    # PyTorch writes -1 for the rank itself.
+    # PyTorch records -1 for the recording rank itself.
     return next((rank for rank in ends if rank is not None and rank >= 0), None)
 
 

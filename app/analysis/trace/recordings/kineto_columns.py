@@ -1,8 +1,8 @@
-"""Events of a Kineto file as columns, a megabyte of JSON at a time.
+"""Reader of Kineto events as columns, a megabyte of JSON at a time.
 
 Most events are operators, launches and kernels with a few numbers each. Arrow's parser reads them
-without an object for each, exact to the nanosecond. Named ranges and collectives, and files that
-Arrow cannot read as columns, are read event by event.
+as columns, without a Python object for each event and exact to the nanosecond. Named ranges and
+collectives, and files that Arrow cannot read as columns, are read event by event.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from app.analysis.trace.recordings.json_events import Item
 from app.analysis.trace.recordings.profiler.scan import Activity, Scan
 
 _TEXT, _WHOLE = pa.string(), pa.int64()
-# Microseconds with three digits behind the point are nanoseconds; programs that rewrite the file
-# write more digits.
+# Type of times: microseconds with three decimal digits are whole nanoseconds; programs that rewrite
+# the file may write more digits.
 _THOUSANDTHS: Final = pa.decimal128(38, 3)
 _FINER: Final = pa.decimal128(38, 12)
 _ARGS: Final = pa.struct(
@@ -72,16 +72,16 @@ _ABSENT: Final = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """A batch of events; arrays have one value for each."""
+    """Batch of events as arrays with one value per event."""
 
     table: pa.Table
-    # category, name: index into `categories` and `names`
+    # category, name: index into `categories` and into `names`
     category: NDArray[np.int64]
     name: NDArray[np.int64]
     categories: tuple[str, ...]
     names: tuple[str, ...]
-    complete: NDArray[np.bool_]  # of the phase ``X``
-    named: NDArray[np.bool_]  # of the phase ``M``
+    complete: NDArray[np.bool_]  # the event's phase is ``X`` (complete)
+    named: NDArray[np.bool_]  # the event's phase is ``M`` (metadata)
     start: NDArray[np.int64]  # ns
     duration: NDArray[np.int64]  # ns
     usable: NDArray[np.bool_]  # time, process and thread are within the ranges of this module
@@ -89,13 +89,13 @@ class Events:
     thread: NDArray[np.int64]
 
     def argument(self, name: str) -> NDArray[np.int64]:
-        """Return an argument that is an integer, -1 if there is none."""
-        # The table has one chunk.
+        """Return an integer argument of each event; -1 if the event lacks it."""
+        # `combine_chunks` copies nothing here, because the table has a single chunk.
         args: Any = self.table.column("args").combine_chunks()
         return _whole(args.field(name), -1)
 
     def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield some events with their places, as parsed JSON with the arguments of `_ARGS`."""
+        """Yield the index and the fields of the given events; arguments are limited to `_ARGS`."""
         rows = self.table.take(places).to_pylist()
         for place, row in zip(places.tolist(), rows, strict=True):
             known = {key: value for key, value in row.items() if value is not None}
@@ -106,7 +106,7 @@ class Events:
 
 
 def events_of(lines: str, count: int) -> Events | None:
-    """Return the events of lines of JSON; None if they must be read one by one."""
+    """Return the events of a batch of JSON lines; None if the events must be read one by one."""
     body = lines.encode()
     table = None
     for schema in _SCHEMAS:
@@ -119,7 +119,7 @@ def events_of(lines: str, count: int) -> Events | None:
                     newlines_in_values=True,
                     unexpected_field_behavior="ignore",
                 ),
-                # Arrow's own pool keeps freed memory.
+                # The system's pool is used because Arrow's own pool keeps freed memory.
                 memory_pool=pa.system_memory_pool(),
             )
             break
@@ -163,7 +163,7 @@ def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an 
 
 
 def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an Arrow array
-    """Return the index of each value among the different ones, and those; null is an empty text."""
+    """Return each value's index among the distinct values, and these values; null becomes ""."""
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     return (
         np.asarray(encoded.indices.to_numpy(), np.int64),
@@ -172,7 +172,7 @@ def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # no
 
 
 def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an Arrow array
-    """Return times in ns, `_ABSENT` if there is none; None if one does not fit."""
+    """Return times in ns, `_ABSENT` for missing times; None if a time does not fit int64."""
     if column.type == _FINER:
         column = pc.round(column, 3, "half_to_even").cast(_THOUSANDTHS)
     values = column.combine_chunks()
@@ -186,17 +186,17 @@ def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an 
 
 
 _SHIFT: Final = 23
-# Size of the cache of kinds by name.
+# Most entries of the cache of event kinds by name.
 _MOST_NAMES: Final = 1 << 16
 
 
 class Kind(IntEnum):
-    """How an event is added to a scan."""
+    """Way in which an event is added to a scan."""
 
     NOT = auto()
-    ALONE = auto()  # as an object
+    ALONE = auto()  # kept as an object
     LAUNCH = auto()
-    RANGE = auto()  # only by its external id
+    RANGE = auto()  # only the external id is kept
     OPERATOR = auto()
     GRADIENT = auto()  # a node of autograd
     KERNEL = auto()
@@ -212,7 +212,7 @@ _ACTIVITIES: Final = {
 
 
 class Batches:
-    """Adds batches of events to a scan.
+    """Adder of event batches to a scan.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class Batches:
         self._known: dict[tuple[str, str], Kind] = {}
 
     def __call__(self, lines: str, count: int, index: int) -> bool:
-        """Add lines of one event each; return whether that was possible."""
+        """Add a batch of lines with one event each; return whether the batch could be parsed."""
         events = events_of(lines, count)
         if events is None:
             return False
@@ -300,7 +300,7 @@ class Batches:
         )
 
     def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
-        """Add operators that lie in no other, as `Scan.add_operator` does one by one."""
+        """Add the operators that lie in no other operator, consistent with `Scan.add_operator`."""
         for number in np.unique(thread[chosen]).tolist():
             mine = chosen & (thread == number)
             start, duration = events.start[mine], events.duration[mine]

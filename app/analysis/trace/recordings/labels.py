@@ -51,11 +51,12 @@ class Label:
 
     op: str  # our operation type
     kind: LabelKind
-    stage: int = ABSENT  # of the whole pipeline, `ABSENT` where the label has a chunk instead
-    # mb, mc: microbatch; model chunk, `ABSENT` where it follows from the stage
+    stage: int = ABSENT  # in the whole pipeline; `ABSENT` if the label has a chunk
+    # mb, mc: microbatch; model chunk, `ABSENT` if it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
-    # From a pattern of the job: several such ranges may be parts of one computation.
+    # The label comes from a pattern of the job, so several such ranges may be parts of one
+    # computation.
     own: bool = False
 
 
@@ -76,22 +77,23 @@ _TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
 _COLLECTIVES: Final = ("gather", "scatter", "reduce", "all-to-all", "send-recv")
 
 TORCH_PREFIX: Final = "PP:"
-# PyTorch's ranges around the next batch of a data loader.
+# Prefix of the range in which PyTorch's data loader fetches the next batch.
 LOADER_PREFIX: Final = "enumerate(DataLoader)#"
 OWN_PREFIX: Final = "paceline:"
 _ACTION: Final = re.compile(
     r"PP:([0-9]{1,7})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)([0-9]{1,7})?"
 )
-# A forward and a backward in one action, as in `ScheduleDualPipeV`.
+# Label of an action that runs a forward and a backward together, as in `ScheduleDualPipeV`.
 _OVERLAPPED: Final = re.compile(r"PP:\(([^();]{1,32});([^();]{1,32})\)OVERLAP_F_B")
-# Labels of the runtime without work of their own: resharding, and second names of communications.
+# Labels of PyTorch's pipeline runtime that mark no operation: resharding, and second names of
+# communications.
 NO_OPERATION: Final = re.compile(r"PP:[0-9]+RESHARD|PP::.*")
 _OWN: Final = re.compile(r"paceline:([a-z-]{1,64})((?::(?:mb|mc)=[0-9]{1,7})*)")
 _STEP: Final = re.compile(r"(?:ProfilerStep#|paceline:step[=:])([0-9]{1,16})")
 
 
 def parse_label(text: str) -> Label | None:
-    """Return the label in the name of a range, None if it identifies no operation.
+    """Return the label in a range's name; None if the name identifies no operation.
 
     Examples
     --------
@@ -123,7 +125,7 @@ def parse_label(text: str) -> Label | None:
 
 
 def parse_overlapped(text: str) -> tuple[Label, Label] | None:
-    """Return the forward and the backward of an action that runs both, None for other names.
+    """Return the forward and backward of an action that overlaps both; None for other names.
 
     Examples
     --------
@@ -141,7 +143,7 @@ def parse_overlapped(text: str) -> tuple[Label, Label] | None:
 
 
 def parse_between(text: str) -> str | None:
-    """Return the operation type of a range between steps, None for other names.
+    """Return the operation type of a range of work between steps; None for other names.
 
     Examples
     --------
@@ -157,7 +159,7 @@ def parse_between(text: str) -> str | None:
 
 
 def parse_step(text: str) -> int | None:
-    """Return the step in the name of a range (``ProfilerStep#12``), None without one."""
+    """Return the step number in a range's name (``ProfilerStep#12``); None if it has none."""
     step = _STEP.fullmatch(text)
     return None if step is None else int(step[1])
 
@@ -175,7 +177,7 @@ _Key = tuple[int | None, str, int, int, int]
 
 
 def join_ranges(labels: Sequence[Label], steps: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return the ranges of each computation, by the index of its first range.
+    """Return the indices of each computation's ranges by the index of its first range.
 
     A job that labels its layers (``attn(F)``, ``mlp(F)``) has many ranges for one forward. Ranges
     with a microbatch are joined by it; others are joined while the rank neither computes anything
@@ -223,24 +225,26 @@ def join_ranges(labels: Sequence[Label], steps: Sequence[int | None]) -> dict[in
     return parts
 
 
-# Names of the groups that a pattern may capture.
+# Names of the capture groups that a pattern may have.
 GROUPS: Final = ("mb", "mc", "stage", "step")
-# The operation type of ranges that are whole steps.
+# Operation type in a rule for ranges that are whole steps.
 STEP: Final = "step"
 MAX_PATTERN_CHARS: Final = 1000
 _MAX_MEMORY_BYTES: Final = 1 << 20
-# Longer names of ranges match no pattern.
+# Most characters of a range's name; longer names match no pattern.
 _MAX_NAME_CHARS: Final = 4096
 _MAX_DIGITS: Final = 15
-# Size of the cache by name: names with a number in them differ each time.
+# Most entries of the cache of matches by name. Names that contain a counter differ each time and
+# would fill memory.
 _MAX_REMEMBERED: Final = 1 << 14
-# Names without a pattern that are counted, and those that a refusal names.
+# _MAX_UNKNOWN: most distinct names without a matching pattern that are counted; _NAMED: most of
+# them that a refusal lists
 _MAX_UNKNOWN: Final = 1000
 _NAMED: Final = 5
 
 
 class Match(Protocol):
-    """Match of a pattern."""
+    """Match of a pattern with a text."""
 
     def groupdict(self) -> Mapping[str, str | None]:
         """Return the captured text of each named group."""
@@ -251,23 +255,23 @@ class Pattern(Protocol):
 
     @property
     def groupindex(self) -> Mapping[str, int]:
-        """Return the number of each named group."""
+        """Return the index of each named capture group."""
 
     def fullmatch(self, text: str) -> Match | None:
-        """Return the match of a whole text, None if there is none."""
+        """Return the match of the pattern with the whole text; None if it does not match."""
 
 
 class BadPatternError(Exception):
-    """A pattern cannot be used; the message says why."""
+    """Raised for a pattern that cannot be used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRule:
-    """A pattern for names of ranges, and the type of the matching ranges."""
+    """Pattern for names of ranges, and the operation type of matching ranges."""
 
     pattern: str
     op: str  # an operation type, or `STEP`
-    line: int | None = None  # 1-based, of the file of rules
+    line: int | None = None  # 1-based line in the file of rules
 
     def __str__(self) -> str:
         where = "" if self.line is None else f" (line {self.line})"
@@ -276,14 +280,14 @@ class RangeRule:
 
 @dataclass(frozen=True, slots=True)
 class OwnRange:
-    """Operation or step of a range whose name a pattern matches."""
+    """Operation or step of a range whose name matches a pattern of the job."""
 
     label: Label | None  # None for a whole step
-    step: int | None  # training step, where the pattern captures it
+    step: int | None  # training step if the pattern captures it
 
 
 class OwnRanges:
-    """Rules for the names of a job's own ranges; the first one that matches applies.
+    """Rules for the names of a job's own ranges; the first matching rule applies.
 
     Parameters
     ----------
@@ -300,12 +304,12 @@ class OwnRanges:
         self._compiled = [compile_pattern(rule.pattern) for rule in rules]
 
     def reader(self) -> OwnRangesReader:
-        """Return a new reader for one recording."""
+        """Return a new matcher for one recording."""
         return OwnRangesReader(self.rules, self._compiled)
 
 
 class OwnRangesReader:
-    """Matcher of the ranges of one recording, which counts matches and misses."""
+    """Matcher of the ranges of one recording; it counts matches and misses."""
 
     def __init__(self, rules: Sequence[RangeRule], compiled: Sequence[Pattern]) -> None:
         self._rules = rules
@@ -315,7 +319,7 @@ class OwnRangesReader:
         self._unknown: Counter[str] = Counter()
 
     def find(self, name: str, event: int) -> OwnRange | None:
-        """Return the operation or step of a range, None if no pattern matches its name.
+        """Return the operation or step of a range; None if no pattern matches its name.
 
         Parameters
         ----------
@@ -339,12 +343,12 @@ class OwnRangesReader:
         return own_range
 
     def miss(self, name: str) -> None:
-        """Count a range that no pattern matches, for the refusal."""
+        """Count the name of a range that no pattern matches, for the refusal."""
         if name in self._unknown or len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[name] += 1
 
     def refuse_all(self) -> NoReturn:
-        """Refuse a recording without any range that a pattern matches.
+        """Refuse a recording in which no range matches a pattern.
 
         Raises
         ------
@@ -360,7 +364,7 @@ class OwnRangesReader:
         refuse([Fault("no_labels", message)])
 
     def unmapped(self) -> list[Unmapped]:
-        """Return the patterns without a match."""
+        """Return the patterns that no range matched, as unmapped items."""
         return [
             Unmapped(f"files without a range that matches the label {rule}"[:300], 1, _REMEDY)
             for number, rule in enumerate(self._rules)
@@ -370,7 +374,7 @@ class OwnRangesReader:
     def _match(self, name: str, event: int) -> tuple[int, OwnRange] | None:
         if len(name) > _MAX_NAME_CHARS:
             return None
-        # RE2 matches UTF-8, which has no form of a lone surrogate.
+        # RE2 matches UTF-8, which cannot represent a lone surrogate.
         text = name.encode("utf-8", "replace").decode("utf-8")
         for number, (rule, pattern) in enumerate(zip(self._rules, self._compiled, strict=True)):
             match = pattern.fullmatch(text)
@@ -409,7 +413,7 @@ def _own_range(rule: RangeRule, captured: Mapping[str, str | None], event: int) 
 
 
 def compile_pattern(pattern: str) -> Pattern:
-    """Compile a pattern of RE2.
+    """Return the compiled RE2 pattern of an expression.
 
     Raises
     ------

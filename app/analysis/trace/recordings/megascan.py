@@ -1,9 +1,10 @@
-"""Decoder of MegaScan (MegatronApp): begin and end events of scopes on every rank.
+"""Decoder of MegaScan (MegatronApp) files: begin and end events of scopes on every rank.
 
-Two forms. The aggregated file has Chrome's events of all ranks in microseconds of one clock;
-``pid`` counts the DP × PP cells, the stages of a DP rank together, and ``tid`` is the tensor rank.
-The file of one rank has times of its device: ``rel_ts`` in nanoseconds from the start of the
-iteration; events at the start and end of an iteration have the host's time between iterations.
+MegaScan writes two forms. The aggregated file has Chrome's events of all ranks in microseconds of
+one clock; ``pid`` is the number of the DP × PP cell (the stages of a DP rank are consecutive), and
+``tid`` is the tensor rank. The file of a single rank has device times: ``rel_ts`` in nanoseconds
+from the start of the iteration; events at the start and end of an iteration have the host's time
+between iterations. Microbatch, chunk and stage are in the end event of a scope.
 
 Microbatch, chunk and stage are in the end event of a scope.
 """
@@ -60,7 +61,7 @@ _MAX_DEPTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A finished scope: times in ns, its lane (``pid``, ``tid``) and the fields of its end."""
+    """A finished scope: times in ns, lane (``pid``, ``tid``) and the fields of its end event."""
 
     name: str
     start: int
@@ -74,7 +75,7 @@ class _Scope:
 def decode_megascan(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Recording:
-    """Decode and check a file of MegaScan.
+    """Decode a MegaScan file and check its values.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ def decode_megascan(
 
 
 def _sizes(body: Path | bytes, limits: Limits) -> Sizes:
-    """Return the sizes implied by the largest stage, cell, tensor rank and chunk."""
+    """Return the job sizes implied by the largest stage, cell, tensor rank and chunk numbers."""
     pp = cell = tp = chunk = 0
     for event in read_events(body, limits):
         cell = max(cell, _bounded(event, "pid", MAX_WORLD))
@@ -137,7 +138,7 @@ def _stage(args: Event) -> int | None:
 
 @dataclass(slots=True)
 class _Lane:
-    """Open scopes of one rank."""
+    """Stack of the open scopes of one rank."""
 
     open: list[tuple[str, int]] = field(default_factory=list)
     reduce: tuple[int, Event] | None = None
@@ -148,7 +149,7 @@ class _Lane:
         self.open.append((name, time))
 
     def end(self, event: Event, name: str) -> int:
-        """Close the innermost scope, which must be called `name`; return its start in ns."""
+        """Close the innermost scope, which must have this name; return its start in ns."""
         if not self.open or self.open[-1][0] != name:
             message = f"event {event.index} ends {name[:80]!r}, which is not what is open"
             refuse([Fault("unpaired_event", message, row=event.index)])
@@ -156,7 +157,7 @@ class _Lane:
 
 
 def _scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
-    """Yield the scopes of an aggregated file."""
+    """Yield the scopes of an aggregated file of all ranks."""
     lanes: dict[tuple[int, int], _Lane] = {}
     for event in read_events(body, limits):
         pid, tid = _bounded(event, "pid", MAX_WORLD), _bounded(event, "tid", MAX_WORLD)
@@ -178,7 +179,7 @@ def _scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
 
 
 def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
-    """Yield the scopes of the file of one rank."""
+    """Yield the scopes of the file of a single rank."""
     lane, iteration, begin, inside = _Lane(), -1, 0, False
     for event in read_events(body, limits):
         name, phase = event.text("name"), event.text("ph")
@@ -190,7 +191,7 @@ def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
             else:
                 begin += event.nanoseconds("duration_wall", 1)
             lane = _Lane()
-        # Scopes between iterations belong to an evaluation.
+        # Scopes outside of training iterations belong to an evaluation, and are ignored.
         elif inside and phase == "B":
             lane.begin(event, name, begin + event.nanoseconds("rel_ts", 1))
         elif inside and phase == "E":
@@ -206,14 +207,15 @@ def _add(rows: Rows, lost: Counter[str], scope: _Scope, sizes: Sizes) -> None:
     tp = scope.tid if tp is None else tp
     op = _SCOPES.get(scope.name)
     if scope.name == _REDUCE and sizes.dp == 1:
-        # Without replicas nothing is reduced: the rest of the iteration is the optimizer.
+        # With a single data-parallel rank no gradients are reduced: the rest of the iteration is
+        # the optimizer.
         op = OPTIMIZER
     if op is None:
         lost[scope.name] += 1
         return
     rank = args.optional_integer("g_rk")
     if rank is None:
-        # Megatron's order: tensor ranks first, stages last.
+        # Megatron's rank order: tensor ranks vary fastest, pipeline stages slowest.
         rank = (stage * sizes.dp + dp) * sizes.tp * sizes.cp + tp
     rows.add(
         op,

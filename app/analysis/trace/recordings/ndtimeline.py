@@ -1,4 +1,4 @@
-"""Decoder of NDTimeline (veScale, ``vescale/ndtimeline``), in both forms of its handlers.
+"""Decoder of NDTimeline files (veScale, ``vescale/ndtimeline``), in both forms of its handlers.
 
 `LocalTimelineNDHandler` writes Chrome's events: a bare array, ``pid`` the DP rank, times in
 microseconds. `parse_record` makes dictionaries, one for each metric, rank and step, with lists of
@@ -25,7 +25,7 @@ from app.analysis.trace.recordings.json_events import (
 from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 
-# Key of records; events of the other form have `ph`.
+# Key that only records have; events of the Chrome form have the key `ph` instead.
 _RECORD_KEY: Final = "metric"
 _COMPUTES: Final = ("forward-compute", "backward-compute")
 STEP_GETTER: Final = "call inc_step() once a step, or give a step_getter"
@@ -34,7 +34,7 @@ STEP_GETTER: Final = "call inc_step() once a step, or give a step_getter"
 def decode_ndtimeline(
     body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
 ) -> Recording:
-    """Decode and check a file of NDTimeline.
+    """Decode an NDTimeline file and check its values.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
     if len(starts) != len(durations):
         _refuse(event, f"{len(starts)} starts and {len(durations)} durations do not match")
     metric, step = event.text(_RECORD_KEY), event.integer("step")
-    # This version of the handler writes a constant chunk, which is wrong if there are several.
+    # This handler writes a constant model chunk, which is wrong for a stage with several chunks.
     chunk = event.optional_integer("model_chunk") if sizes.vpp == 1 else None
     mc = chunk if metric in _COMPUTES else None
     for start, duration in zip(starts, durations, strict=True):

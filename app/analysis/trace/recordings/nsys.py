@@ -1,4 +1,4 @@
-"""Decoder of Nsight Systems: the SQLite database of ``nsys export --type sqlite``, one a rank.
+"""Decoder of Nsight Systems: the SQLite database of ``nsys export --type sqlite`` of a rank.
 
 NVTX ranges are the labels (``torch.autograd.profiler.emit_nvtx`` makes ranges of PyTorch's own, a
 hand-written loop calls ``torch.cuda.nvtx.range``); kernels are joined to the range that launched
@@ -39,15 +39,16 @@ _ENVIRONMENT: Final = "TARGET_INFO_SYSTEM_ENV"
 _READ: Final = frozenset({_NVTX, _STRINGS, _RUNTIME, _KERNEL, _SESSION, _ENVIRONMENT})
 _VERSION: Final = re.compile(r"(\w+?)(?:_V([0-9]{1,3}))?", re.ASCII)
 _MAX_TABLES: Final = 10_000
-# Low bits of a global thread id; the bits above are the process and the machine.
+# Number of low bits of a global thread id that hold the thread; the bits above hold process and
+# machine.
 _THREAD_BITS: Final = 24
-# NvtxPushPopRange and NvtxStartEndRange.
+# Event types of ranges: NvtxPushPopRange and NvtxStartEndRange.
 _RANGES: Final = (59, 60)
 _ALLOWED: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
-# Functions of the queries below. (A generated column of the database may call functions without
-# side effects, whose values are limited in length.)
+# SQL functions that the queries below call; others are denied. (A generated column of the database
+# may still call functions without side effects, whose values are limited in length.)
 _FUNCTIONS: Final = frozenset({"coalesce", "like"})
-# Far above any value of these tables: the exporter cuts texts at some kilobytes.
+# Most bytes of a value; exporters cut texts to some kilobytes.
 _MAX_VALUE_BYTES: Final = MIB
 _LABELS: Final = ("PP:", "paceline:", "ProfilerStep#")
 _ONE_RANK: Final = "profile each rank to a file of its own, nsys profile -o rank%q{RANK}"
@@ -72,7 +73,7 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
     part: bool,
     own: OwnRanges | None = None,
 ) -> Recording:
-    """Decode and check a database of Nsight Systems.
+    """Decode an Nsight Systems database and check its values.
 
     Parameters
     ----------
@@ -93,9 +94,10 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
         with closing(_open(path)) as database:
             scan = _scan(database, limits, own)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        # SQLite's message may quote a damaged name in arbitrary bytes, hence UnicodeDecodeError.
+        # UnicodeDecodeError occurs because SQLite's message may quote a damaged name in arbitrary
+        # bytes.
         refuse_body("corrupt", f"the database cannot be read: {error}")
-    # Unlike other profilers, only labelled ranges are decoded.
+    # Unlike recordings of other profilers, an Nsight database without labels is not decoded.
     if not scan.labelled and own is None:
         refuse_body("no_labels", _ADVICE.no_labels)
     scan.rank = names.rank
@@ -103,7 +105,8 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # Immutable: SQLite takes no lock and reads no journal or write-ahead log of another program.
+    # `immutable` keeps SQLite from taking locks and from reading another program's journal or
+    # write-ahead log.
     database = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True, isolation_level=None
     )
@@ -111,7 +114,8 @@ def _open(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA query_only=ON")
     database.execute("PRAGMA cell_size_check=ON")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-    # SQLite's own defensive mode needs Python 3.12; the authorizer below is stricter.
+    # SQLite's defensive mode needs Python 3.12; without it the authorizer below, which is stricter,
+    # protects alone.
     switch = getattr(sqlite3, "SQLITE_DBCONFIG_DEFENSIVE", None)
     if switch is not None:
         database.setconfig(switch)  # type: ignore[attr-defined, unused-ignore]
@@ -127,7 +131,7 @@ def _authorize(action: int, _first: str | None, second: str | None, *_inside: st
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Name of a table in the database, and its columns."""
+    """A table of the database: its name and its columns."""
 
     name: str
     columns: frozenset[str]
@@ -156,7 +160,7 @@ def _scan(database: sqlite3.Connection, limits: Limits, own: OwnRanges | None) -
 
 
 def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
-    """Return the tables of `_READ` by name without version; views do not count."""
+    """Return the tables of `_READ` by their name without version; views are ignored."""
     rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     versions: dict[str, list[tuple[int, str]]] = {}
     for (name,) in rows.fetchmany(_MAX_TABLES):
@@ -165,7 +169,7 @@ def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
             versions.setdefault(version[1], []).append((int(version[2] or 1), str(name)))
     tables = {}
     for plain, known in versions.items():
-        # The latest version that is not empty.
+        # Use the table with the latest version that is not empty.
         for _, name in sorted(known, reverse=True):
             rows = database.execute(f'SELECT * FROM "{name}" LIMIT 1')  # noqa: S608 - matched above
             columns = frozenset(column[0] for column in rows.description)
@@ -182,7 +186,7 @@ def _marks(values: Sequence[object]) -> str:
 def _add_ranges(
     database: sqlite3.Connection, tables: Mapping[str, _Table], scan: Scan, limits: Limits
 ) -> frozenset[int]:
-    """Add the labelled ranges to the scan; return their processes."""
+    """Add the labelled ranges to the scan; return the processes that recorded them."""
     if _NVTX not in tables:
         return frozenset()
     table = tables[_NVTX]
@@ -190,8 +194,8 @@ def _add_ranges(
     if _STRINGS in tables and "textId" in table.columns:
         strings = tables[_STRINGS].name
         named = f'coalesce(text, (SELECT value FROM "{strings}" WHERE id = textId))'  # noqa: S608 - a known name
-    # SQLite selects the labelled ranges, some thousands of many; with patterns of the job all
-    # ranges are selected and matched here.
+    # Only some thousands of many ranges are labelled, so SQLite selects them. With patterns of the
+    # job, SQLite returns all ranges and they are matched here.
     likes = [] if scan.own is not None else [f"{label}%" for label in _LABELS]
     query = (
         f"SELECT rowid, start, end, globalTid >> {_THREAD_BITS}, {named} AS range_name "  # noqa: S608 - known names
@@ -210,10 +214,10 @@ def _add_ranges(
 
 
 def _add_range(scan: Scan, text: str, span: Span) -> bool:
-    """Add a range to the scan if it is labelled; return whether it is."""
+    """Add a range to the scan if its name is a label; return whether it is."""
     if scan.add_own_range(text, span):
         return True
-    # emit_nvtx appends the sequence number and shapes to the name.
+    # `emit_nvtx` appends a sequence number and tensor shapes to the name.
     name = text.split(",", 1)[0]
     if name.startswith(_LABELS):
         scan.add_range(name, span)
@@ -230,7 +234,7 @@ def _add_device(
     scan: Scan,
     limits: Limits,
 ) -> None:
-    """Add the launches and kernels of the labelled process to the scan."""
+    """Add the launches and kernels of the processes with labels to the scan."""
     first = min(labelled.span.start for labelled in scan.labelled)
     last = max(labelled.span.end for labelled in scan.labelled)
     calls = tables[_RUNTIME]
@@ -258,10 +262,10 @@ def _add_device(
 
 
 def _of_process(table: _Table, column: str, processes: frozenset[int]) -> str:
-    """Return the SQL condition that a row belongs to one of the processes.
+    """Return the SQL condition that a row belongs to one of the given processes.
 
-    A global thread id is the process id and 24 bits of the thread. Old exporters leave out the
-    process of a kernel, which then belongs to any.
+    A global thread id consists of the process id and 24 bits of the thread. Old exporters do not
+    record the process of a kernel, which then matches every process.
     """
     marks = _marks(tuple(processes))
     if column not in table.columns:
@@ -270,7 +274,7 @@ def _of_process(table: _Table, column: str, processes: frozenset[int]) -> str:
 
 
 def _kernel_names(database: sqlite3.Connection, tables: Mapping[str, _Table]) -> Mapping[int, str]:
-    """Return the collectives of NCCL and RCCL kernels by the ids of the kernel names."""
+    """Return the collective of each NCCL or RCCL kernel by the id of the kernel's name."""
     if _STRINGS not in tables:
         return {}
     strings = tables[_STRINGS].name

@@ -1,8 +1,8 @@
-"""Decoder of OpenTelemetry spans of Megatron-LM (`megatron.core.telemetry`), as OTLP.
+"""Decoder of Megatron-LM's OpenTelemetry spans (`megatron.core.telemetry`) in OTLP.
 
-A rank is a resource: ``dl.rank``, ``dl.world_size`` and the sizes and ranks of each parallelism
-are its attributes. Times are those of the issuing host, not of the device, and the metadata note
-it. Span names are those of the main branch and of earlier releases:
+Each rank is a resource, with the attributes ``dl.rank``, ``dl.world_size`` and the sizes and ranks
+of each parallel dimension. Times are host times of issuing the work, not device times, which the
+metadata note. Span names are those of the main branch and of earlier releases:
 ``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
 NVIDIA/Megatron-LM (pull request 6385).
 """
@@ -54,7 +54,8 @@ from app.errors import BodyTooLargeError, InvalidMetadataError
 
 PREFIX: Final = "megatron."
 STEPS: Final = frozenset({"megatron.train_step", "megatron.train.iteration"})
-# Span around the first step of a process, which compiles, captures and connects.
+# Name of the span around the first step of a process, in which it compiles, captures graphs and
+# connects.
 FIRST_STEP: Final = "megatron.train.first_iteration"
 WHY_ODD: Final = "Megatron-LM marks it as the first one of its process"
 OPERATIONS: Final[Mapping[str, str]] = {
@@ -68,7 +69,7 @@ OPERATIONS: Final[Mapping[str, str]] = {
     "megatron.optimizer_step": OPTIMIZER,
     "megatron.train.iteration.optimizer": OPTIMIZER,
 }
-# Work between steps; of nested spans the outermost counts.
+# Span name → type of work between steps; only the outermost of nested spans counts.
 BETWEEN: Final[Mapping[str, str]] = {
     "megatron.evaluate": EVALUATION,
     "megatron.save_checkpoint": CHECKPOINT,
@@ -76,7 +77,7 @@ BETWEEN: Final[Mapping[str, str]] = {
     "megatron.checkpoint.save": CHECKPOINT,
 }
 READ: Final = frozenset({*OPERATIONS, *BETWEEN, *STEPS, FIRST_STEP})
-# Spans around those of operations, without work of their own.
+# Names of spans that only group the spans of operations.
 AROUND: Final = frozenset(
     {
         "megatron.pretrain",
@@ -107,7 +108,7 @@ class _Span:
     chunk: int | None
     step: int | None
     event: int
-    own: OwnRange | None = None  # match of a label of the job
+    own: OwnRange | None = None  # match with a label of the job
 
     @property
     def is_step(self) -> bool:
@@ -119,7 +120,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Spans of operations and steps of a recording, and its resources by rank."""
+    """Spans of a recording's operations and steps, and its resources by rank."""
 
     spans: list[_Span]
     resources: dict[int, Resource]
@@ -136,7 +137,7 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     protobuf: bool,
     own: OwnRanges | None = None,
 ) -> Recording:
-    """Decode and check OpenTelemetry spans, of Megatron-LM or with labels of one's own.
+    """Decode OpenTelemetry spans of Megatron-LM, or spans with labels of the job.
 
     Parameters
     ----------
@@ -159,7 +160,7 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     """
     reader = None if own is None else own.reader()
     if protobuf:
-        # The message classes take a while to load.
+        # Imported here because building the message classes is slow.
         from app.analysis.trace.recordings.otlp_protobuf import protobuf_batches  # noqa: PLC0415
 
         batches = protobuf_batches(body, limits, READ if own is None else None)
@@ -208,7 +209,7 @@ def _computes(span: _Span) -> bool:
 
 
 def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
-    """Return the spans of operations and steps, and count the others."""
+    """Return the spans of operations and steps; count all other spans."""
     spans: list[_Span] = []
     resources: dict[int, Resource] = {}
     sizes: set[Sizes | None] = set()
@@ -221,7 +222,7 @@ def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
             if own is not None or name in READ:
                 wanted.append((span, name, own))
             elif name not in AROUND:
-                # Other programs have many names: count their spans together.
+                # Spans of other programs have many different names, so they are counted together.
                 kind = name[:80] if name.startswith(PREFIX) else "of other programs"
                 lost[f"spans {kind}", None] += 1
                 if reader is not None:
@@ -259,10 +260,10 @@ def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:
 def _add_rank(
     rows: Rows, who: Resource, spans: list[_Span], sizes: Sizes, lost: Lost
 ) -> Mapping[int, str]:
-    """Add the operations of one rank, whose spans come by start; return its odd steps."""
+    """Add the operations of one rank, whose spans are sorted by start; return its odd steps."""
     steps = [span for span in spans if span.is_step]
     if not steps:
-        # Labelled steps without numbers count from 0.
+        # Steps that a label marks without a number are numbered from 0.
         unnumbered = [span for span in spans if span.own is not None and span.own.label is None]
         steps = [replace(span, step=number) for number, span in enumerate(unnumbered)]
     _add_own(rows, who, [span for span in spans if span.own is not None], steps, sizes, lost)
@@ -280,7 +281,7 @@ def _add_rank(
     for span in spans:
         if span.name != FIRST_STEP:
             continue
-        # The span of a first step begins just before the step inside.
+        # The span of a process's first step begins shortly before the span of the step inside it.
         inside = (step.step for step in steps if span.start <= step.start <= span.end)
         number = next(inside, None) if span.step is None else span.step
         if number is not None:
@@ -291,7 +292,7 @@ def _add_rank(
 def _add_between(  # noqa: PLR0913, PLR0917 - facts of the rank
     rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
 ) -> None:
-    """Add the work between steps; of nested spans the outermost."""
+    """Add the operations between steps from the outermost spans."""
     until: dict[str, int] = {}
     for span in spans:
         op = BETWEEN.get(span.name)
@@ -309,7 +310,7 @@ def _add_between(  # noqa: PLR0913, PLR0917 - facts of the rank
 def _add_own(  # noqa: PLR0913, PLR0917 - facts of the rank
     rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
 ) -> None:
-    """Add the operations of labelled spans, and join those of one computation."""
+    """Add the operations of spans that the job's labels match; join the spans of a computation."""
     labelled = [(span, span.own.label) for span in spans if span.own and span.own.label]
     numbers = [
         span.step if span.step is not None else _step_around(span, steps) for span, _ in labelled
@@ -343,7 +344,7 @@ def _add(  # noqa: PLR0913, PLR0917 - facts of the operation
         span.end - span.start,
         event=span.event,
         rank=who.rank,
-        # Megatron's order: tensor ranks first, stages last.
+        # Megatron's rank order: tensor ranks vary fastest, pipeline stages slowest.
         dp=who.rank // inner % sizes.dp if who.dp is None else who.dp,
         pp=who.rank // (inner * sizes.dp) if who.pp is None else who.pp,
         step=step,

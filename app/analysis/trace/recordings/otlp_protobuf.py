@@ -1,10 +1,10 @@
-"""Reader of OTLP protobuf, one batch of spans at a time.
+"""Reader of OTLP in protobuf, one batch of spans at a time.
 
-Three forms: the body that an exporter posts (``ExportTraceServiceRequest``); messages with a varint
-of their length in front, as OpenTelemetry specifies for files; and messages with four bytes of
-length in front, big-endian, as the collector's file exporter writes them (its ``compression: zstd``
-compresses each message). In all of them a message is a list of ``ResourceSpans``, of which one is
-in memory at a time.
+OTLP's protobuf has three forms: the body that an exporter posts (``ExportTraceServiceRequest``);
+messages preceded by their length as a varint, as OpenTelemetry specifies for files; and messages
+preceded by their length in four big-endian bytes, as the collector's file exporter writes them (its
+``compression: zstd`` compresses each message). In all forms a message is a list of
+``ResourceSpans``, of which one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from app.analysis.trace.recordings.otlp_resources import (
 from app.analysis.trace.recordings.protobuf_wire import BYTES, Wire
 from app.errors import Fault
 
-# The first field of a request, of a message of a file, and of ``TracesData``.
+# Field id of the resource spans: the first field of a request, of a file's message, and of
+# ``TracesData``.
 _RESOURCE_SPANS: Final = 1
 _FIRST_BYTE: Final = _RESOURCE_SPANS << 3 | BYTES
 _LENGTH_BYTES: Final = 4
-# A collector's message is a received one, or a batch of 8,192 spans.
+# Most bytes of a message in a collector's file, which holds a received request or a batch of 8,192
+# spans.
 _MAX_MESSAGE_BYTES: Final = 4 * MAX_BATCH_BYTES
 
 Names = frozenset[str] | None
 
 
 def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterator[Batch]:
-    """Yield the batches of OTLP's protobuf, plain, gzip or zstd.
+    """Yield the batches of spans of an OTLP protobuf body, plain, gzip or zstd.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ def _batch(message: bytes, index: int, names: Names) -> Batch:
         refuse([Fault("corrupt", text, row=index)])
     resource = Event(index, {"attributes": _attributes(batch.resource.attributes)})
     spans = tuple(
-        # Under the keys of OTLP's JSON.
+        # The event's keys are those of OTLP's JSON form.
         Event(
             index,
             {
@@ -116,7 +118,7 @@ def _batch(message: bytes, index: int, names: Names) -> Batch:
 
 
 def _attributes(attributes: Iterable[KeyValue]) -> list[dict[str, object]]:
-    """Return attributes as OTLP's JSON has them."""
+    """Return protobuf attributes in OTLP's JSON form."""
     fields: list[dict[str, object]] = []
     for attribute in attributes:
         kind = attribute.value.WhichOneof("value")

@@ -1,4 +1,4 @@
-"""Resources of OpenTelemetry (rank, machine and sizes of a sender), and batches of their spans."""
+"""OpenTelemetry resources (rank, machine and job sizes of a sender), and batches of their spans."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from app.analysis.trace.recordings.json_events import Event, Item, event_of, rea
 from app.errors import Fault
 
 SPANS: Final = "resourceSpans"
-# A collector's batch has 8,192 spans.
+# Most bytes of a batch; a collector's batch has 8,192 spans.
 MAX_BATCH_BYTES: Final = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Spans of one resource."""
+    """Batch of spans of one resource."""
 
-    resource: Event  # fields: its attributes by key
-    # Fields: ``name``, ``startTimeUnixNano``, ``endTimeUnixNano`` and ``attributes`` of OTLP.
+    resource: Event  # the resource's attributes by key
+    # Spans with OTLP's fields ``name``, ``startTimeUnixNano``, ``endTimeUnixNano`` and
+    # ``attributes``.
     spans: tuple[Event, ...]
 
 
 def json_batches(body: Path | bytes, limits: Limits) -> Iterator[Batch]:
-    """Yield the batches of OTLP's JSON: one object or several, plain, gzip or zstd.
+    """Yield the batches of spans in OTLP's JSON (one or several objects), plain, gzip or zstd.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def json_batches(body: Path | bytes, limits: Limits) -> Iterator[Batch]:
 
 
 def attributes_of(event: Event) -> Event:
-    """Return the attributes of a resource or a span by their keys.
+    """Return the attributes of a resource or span by key.
 
     Raises
     ------
@@ -79,18 +80,18 @@ _HOST: Final = "host.name"
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Rank, machine and sizes of the job, from the attributes of a sender."""
+    """Rank, machine and job sizes from the attributes of an OpenTelemetry resource."""
 
     rank: int
     dp: int | None
     pp: int | None
     host: str | None
-    names: Mapping[str, str]  # of node, pod, GPU and job
+    names: Mapping[str, str]  # names of node, pod, GPU and job
     sizes: Sizes | None
 
 
 def resource_of(attributes: Event) -> Resource:
-    """Return the resource with some attributes.
+    """Return the resource that these attributes describe.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ def resource_of(attributes: Event) -> Resource:
     sizes = None
     if any(size is not None for size in recorded) and min(dp, pp, tp) >= 1:
         cells = dp * pp * tp
-        # Further ranks of the world are context-parallel.
+        # Ranks of the world beyond dp × pp × tp are context-parallel ranks.
         cp = 1 if world is None or world < 1 or world % cells else world // cells
         sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp)
     names = {
@@ -137,16 +138,16 @@ def resource_of(attributes: Event) -> Resource:
 
 
 def first_of(attributes: Event, *keys: str) -> int | None:
-    """Return the integer under the first present key; None without one."""
+    """Return the integer under the first key that is present; None if none is."""
     values = (attributes.optional_integer(key) for key in keys)
     return next((value for value in values if value is not None), None)
 
 
 def with_hosts(known: SessionMeta, resources: Mapping[int, Resource]) -> SessionMeta:
-    """Return the metadata with the machines of ranks from their resources.
+    """Return metadata completed by the ranks' machines from their resources.
 
-    Machines in `known` take precedence. The host name of a resource in a pod is a guess: it may be
-    that of the pod.
+    Machines in `known` take precedence. The host name of a resource in a pod is marked as a guess,
+    because it may be the pod's name.
     """
     named: dict[str, dict[str, str]] = {}
     hosts: dict[int, str] = {}

@@ -1,7 +1,7 @@
-"""Protobuf wire format, field by field, for messages longer than memory.
+"""Reader of protobuf's wire format, field by field, for messages longer than memory.
 
-The official runtime parses a message whole. The outermost messages of a file of gigabytes are
-split here, and the runtime parses their parts one at a time.
+The official runtime parses a message as a whole. This module splits the outermost messages of files
+of gigabytes, and the runtime parses the parts one at a time.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LOW_BITS: Final = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Head of a field of a message; bytes of its value follow unless it is a varint."""
+    """Header of a message field; the bytes of its value follow unless the value is a varint."""
 
     number: int
     kind: int  # wire type
     size: int  # bytes of the value that follows; 0 for a varint
-    value: int = 0  # of a varint
+    value: int = 0  # value of a varint
 
 
 def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer than the work
-    """Return the number of leading bytes of a piece that are whole fields.
+    """Return the number of bytes at the start of a piece that form whole fields.
 
-    This loop passes over each of millions of events, so numbers are decoded in line.
+    The loop runs for each of millions of events, so the decoding of numbers is inlined.
     """
     at = whole = 0
     end = len(piece)
@@ -63,18 +63,19 @@ def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer 
             elif kind in _FIXED:
                 at += _FIXED[kind]
             else:
-                # The runtime raises the error for an unknown wire type.
+                # The rest is passed on, so that the protobuf runtime raises its error for the
+                # unknown wire type.
                 return end
             if at <= end:
                 whole = at
     except IndexError:
-        # The last number is cut off.
+        # The piece ends within a number.
         return whole
     return whole
 
 
 class Wire:
-    """A cursor in a message whose bytes come in pieces.
+    """Cursor in a protobuf message whose bytes arrive in pieces.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class Wire:
         self._pieces = pieces
         self._buffer = b""
         self._at = 0
-        self._before = 0  # bytes before the buffer
+        self._before = 0  # number of bytes read before the buffer
 
     @property
     def place(self) -> int:
@@ -94,11 +95,11 @@ class Wire:
         return self._before + self._at
 
     def at_end(self) -> bool:
-        """Return whether the message ends here."""
+        """Return whether the cursor is at the end of the message."""
         return not self.peek(1)
 
     def peek(self, size: int) -> bytes:
-        """Return the next bytes, fewer where the message ends."""
+        """Return the next bytes without consuming them; fewer at the end of the message."""
         while len(self._buffer) - self._at < size:
             piece = next(self._pieces, None)
             if piece is None:
@@ -109,7 +110,7 @@ class Wire:
         return self._buffer[self._at : self._at + size]
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes and step over them.
+        """Return and consume the next bytes.
 
         Raises
         ------
@@ -124,7 +125,7 @@ class Wire:
         return taken
 
     def varint(self) -> int:
-        """Read a varint.
+        """Return and consume a varint.
 
         Raises
         ------
@@ -140,7 +141,7 @@ class Wire:
         return value | byte << 7 * count
 
     def fields(self, size: int | None = None) -> Iterator[Field]:
-        """Yield the fields of a message; skip the part of a value that the caller does not read.
+        """Yield the fields of a message; skip the rest of a value that the caller has not read.
 
         Parameters
         ----------
@@ -166,7 +167,7 @@ class Wire:
             if end is not None and after > end:
                 self._refuse("a field is longer than its message")
             yield Field(number, kind, length)
-            # Skip in pieces: a value may be longer than memory.
+            # Skip the value in pieces, since it may be longer than memory.
             while (left := after - self.place) > len(self._buffer) - self._at:
                 self._at = len(self._buffer)
                 if self.at_end():
@@ -176,7 +177,7 @@ class Wire:
             self._refuse("a field is longer than its message")
 
     def stretches(self, size: int, longest: int) -> Iterator[bytes]:
-        """Yield a message in parts of some thousands of whole fields, each of them a message.
+        """Yield parts of a message, each with thousands of whole fields and a valid message.
 
         Parameters
         ----------

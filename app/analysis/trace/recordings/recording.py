@@ -1,4 +1,4 @@
-"""Result of a decoder of a foreign recording, and its builder from single operations."""
+"""Result of decoding a foreign recording, and the builder of its trace from operations."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from app.errors import BodyTooLargeError, InvalidTraceError, UnanalyzableError
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A trace, and the items of its recording that are not mapped to operations."""
+    """Trace of a recording, and the items that could not be mapped to operations."""
 
     trace: Trace
     unmapped: tuple[Unmapped, ...]
 
 
 def joined_recordings(parts: Sequence[Recording]) -> Recording:
-    """Return the union of the recordings of several ranks, each decoded as a part.
+    """Return the union of recordings of several ranks, each of which was decoded as a part.
 
     Raises
     ------
@@ -82,7 +82,7 @@ class Rows:
         mb: int | None = None,
         mc: int | None = None,
     ) -> None:
-        """Add an operation; `event` is its 0-based place in the body.
+        """Add an operation; `event` is the 0-based index of its event in the body.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class Rows:
         if not len(self):
             refuse_body("no_rows", "there is no operation in the body")
         columns = {name: np.frombuffer(values, np.int64) for name, values in self._columns.items()}
-        # The order that is checked fastest: rank by rank, in each step type by type, by start.
+        # Sorted by rank, step, type and start, because the checks are fastest in this order.
         keys = ("start", "op", "step", "rank")
         order = np.lexsort([columns[name] for name in keys])
         columns = {name: values[order] for name, values in columns.items()}

@@ -1,7 +1,7 @@
-"""Decoder of XProf: collectives, computations and steps of each device of JAX or TensorFlow.
+"""Decoder of XProf traces: collectives, computations and steps of JAX or TensorFlow devices.
 
-An XLA program does not distinguish forward from backward, so nothing can be replayed. Its trace
-shows when each device arrives at each collective, and what else it executes.
+An XLA program does not distinguish forward from backward, so its steps cannot be replayed. The
+trace shows when each device arrives at each collective, and its other computations.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TENSOR: Final = {
     "reduce-scatter": "tp-reduce-scatter",
     "all-gather": "tp-all-gather",
 }
-# Types that are not matched across devices: the groups of devices are not recorded.
+# Collectives whose device groups are not recorded; their types are never matched across devices.
 _OTHERS: Final = {
     "collective-permute": RING,
     "all-to-all": "ep-all-to-all",
     "ragged-all-to-all": "ep-all-to-all",
 }
-# Computations with a smaller gap between them are joined.
+# Computations whose gap is smaller than this are joined.
 _APART_NS: Final = 1000
 _ANNOTATE: Final = 'annotate steps with jax.profiler.StepTraceAnnotation("train", step_num=step)'
 _NO_DEVICES: Final = (
@@ -71,7 +71,7 @@ class _Steps:
 def decode_xprof(
     collected: Collected, meta: SessionMeta | None, limits: Limits, *, name: str | None, part: bool
 ) -> Recording:
-    """Return the operations of a collected trace.
+    """Return the recording of the operations collected from a file.
 
     Parameters
     ----------
@@ -86,7 +86,8 @@ def decode_xprof(
     devices = [device for _, device in sorted(collected.devices.items()) if len(device.starts)]
     if not devices:
         refuse_body("no_rows", _NO_DEVICES)
-    # Consecutive devices that share collectives are taken for tensor-parallel.
+    # Without recorded sizes, consecutive devices that share collectives are assumed to be
+    # tensor-parallel.
     group_sizes = {
         instruction.groups.size
         for instruction in collected.instructions
@@ -128,18 +129,18 @@ def decode_trace_json(
 
 
 def _name(body: Path | bytes) -> str | None:
-    """Return the name of a file as XProf writes it, None for others."""
+    """Return the name of a file if it has XProf's form; None for other names."""
     named = isinstance(body, Path) and body.name.endswith((".xplane.pb", ".trace.json.gz"))
     return body.name if named and isinstance(body, Path) else None
 
 
 def _fit(numbers: Sequence[int], steps: Sequence[int]) -> bool:
-    """Return whether there is one distinct number for each step."""
+    """Return whether there are as many distinct numbers as steps."""
     return len(numbers) == len(steps) == len(set(numbers))
 
 
 class _Reader:
-    """Decoder of one device."""
+    """Decoder of the events of one device."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - facts of the device
         self,
@@ -162,24 +163,26 @@ class _Reader:
         self._kind = np.frombuffer(device.kinds, np.int64)[order]
         self._run = np.frombuffer(device.runs, np.int64)[order]
         self._steps = self._find_steps(device)
-        # Some collectives are synchronous: the device waits for them at once.
+        # Whether any data collective is synchronous: the device then waits for it as soon as it
+        # starts.
         self._blocking = any(
             instruction.part is Part.WHOLE and instruction.kind in _DATA
             for instruction in collected.instructions
         )
 
     def read(self) -> None:
-        """Add the collectives and computations of each step."""
+        """Add the collectives and computations of all steps."""
         self._computations()
         self._collectives()
 
     def _find_steps(self, device: Device) -> _Steps:
-        """Return the steps: those of the device, its runs of the main program, or annotations."""
+        """Return the steps from the device, else from its main program's runs, else annotations."""
         annotated = sorted(self._collected.annotated)
         named = tuple(number for _, number in annotated)
         if device.steps:
             begins, numbers = zip(*sorted(device.steps), strict=True)
-            # A device counts from the start of its profiler, which is another step on each host.
+            # The host's step numbers are preferred: a device counts steps from the start of its
+            # profiler, which differs between hosts.
             return _Steps(begins, named if _fit(named, begins) else numbers)
         runs = self._runs(device)
         if runs:
@@ -191,7 +194,7 @@ class _Reader:
         return _Steps((int(self._start[0]),), (0,))
 
     def _runs(self, device: Device) -> list[int]:
-        """Return the start of each run of the program with the longest total time, ns."""
+        """Return the starts of all runs of the program with the longest total time, ns."""
         if device.programs:
             spent: Counter[str] = Counter()
             for start, end, name in device.programs:
@@ -201,19 +204,19 @@ class _Reader:
         known = self._run != 0
         if not known.any():
             return []
-        # Programs that a step needs again and again have as many runs as it has steps.
+        # Without program names, each distinct run number counts as a step.
         _, first = np.unique(self._run[known], return_index=True)
         return sorted(self._start[known][first].tolist())
 
     def _computations(self) -> None:
-        """Add computations, joined over short gaps within a step."""
+        """Add the computations; computations with a short gap within a step are joined."""
         computes = np.flatnonzero(self._kind == COMPUTES)
         if not len(computes):
             return
         start, end = self._start[computes], self._end[computes]
         step = np.searchsorted(np.array(self._steps.begins), start, side="right") - 1
         reach = np.maximum.accumulate(end)
-        # Computations are not joined over a collective.
+        # Computations before and after a collective are not joined.
         meets = self._start[self._kind >= 0]
         before = np.searchsorted(meets, start)
         begins = np.concatenate(
@@ -248,7 +251,7 @@ class _Reader:
 
     @staticmethod
     def _started(ends: Instruction, waiting: deque[tuple[str, int]], otherwise: int) -> int:
-        """Return the start of the collective that ends here, removed from those waiting."""
+        """Return the start of the asynchronous collective that ends here, and forget it."""
         for place, (name, start) in enumerate(waiting):
             if ends.started is None or name == ends.started:
                 del waiting[place]
@@ -257,9 +260,9 @@ class _Reader:
 
     def _op(self, instruction: Instruction) -> str:
         if self._blocking and instruction.part is not Part.WHOLE:
-            # A device waits for the end of an asynchronous collective when it needs the result, so
-            # ends on several devices are not simultaneous: `RING` is neither matched across ranks
-            # nor used to align clocks.
+            # A device waits for the end of an asynchronous collective only when it needs the
+            # result, so the recorded ends differ between devices. `RING` is neither matched across
+            # ranks nor used to align clocks.
             return RING
         groups = instruction.groups
         if groups is not None and groups.contiguous and groups.size == self._sizes.tp > 1:

@@ -1,12 +1,12 @@
-"""Reader of XProf files: ``*.xplane.pb`` of one host, and ``trace.json.gz`` for trace viewers.
+"""Reader of XProf files: ``*.xplane.pb`` of a host, and ``trace.json.gz`` for trace viewers.
 
-Planes are read twice in bounded memory, one event at a time: names follow the lines that refer to
-them, and a plane may have gigabytes. Messages are declared here with the fields read
-(https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto), and
-not by a generated file: the runtime skips unknown fields, so no compiler and no package of
-gigabytes is needed. They are in a descriptor pool of their own, because TensorFlow registers the
-same names. ``trace.json.gz`` holds at most a million events, the longest ones, and no time of day;
-its processes are planes, its threads are lines.
+Planes are read twice in bounded memory, one event at a time, because names follow the lines that
+refer to them and a plane may have gigabytes. Messages are declared here with the needed fields only
+(https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto), not
+in a generated file: the runtime skips unknown fields, so no compiler and no package of gigabytes is
+needed. The declarations have their own descriptor pool because TensorFlow registers the same names.
+``trace.json.gz`` holds at most a million events (the longest) and no time of day; its processes
+correspond to planes, its threads to lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UINT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
 _TEXT: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _PACKAGE: Final = "paceline.xprof"
 
-# Field numbers of messages that are split before the runtime parses their parts.
+# Field ids of messages that are split before the protobuf runtime parses their parts.
 SPACE_PLANES: Final = 1
 SPACE_HOSTNAMES: Final = 4
 PLANE_NAME: Final = 2
@@ -40,12 +40,12 @@ PLANE_LINES: Final = 3
 PLANE_EVENT_METADATA: Final = 4
 PLANE_STAT_METADATA: Final = 5
 PLANE_STATS: Final = 6
-# Of an entry of a map.
+# Field id of the value in a map entry.
 MAP_VALUE: Final = 2
 
 
 class XStat(Protocol):
-    """A named value."""
+    """A named value of an event or plane."""
 
     metadata_id: int
     uint64_value: int
@@ -54,7 +54,7 @@ class XStat(Protocol):
     ref_value: int
 
     def WhichOneof(self, oneof: str) -> str | None:  # noqa: N802 - the runtime's name
-        """Return the name of the value that is set."""
+        """Return the name of the value field that is set."""
 
 
 class XEvent(Protocol):
@@ -67,29 +67,29 @@ class XEvent(Protocol):
 
     @property
     def stats(self) -> list[XStat]:
-        """Return its named values."""
+        """Return the named values of the event."""
 
 
 class XLine(Protocol):
-    """A part of a line: some of its events, or its other fields."""
+    """Part of a line: either some of its events, or its other fields."""
 
     name: str
     timestamp_ns: int
 
     @property
     def events(self) -> list[XEvent]:
-        """Return the events."""
+        """Return the events of this part of the line."""
 
 
 class Metadata(Protocol):
-    """Name of all events or stats with one id."""
+    """Name shared by all events or stats with the same metadata id."""
 
     id: int
     name: str
 
 
 def _message_classes() -> dict[str, Any]:
-    """Return the protobuf classes of the declared messages by name."""
+    """Return the protobuf classes of the declared messages by message name."""
     file = descriptor_pb2.FileDescriptorProto(
         name="paceline/xprof.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -151,7 +151,7 @@ _CLASSES: Final = _message_classes()
 
 
 def parse_line(message: bytes) -> XLine:
-    """Parse a line, or some of its fields.
+    """Return the line parsed from the bytes of all or some of its fields.
 
     Raises
     ------
@@ -161,17 +161,17 @@ def parse_line(message: bytes) -> XLine:
 
 
 def parse_line_head(message: bytes) -> XLine:
-    """Parse a line without its events; see `parse_line`."""
+    """Return a line parsed without its events; see `parse_line`."""
     return cast("XLine", _CLASSES["XLineHead"].FromString(message))
 
 
 def parse_stat(message: bytes) -> XStat:
-    """Parse a stat; see `parse_line`."""
+    """Return the stat parsed from its bytes; see `parse_line`."""
     return cast("XStat", _CLASSES["XStat"].FromString(message))
 
 
 def parse_metadata(message: bytes) -> Metadata:
-    """Parse the metadata of events or of a stat; see `parse_line`."""
+    """Return the metadata of events or stats parsed from bytes; see `parse_line`."""
     return cast("Metadata", _CLASSES["Metadata"].FromString(message))
 
 
@@ -181,7 +181,7 @@ STEPS: Final = "Steps"
 PROGRAMS: Final = "XLA Modules"
 INSTRUCTIONS: Final = "XLA Ops"
 STREAM: Final = "Stream #"
-# Plane with the options of the profiler.
+# Name of the plane that holds the profiler's options.
 _TASK: Final = "Task Environment"
 _STARTED: Final = "profile_start_time"
 _STEP_NUMBER: Final = "step_num"
@@ -193,10 +193,10 @@ _STATS: Final = frozenset({_STARTED, _STEP_NUMBER, _INSTRUCTION, _RUN, _ORDINAL}
 T = TypeVar("T")
 
 _PS_PER_NS: Final = 1000
-# Characters that are kept of a name.
+# Characters of a name that are kept; the rest is cut off.
 _MAX_NAME: Final = 200
 _MAX_DIGITS: Final = 16
-# The text of an instruction with thousands of operands.
+# Most bytes of a message, with room for the text of an instruction with thousands of operands.
 _MAX_MESSAGE_BYTES: Final = 4 * MIB
 _MAX_NAMES: Final = 1_000_000
 _MAX_LINES: Final = 100_000
@@ -214,7 +214,8 @@ class _Plane:
 
     name: str = ""
     lines: list[_Line] = field(default_factory=list)
-    # By metadata id: kinds of events (`Collected.kind_of`), their names, and names of `_STATS`.
+    # By metadata id: kinds of events (`Collected.kind_of`), names of events, and names of stats in
+    # `_STATS`.
     kinds: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     stats: dict[int, str] = field(default_factory=dict)
@@ -222,18 +223,18 @@ class _Plane:
 
     @property
     def ordinal(self) -> int | None:
-        """Return the number of the device, None for other planes."""
+        """Return the number of the plane's device; None for planes without a device."""
         device = DEVICE.fullmatch(self.name)
         return None if device is None else int(device[1])
 
     @property
     def read(self) -> bool:
-        """Return whether the plane is of a device, of the host, or has the profiler's options."""
+        """Return whether the plane is needed: a device, the host, or the profiler's options."""
         return self.ordinal is not None or self.name in (HOST, _TASK)
 
 
 def read_xplane(body: Path | bytes, limits: Limits) -> Collected:
-    """Read ``*.xplane.pb``.
+    """Return the collected events of a ``*.xplane.pb`` file.
 
     Raises
     ------
@@ -274,7 +275,7 @@ def _plane(wire: Wire, message: Field, collected: Collected) -> _Plane:
         if part.number == PLANE_NAME:
             plane.name = _text(wire, part)
             if not plane.read:
-                # The caller skips the rest of the plane.
+                # The plane is not needed; the caller skips the rest of its bytes.
                 return plane
         elif part.number == PLANE_STATS:
             stats.append(_taken(parse_stat, wire, part))
@@ -307,7 +308,7 @@ def _add_names(wire: Wire, part: Field, plane: _Plane, collected: Collected) -> 
 
 
 def _stretches(wire: Wire, line: Field) -> Iterator[tuple[int, bytes]]:
-    """Yield some fields of a line at a time, after their position in bytes."""
+    """Yield parts of a line with some of its fields, each after its byte position."""
     for stretch in wire.stretches(line.size, _MAX_MESSAGE_BYTES):
         yield wire.place - len(stretch), stretch
 
@@ -327,7 +328,8 @@ def _add_events(wire: Wire, message: Field, plane: _Plane, collected: Collected)
             continue
         base_ns = line.timestamp_ns
         if base_ns >= collected.base_ns > 0:
-            # This line has the time of day, others count from the start of the profile.
+            # Times of this line are times of day; times of other lines count from the start of the
+            # profile.
             base_ns -= collected.base_ns
         for place, stretch in _stretches(wire, part):
             for event in _parsed(parse_line, stretch, place).events:
@@ -357,7 +359,7 @@ def _add_event(event: XEvent, plane: _Plane, line: str, base_ns: int, collected:
 def _add_host_event(
     event: XEvent, plane: _Plane, start: int, end: int, collected: Collected
 ) -> None:
-    """Add an annotated step, or an instruction that a CPU executed as a device."""
+    """Add an annotated step, or an instruction that a CPU executed in the role of a device."""
     stats = {
         plane.stats[stat.metadata_id]: stat
         for stat in event.stats
@@ -376,7 +378,7 @@ def _add_host_event(
 
 
 def _number(stat: XStat) -> int | None:
-    """Return the number of a stat as a signed integer of 64 bits, None for other values."""
+    """Return the value of a stat as a signed 64-bit integer; None if it is not a number."""
     kind = stat.WhichOneof("value")
     if kind == "int64_value":
         return stat.int64_value
@@ -391,7 +393,7 @@ def _nanoseconds(picoseconds: int) -> int:
 
 
 def _entry(wire: Wire, entry: Field) -> Metadata:
-    """Return the value of an entry of a map of metadata."""
+    """Return the value of an entry of a metadata map."""
     value: Metadata | None = None
     for part in wire.fields(entry.size):
         if part.number == MAP_VALUE and part.kind == BYTES:
@@ -424,7 +426,7 @@ _JSON_TEXT: Final = "long_name"
 
 
 class _Names:
-    """Names of processes and threads."""
+    """Names of the processes and threads of a trace."""
 
     def __init__(self) -> None:
         self.processes: dict[int, str] = {}
@@ -432,7 +434,7 @@ class _Names:
         self.streams: set[int] = set()
 
     def add(self, event: Event) -> None:
-        """Add an event that names a process or a thread."""
+        """Store the name in an event that names a process or a thread."""
         process = event.optional_integer("pid")
         name = event.args.fields.get("name")
         if process is None or not isinstance(name, str):
@@ -447,12 +449,12 @@ class _Names:
                 self.streams.add(process)
 
     def is_instructions(self, process: int, line: str) -> bool:
-        """Return whether a line has the instructions of a device."""
+        """Return whether a line holds the instructions of a device."""
         return line.startswith(STREAM) if process in self.streams else line == INSTRUCTIONS
 
 
 def read_trace_json(body: Path | bytes, limits: Limits) -> Collected:
-    """Read ``trace.json.gz``.
+    """Return the collected events of a ``trace.json.gz`` file.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""XLA instructions of an XProf trace, their kind, and the collected events of each device.
+"""XLA instructions of an XProf trace, their kinds, and the collected events of each device.
 
-Events of a TPU are named by the text of the instruction, ``%all-reduce.5 = f32[8]{0}
-all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``, those of other devices by its name,
-``all-reduce.5``, or by that of an NCCL kernel. An asynchronous collective is two instructions,
-``-start`` and ``-done``.
+Events of a TPU have the instruction's text as their name, ``%all-reduce.5 = f32[8]{0}
+all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``; events of other devices have the
+instruction's name, ``all-reduce.5``, or the name of an NCCL kernel. An asynchronous collective
+consists of two instructions, ``-start`` and ``-done``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.errors import BodyTooLargeError, Fault
 
 
 class Part(Enum):
-    """Part of a collective: an asynchronous one has a start and an end."""
+    """Part of a collective that an instruction performs: the whole, its start or its end."""
 
     WHOLE = auto()
     START = auto()
@@ -32,22 +32,22 @@ _PARTS: Final = {None: Part.WHOLE, "-start": Part.START, "-done": Part.DONE}
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of devices in which a collective runs, from the instruction's text."""
+    """Device groups of a collective, parsed from the instruction's text."""
 
-    size: int  # devices of a group
-    devices: int  # devices of all groups
+    size: int  # number of devices of a group
+    devices: int  # number of devices of all groups
     contiguous: bool  # devices of a group have consecutive numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction that is a collective or a part of one."""
+    """An instruction that is a collective or part of a collective."""
 
     kind: str  # ``all-reduce``
     part: Part = Part.WHOLE
-    name: str = ""  # of the instruction: ``all-reduce-start.5``
+    name: str = ""  # instruction name: ``all-reduce-start.5``
     started: str | None = None  # name of the ``-start`` that this ``-done`` ends
-    groups: Groups | None = None  # None if not recorded, or all devices are one group
+    groups: Groups | None = None  # None if not recorded or if all devices are one group
 
 
 _KINDS: Final = (
@@ -59,14 +59,16 @@ _KINDS: Final = (
     "all-to-all",
     "collective-broadcast",
 )
-# Longest first; XLA calls a fused all-reduce and slice an all-reduce-scatter.
+# Name of a collective in XLA → its kind; longest names first, so that prefixes do not match early.
+# XLA calls an all-reduce fused with a slice "all-reduce-scatter".
 _NAMES: Final = {"all-reduce-scatter": "reduce-scatter", **{kind: kind for kind in _KINDS}}
 _ANY: Final = "|".join(_NAMES)
 _NAME: Final = re.compile(rf"%?(({_ANY})(-start|-done)?(?:[._][\w.-]{{0,200}})?)(?=$|\s)")
 _TEXT: Final = re.compile(r"%?([\w.-]{1,200}) = ")
-# The operation behind the type; no parenthesis of a type follows a lower-case name.
+# Matches the opcode, which follows the result type; a parenthesis of the type never follows a
+# lower-case name.
 _OPCODE: Final = re.compile(rf" (?:({_ANY})(-start|-done)?|[a-z][a-z0-9-]{{0,60}})\(")
-# Operations that may wrap a collective, which then has only its name.
+# Opcodes that may wrap a collective; then only the instruction's name tells the kind of collective.
 _WRAPPERS: Final = (" fusion(", " custom-call(", " call(")
 _LONGEST_TYPE: Final = 20_000
 _STARTED: Final = re.compile(r"-done\(.{0,4000}?%([\w.-]{1,200})")
@@ -82,12 +84,12 @@ _LISTED: Final = re.compile(
     r"replica_groups=\{\{([0-9, ]{1,4000})\}((?:,\{[0-9, ]{1,4000}\}){0,100000})\}"
 )
 _IOTA: Final = re.compile(r"replica_groups=\[([0-9]{1,7}),([0-9]{1,7})\]<=\[([0-9, ]{1,60})\](T?)")
-# Copies of memory, which are no computation.
+# Beginnings of the names of memory copies, which do not count as computations.
 _COPIES: Final = ("Memcpy", "Memset", "MemcpyD2H", "copy-start", "copy-done")
 
 
 def collective_in(text: str) -> Instruction | None:
-    """Return the collective in the name of an event, None for other events.
+    """Return the collective in the name of an event; None for other events.
 
     Examples
     --------
@@ -110,7 +112,7 @@ def collective_in(text: str) -> Instruction | None:
 
 
 def _name_and_kind(text: str) -> tuple[str, str | None, Part]:
-    """Return name, collective (None for none) and part of an instruction."""
+    """Return an instruction's name, its collective (None if it is none) and the part of it."""
     assigned = _TEXT.match(text)
     opcode = None if assigned is None else _OPCODE.search(text, assigned.end() - 1, _LONGEST_TYPE)
     if assigned is not None and opcode is not None and opcode[1]:
@@ -124,12 +126,12 @@ def _name_and_kind(text: str) -> tuple[str, str | None, Part]:
 
 
 def is_copy(text: str) -> bool:
-    """Return whether an event only copies memory of one device."""
+    """Return whether an event only copies memory within one device."""
     return text.removeprefix("%").startswith(_COPIES)
 
 
 def _groups(text: str) -> Groups | None:
-    """Return the replica groups in the text of an instruction, listed or in iota form."""
+    """Return the replica groups in an instruction's text, in list or iota form."""
     iota = _IOTA.search(text)
     if iota is not None:
         count, size = int(iota[1]), int(iota[2])
@@ -147,7 +149,7 @@ def _groups(text: str) -> Groups | None:
 
 COMPUTES: Final = -1
 COPIES: Final = -2
-# Devices of one file.
+# Most devices of one file.
 _MAX_DEVICES: Final = 4096
 _MAX_STEPS: Final = 100_000
 _MAX_NAMES: Final = 1_000_000
@@ -156,34 +158,34 @@ _NO_RUN: Final = 0
 
 @dataclass(slots=True)
 class Device:
-    """Events of one device; times in ns."""
+    """Events of one device as columns; times in ns."""
 
     starts: array[int] = field(default_factory=lambda: array("q"))
     ends: array[int] = field(default_factory=lambda: array("q"))
-    # Of each: index into `Collected.instructions`, `COMPUTES` or `COPIES`; and the number of its
-    # run of a program, `_NO_RUN` where that is not recorded.
+    # kinds: for each event its index into `Collected.instructions`, or `COMPUTES` or `COPIES`;
+    # runs: for each event the number of its program run, `_NO_RUN` if not recorded
     kinds: array[int] = field(default_factory=lambda: array("q"))
     runs: array[int] = field(default_factory=lambda: array("q"))
-    steps: list[tuple[int, int]] = field(default_factory=list)  # start, number
+    steps: list[tuple[int, int]] = field(default_factory=list)  # (start in ns, step number)
     programs: list[tuple[int, int, str]] = field(default_factory=list)  # start, end, name
 
 
 @dataclass(slots=True)
 class Collected:
-    """Instructions, steps and program runs of one file; times count from `base_ns`."""
+    """Instructions, steps and program runs of a file; times in ns since `base_ns`."""
 
     limits: Limits
     base_ns: int = 0
     host: str | None = None
     devices: dict[int, Device] = field(default_factory=dict)
-    # Steps that the host annotates: start, number.
+    # Steps that the host annotates, as (start in ns, step number).
     annotated: list[tuple[int, int]] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     operations: int = 0
     _kinds: dict[str, int] = field(default_factory=dict)
 
     def device(self, ordinal: int) -> Device:
-        """Return a device, added if it is new.
+        """Return the device with this number; a new device is added.
 
         Raises
         ------
@@ -196,7 +198,7 @@ class Collected:
         return self.devices.setdefault(ordinal, Device())
 
     def kind_of(self, text: str) -> int:
-        """Return the kind of an event with this name or text; see `Device.kinds`."""
+        """Return the kind of an event from its name or instruction text; see `Device.kinds`."""
         kind = self._kinds.get(text)
         if kind is None:
             collective = collective_in(text)
@@ -209,7 +211,7 @@ class Collected:
         return kind
 
     def add(self, ordinal: int, kind: int, start: int, end: int, run: int | None) -> None:
-        """Add an instruction of a device.
+        """Add an executed instruction to a device.
 
         Raises
         ------
@@ -227,12 +229,12 @@ class Collected:
         device.runs.append(_NO_RUN if run is None else run)
 
     def annotate(self, start: int, number: int) -> None:
-        """Add a step that the host annotates."""
+        """Add a step that the host annotated."""
         self.annotated.append((start, number))
         self._check(len(self.annotated))
 
     def add_step(self, ordinal: int, start: int, number: int) -> None:
-        """Add a step of a device."""
+        """Add a step that a device recorded."""
         steps = self.device(ordinal).steps
         steps.append((start, number))
         self._check(len(steps))
@@ -250,7 +252,7 @@ class Collected:
 
 
 def checked_time(time_ns: int, event: int) -> int:
-    """Return a time unchanged; refuse one beyond `MAX_TIME_NS`.
+    """Return the time unchanged; refuse a time beyond `MAX_TIME_NS`.
 
     Raises
     ------

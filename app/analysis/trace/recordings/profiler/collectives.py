@@ -1,11 +1,11 @@
-"""Collectives of a rank without labels, and the parallelism of their process groups.
+"""Collectives of a rank without labels, and the parallel dimensions of their process groups.
 
-A collective kernel starts at the arrival of its own rank and ends with the arrival of the last
-one plus the transfer. Newer recordings name the group with the kernel, older ones with the call
-(external id). Without a device a collective lasts from the call to the end of the range of the
-backend's thread, which runs collectives in the order of their calls. A group without a description
-is data-parallel where it reduces in backwards only, and tensor-parallel where it reduces
-activations in forwards as well.
+A collective kernel starts when its own rank arrives, and ends after the last rank has arrived and
+the data are transferred. Newer recordings name the process group in the kernel's event, older
+recordings in the event of the call (same external id). Without a device a collective lasts from the
+call to the end of the range on the backend's thread, which runs collectives in the order of their
+calls. A group without a description is data-parallel if it reduces only in backwards, and
+tensor-parallel if it also reduces (activations) in forwards.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from app.analysis.trace.recordings.profiler.scan import (
     Work,
 )
 
-# Kinds of collectives, prefixes of the names of PyTorch's calls and of NCCL's and RCCL's kernels.
+# Kinds of collectives: prefixes of the names of PyTorch's calls and of NCCL's and RCCL's kernels.
 ALL_REDUCE: Final = "allreduce"
 REDUCE_SCATTER: Final = "reducescatter"
 ALL_GATHER: Final = "allgather"
 ALL_TO_ALL: Final = "alltoall"
 BROADCAST: Final = "broadcast"
-# Names of kernels that RCCL and NCCL use for several collectives; those of sends and receives
-# exchange tokens of experts as well.
+# Kernel names that RCCL and NCCL use for several collectives. Send-receive kernels also exchange
+# the tokens of experts, so their name does not identify the collective either.
 _GENERIC: Final = ("generic", "", "sendrecv")
 _KINDS: Final = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective on this rank; times in ns."""
+    """A collective on one rank; times in ns."""
 
     name: str
     group: str
     description: str
-    size: int | None  # ranks of its group
+    size: int | None  # number of ranks of the group
     start: int
     end: int
     issued: int  # start of the call on the host
-    returned: int  # end of that call
+    returned: int  # end of the call on the host
     event: int
 
 
 def assign_kernels(scan: Scan) -> None:
-    """Add works for kernels of backends whose kernel names are no collectives, such as XPU's.
+    """Add works for kernels of collectives whose names identify no collective, as on XPU.
 
-    Such kernels are those that the call of a process group launched. A recording with works of a
-    device is unchanged.
+    A kernel is a collective if the call of a process group launched it. A recording that already
+    has works on a device is not changed.
     """
     records = {
         issue.external: issue for issue in scan.issues if issue.group and issue.external >= 0
@@ -111,7 +111,7 @@ def assign_kernels(scan: Scan) -> None:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a collective from the name of its variant.
+    """Return the kind of a collective from the name of one of its variants.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def kind_of(name: str) -> str:
 
 
 def collectives_of(scan: Scan) -> list[Collective]:
-    """Return a scan's collectives, by start."""
+    """Return a scan's collectives, sorted by start."""
     collectives = _on_device(scan) if len(scan.kernels) else _on_host(scan)
     return sorted(collectives, key=lambda collective: (collective.start, collective.end))
 
@@ -130,7 +130,8 @@ def collectives_of(scan: Scan) -> list[Collective]:
 def _on_device(scan: Scan) -> Iterator[Collective]:
     works = [work for work in scan.works if work.on_device]
     launched = launch_times(scan, works)
-    # By external id; where a call has two records, that of its process group.
+    # Calls by external id; of a call's two records the process group's record is used, since it
+    # names the group.
     named = [issue for issue in scan.issues if issue.external >= 0]
     records = {issue.external: issue for issue in named}
     records |= {issue.external: issue for issue in named if issue.group}
@@ -138,7 +139,7 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
     streams = {} if any(groups) else _streams(scan)
     ranges = sorted((w for w in scan.works if not w.on_device), key=lambda work: work.span.start)
     starts = [work.span.start for work in ranges]
-    # Several kernels with one number are one collective.
+    # Several kernels with the same sequence number belong to one collective.
     joined: dict[tuple[str, str, int], Collective] = {}
     for number, work in enumerate(works):
         record = records.get(work.external)
@@ -181,9 +182,9 @@ def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Col
 
 
 def _streams(scan: Scan) -> dict[int, int]:
-    """Return the stream of each work, by the identity of the work.
+    """Return the device stream of each work by `id(work)`.
 
-    Each process group of PyTorch has its own stream, which distinguishes groups without names.
+    PyTorch runs each process group on its own stream, so streams distinguish groups without names.
     """
     streams: dict[int, int] = {}
     for work, stream in scan.kernels.table.read(Kernels.WORK, Kernels.STREAM):
@@ -201,13 +202,14 @@ def _on_host(scan: Scan) -> Iterator[Collective]:
         (issue for issue in scan.issues if kind_of(issue.name) in _KINDS),
         key=lambda issue: issue.span.start,
     )
-    # A call has two records, the dispatcher's and the process group's: the outer one counts.
+    # A call has two nested records, by the dispatcher and by the process group; only the outer
+    # record counts.
     outer = [next(alike) for _, alike in groupby(issues, _Nested())]
     at = 0
     for work in works:
         if kind_of(work.name) not in _KINDS:
             continue
-        # The backend runs collectives in the order of their calls.
+        # Matched in order, since a backend runs collectives in the order of their calls.
         if at < len(outer) and outer[at].span.start <= work.span.start:
             issue = outer[at]
             at += 1
@@ -225,7 +227,7 @@ def _on_host(scan: Scan) -> Iterator[Collective]:
 
 
 class _Nested:
-    """Key of nested calls for `groupby`, for calls by start: those within one have its number."""
+    """Grouping key of calls by start: nested calls get the number of the outermost call."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -244,28 +246,28 @@ _REDUCES: Final = (ALL_REDUCE, REDUCE_SCATTER)
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Parallel dimension of each process group by name, None if it is unknown."""
+    """Parallel dimension of each process group by name; None if it is unknown."""
 
     of_group: Mapping[str, Dimension | None]
     data: frozenset[str]  # groups whose ranks hold the same parameters or shards of them
-    # Expert-parallel groups: their ranks exchange tokens, and are data-parallel ranks as well.
+    # Expert-parallel groups. Their ranks exchange tokens, and are also data-parallel ranks.
     experts: frozenset[str] = frozenset()
 
     @property
     def exchanging(self) -> frozenset[str]:
-        """Return the groups that exchange activations, which the next computation needs."""
+        """Return the groups that exchange activations for the next computation."""
         within = (Dimension.TENSOR, Dimension.CONTEXT)
         return self.experts | {group for group, role in self.of_group.items() if role in within}
 
     def is_data(self, collective: Collective) -> bool:
-        """Return whether a collective is one of data-parallel ranks."""
+        """Return whether a collective's group is data-parallel."""
         return collective.group in self.data
 
 
 def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None = None) -> Roles:
-    """Return the roles of process groups from their collectives in each part of a step.
+    """Return the dimensions of process groups from their collectives in each part of a step.
 
-    Where all ranks of the `world` reduce gradients together, ranks that exchange tokens are
+    If all ranks of the `world` reduce gradients together, the ranks that exchange tokens are
     data-parallel as well: their groups are expert-parallel, not context-parallel.
     """
     done: dict[str, Counter[tuple[str, Part]]] = {}
@@ -282,14 +284,14 @@ def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None =
         roles[group] = named or _role(counts)
     data = {group for group, role in roles.items() if role in DATA_DIMENSIONS}
     if not data:
-        # A hand-written loop reduces gradients after the backward.
+        # No group reduces during the backward: a hand-written loop reduces gradients after it.
         data = {
             group
             for group, counts in done.items()
             if roles[group] is None and any(n in (*_REDUCES, ALL_GATHER) for n, _ in counts)
         }
     experts: set[str] = set()
-    # Where no sizes are recorded, all ranks count as data-parallel ones.
+    # If the sizes of groups are not recorded, all ranks are assumed to be data-parallel.
     if any(sizes[group] in {world, None} for group in data):
         experts = {
             group
@@ -301,7 +303,7 @@ def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None =
 
 
 def _role(counts: Counter[tuple[str, Part]]) -> Dimension | None:
-    """Return the dimension of a group from its counts of collectives by part of a step."""
+    """Return the dimension of a group from the number of its collectives by part of a step."""
     forward = sum(counts[name, Part.FORWARD] for name in _REDUCES)
     backward = sum(counts[name, Part.BACKWARD] for name in _REDUCES)
     if forward and backward:
@@ -322,7 +324,7 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     sizes: Mapping[str, int],
     meta: SessionMeta | None,
 ) -> Cell:
-    """Return the place of a rank in a job of one pipeline stage.
+    """Return the sizes and the DP rank of a rank in a job with a single pipeline stage.
 
     Parameters
     ----------
@@ -346,7 +348,7 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     if any(len(group.ranks) == world for group in data) or not data:
         return _without_ranks(rank, world, roles, sizes)
     data.sort(key=lambda group: len(group.ranks))
-    # A group that shards and one that replicates share exactly one rank.
+    # Of data-parallel groups, a sharding group and a replicating group share exactly one rank.
     kept: list[Group] = []
     for group in reversed(data):
         if all(len(set(group.ranks) & set(other.ranks)) == 1 for other in kept):
@@ -361,7 +363,7 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
 
 
 def _without_ranks(rank: int, world: int, roles: Roles, sizes: Mapping[str, int]) -> Cell:
-    """Return the place of a rank from group sizes alone: consecutive ranks are tensor-parallel."""
+    """Return a rank's place from group sizes alone; consecutive ranks are tensor-parallel."""
     inner = 1
     for group, role in roles.of_group.items():
         size = sizes.get(group, 1)

@@ -1,9 +1,9 @@
-"""Parts of each step on the host (forward, backward, optimizer), without labels.
+"""Parts of each step on the host (forward, backward, optimizer) from a recording without labels.
 
-Autograd runs the nodes of a backward one after the other
-(``autograd::engine::evaluate_function``): before the first is a forward, between two backwards
-the forward of the next accumulation round, after the last the optimizer. Recomputation within a
-backward (activation checkpointing) is part of it.
+Autograd runs the nodes of a backward one after the other (``autograd::engine::evaluate_function``).
+Operators before the first backward are a forward, between two backwards the forward of the next
+accumulation round, and after the last backward the optimizer. Recomputation within a backward
+(activation checkpointing) is part of the backward.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from app.analysis.trace.recordings.profiler.scan import Links, Mark, Ranges, Sca
 
 IntArray = NDArray[np.int64]
 
-# Ranges of frameworks at the end of a backward, after its last node.
+# Framework ranges that end a backward, after its last autograd node.
 _ENDS_BACKWARD: Final = (
     "FSDP::root_post_backward",
     "FullyShardedDataParallel._post_backward_final",
 )
-# Ranges of frameworks within forwards only.
+# Framework ranges that occur only within a forward.
 _IN_FORWARD: Final = (
     "DistributedDataParallel.forward",
     "FSDP::pre_forward",
@@ -38,22 +38,22 @@ _IN_FORWARD: Final = (
 )
 _ZEROES: Final = "Optimizer.zero_grad#"
 _STEPS: Final = "Optimizer.step#"
-# Least operators of a forward; a sum of losses calls fewer.
+# Fewest operators of a forward; summing the losses, which is no forward, calls fewer.
 _LEAST_OPERATORS: Final = 8
 
 
 class Part(Enum):
-    """A part of a step."""
+    """Kind of a part of a training step."""
 
     FORWARD = auto()
     BACKWARD = auto()
-    OPTIMIZER = auto()  # from the last backward on
+    OPTIMIZER = auto()  # from the end of the last backward
     AFTER = auto()  # after the optimizer, before the next forward, and steps without a backward
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a step on the host; it ends where the next one begins."""
+    """A part of a step on the host; it ends at the begin of the next segment."""
 
     begin: int  # ns
     step: int
@@ -66,8 +66,8 @@ class Program:
     """Segments of all steps of a rank on the host; times in ns."""
 
     main: int  # thread that runs the steps
-    segments: tuple[Segment, ...]  # by begin
-    begins: IntArray  # (segments,)
+    segments: tuple[Segment, ...]  # sorted by begin
+    begins: IntArray  # (segments,): begin of each segment, ns
     called: IntArray  # (calls,): operators and launches of the main thread, rising
     own: IntArray  # `called` without autograd, the optimizer and the loader
     optimizers: tuple[Span, ...]
@@ -75,12 +75,12 @@ class Program:
     backward_ends: IntArray  # (segments,): end of a backward's last node, 0 for other segments
 
     def at(self, times: IntArray) -> IntArray:
-        """Return the segment at each time, -1 before the first one."""
+        """Return the index of the segment at each time; -1 before the first segment."""
         return np.searchsorted(self.begins, times, side="right") - 1
 
 
 def read_program(scan: Scan) -> Program:
-    """Return the parts of each step of a scan on the host."""
+    """Return the segments of all steps of a scan on the host."""
     gradients = _gradients(scan)
     main = _main_thread(scan, gradients)
     called = np.sort(
@@ -129,7 +129,7 @@ def read_program(scan: Scan) -> Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gradients:
-    """Nodes of autograd, and ranges of frameworks at the end of backwards, by start."""
+    """Autograd nodes, and framework ranges that end a backward, sorted by start."""
 
     start: IntArray
     end: IntArray
@@ -158,7 +158,7 @@ def _gradients(scan: Scan) -> _Gradients:
 
 
 def _main_thread(scan: Scan, gradients: _Gradients) -> int:
-    """Return the thread of the optimizers, else that with most calls outside of backwards."""
+    """Return the thread of the optimizers, else the thread with most calls outside of backwards."""
     for mark in scan.marks:
         if mark.name.startswith(_STEPS):
             return mark.thread
@@ -173,7 +173,7 @@ def _main_thread(scan: Scan, gradients: _Gradients) -> int:
 
 
 def _outside(times: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
-    """Return the times outside of all ranges; ranges are ordered by start."""
+    """Return the times that lie in none of the ranges, which are sorted by start."""
     if not len(starts):
         return times
     latest = np.maximum.accumulate(ends)
@@ -182,7 +182,7 @@ def _outside(times: IntArray, starts: IntArray, ends: IntArray) -> IntArray:
 
 
 def _passes(marks: Sequence[Mark], gradients: _Gradients, own: IntArray) -> tuple[Span, ...]:
-    """Return the backwards: runs of autograd nodes without a forward in between."""
+    """Return the spans of the backwards: runs of autograd nodes without a forward in between."""
     if not len(gradients.start):
         return ()
     forwards = np.array(
@@ -202,10 +202,10 @@ def _passes(marks: Sequence[Mark], gradients: _Gradients, own: IntArray) -> tupl
 def _windows(
     scan: Scan, optimizers: Sequence[Span], passes: Sequence[Span], called: IntArray
 ) -> list[tuple[int, int, int]]:
-    """Return (begin, end, number) of each step on the host, ns.
+    """Return (begin in ns, end in ns, step number) of each step on the host.
 
-    Steps are ranges of the profiler. Without these a step ends with the last optimizer after a
-    backward; without optimizers the recording is one step.
+    Steps are the ranges of the profiler. Without such ranges a step ends with the last optimizer
+    after a backward; without optimizers the recording is one step.
     """
     if scan.steps:
         numbered = sorted(dict(sorted(scan.steps, reverse=True)).items())
@@ -226,10 +226,10 @@ def _windows(
 
 
 def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence[int]) -> list[int]:
-    """Return the ends of steps: the last optimizer before another forward and backward, ns.
+    """Return the ends of steps, ns: the last optimizers before another forward and backward.
 
-    Of several optimizers with their own backwards, such as those of a generator and a
-    discriminator, the last one ends the step.
+    If several optimizers have their own backwards, such as those of a generator and a
+    discriminator, the last optimizer ends the step.
     """
     names = {mark.span: mark.name for mark in scan.marks if mark.name.startswith(_STEPS)}
     last_name = names.get(optimizers[-1], "") if optimizers else ""
@@ -246,10 +246,10 @@ def _last_optimizers(scan: Scan, optimizers: Sequence[Span], backwards: Sequence
 def _first_forward(begin: int, passes: Sequence[Span], openings: IntArray, own: IntArray) -> int:
     """Return the begin of the first forward of a step on the host, ns.
 
-    The forward begins where its batch is fetched, or later where gradients have been zeroed;
-    zeroing at the end of a loop or an evaluation comes before. A candidate with fewer operators
-    until the backward than before it is inside of the forward: a batch fetched ahead, or gradients
-    zeroed behind the forward.
+    The forward begins when its batch is fetched, or later when gradients have been zeroed; an
+    evaluation, or zeroing at the end of a training loop, comes before the forward. A candidate with
+    fewer operators between it and the backward than before it lies inside the forward, for example
+    a batch fetched ahead, or gradients zeroed after the forward.
     """
     at = bisect_left(passes, begin, key=_begin)
     if at == len(passes):
@@ -273,7 +273,7 @@ def _segments(  # noqa: PLR0913, PLR0917 - boundaries of a step
     passes: Sequence[Span],
     optimizers: Sequence[Span],
 ) -> list[tuple[Segment, int]]:
-    """Return the segments of a step, each with the end of its backward, 0 for others."""
+    """Return the segments of a step, each with the end of its backward in ns (else 0)."""
     starts = [span.start for span in passes]
     mine = passes[bisect_left(starts, begin) : bisect_left(starts, end)]
     if not mine:

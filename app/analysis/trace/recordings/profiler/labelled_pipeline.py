@@ -1,8 +1,9 @@
-"""Operations of a rank whose recording labels the actions of its pipeline.
+"""Operations of a rank whose recording has labels for the actions of its pipeline.
 
-A computation begins at the end of its receive, because an action of the pipeline runtime waits for
-that first. A transfer is the send or receive issued by its action. On a device both are the kernels
-launched by the action; without one, the ranges of the process group's backend.
+A computation begins at the end of its receive, because an action of the pipeline runtime first
+waits for the receive. A transfer is the send or receive that its action issued. On a device the
+times of both are the times of the kernels launched by the action; without a device a transfer's
+time is the range of the process group's backend.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from app.analysis.trace.recordings.profiler.steps import find_steps, without_fir
 from app.analysis.trace.recordings.profiler.unlabelled_pipeline import Pipeline
 from app.analysis.trace.recordings.recording import Rows
 
-# Computation of an action → the receive for which it waits.
+# Type of a labelled computation → type of the receive for which it waits first.
 _WAITS_FOR: Final = {FORWARD_COMPUTE: FORWARD_RECV, BACKWARD_COMPUTE: BACKWARD_RECV}
 TRANSFERS: Final = frozenset({"send", "recv", "sendrecv", "coalesced"})
 
@@ -50,16 +51,16 @@ ATTACH: Final = "record with paceline_client.torch.attach"
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice about an incomplete recording, in terms of its profiler."""
+    """Advice for the sender of an incomplete recording, in the terms of the profiler."""
 
-    # no_labels, unknown_rank: reason of the refusal, and remedy
+    # no_labels, unknown_rank: reason of the refusal, with the remedy
     no_labels: str
     unknown_rank: str
     no_kernel: str  # setting of the profiler that records kernels
 
 
 class LabelledReader:
-    """Decoder of one scan."""
+    """Decoder of one scan with labels to operations."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - facts of the rank
         self,
@@ -73,7 +74,7 @@ class LabelledReader:
         own_on_device: bool,
     ) -> None:
         self._advice = advice
-        # Ranges that labels of the job match are those of the device's track.
+        # The ranges that the job's labels match are on the device's track rather than on the host.
         self._own_on_device = own_on_device
         self.rows = Rows(limits)
         self._scan = scan
@@ -87,18 +88,19 @@ class LabelledReader:
         self._parts = join_ranges([item.label for item in self._labelled], self._steps.of_label)
         self._lost: Counter[tuple[str, str | None]] = Counter()
         self._on_device = len(scan.kernels) > 0
-        # By index of a labelled range: its time on the device, and the works that it issued.
+        # _computed: computing time of each labelled range, by its index; _works: indices of the
+        # works that the range issued
         self._computed: dict[int, Span] = {}
         self._works: dict[int, list[int]] = {}
 
     def read(self) -> None:
-        """Add all operations of the scan."""
+        """Add all operations of the scan to `rows`."""
         if self._on_device:
             self._find_on_device()
         else:
             self._find_on_host()
             self._find_halves()
-        # End of each receive, by operation type, stage, microbatch and step.
+        # End of each receive in ns, by operation type, stage, microbatch and step.
         received: dict[tuple[str, int, int, int | None], int] = {}
         for place, numbers in self._works.items():
             label = self._labelled[place].label
@@ -122,7 +124,7 @@ class LabelledReader:
         self._lose("labelled ranges that the recording holds twice", None, self._scan.copies)
 
     def read_pipeline(self, pipeline: Pipeline) -> None:
-        """Add the operations of an implied schedule, and all others of the scan."""
+        """Add the operations of an implied schedule and the other operations of the scan."""
         for operation in pipeline.operations:
             self._add(operation.op, operation.span, operation.step, operation.mb, operation.mc)
         self._optimizers()
@@ -133,12 +135,12 @@ class LabelledReader:
             self._lose(f"steps of a pipeline: {pipeline.reason}", ATTACH, pipeline.unlike)
 
     def unmapped(self) -> tuple[Unmapped, ...]:
-        """Return the items of the scan that are no operations."""
+        """Return the items of the scan that could not be mapped to operations."""
         lost = [Unmapped(what, count, remedy) for (what, remedy), count in self._lost.items()]
         return total(lost if self._scan.own is None else [*lost, *self._scan.own.unmapped()])
 
     def _find_on_device(self) -> None:
-        """Note the computing time and the works of each labelled range from its kernels."""
+        """Store the computing time and the works of each labelled range, from its kernels."""
         count = len(self._labelled)
         first = np.full(count, np.iinfo(np.int64).max)
         last = np.full(count, np.iinfo(np.int64).min)
@@ -157,8 +159,8 @@ class LabelledReader:
             issued = zip(launched.place[~computing], launched.work[~computing], strict=True)
             for issuing, work in issued:
                 self._issue(int(issuing), int(work))
-        # A kernel with a negative duration makes that of its range negative, so that its step is
-        # excluded.
+        # A kernel with a negative duration gives its range a negative duration too, so that the
+        # step is excluded as impossible.
         last = np.where(least < 0, first + least, last)
         for computed in np.flatnonzero((first <= last) | (least < 0)).tolist():
             event = self._labelled[computed].span.event
@@ -172,7 +174,7 @@ class LabelledReader:
             }
 
     def _separate(self, forward: int, backward: int, busy: NDArray[np.int64]) -> None:
-        """Make an overlapping forward and backward consecutive, split by their busy time."""
+        """Separate an overlapping forward and backward into two consecutive spans by busy time."""
         first, second = self._computed.get(forward), self._computed.get(backward)
         if first is None or second is None or first.end <= second.start:
             return
@@ -183,7 +185,7 @@ class LabelledReader:
         self._computed[backward] = Span(cut, end, second.event)
 
     def _optimizers(self) -> None:
-        """Add optimizers: on a device the kernels that they launched, else their ranges."""
+        """Add the optimizers: their kernels' time if a device computes, else their host ranges."""
         spans = sorted(self._scan.optimizers, key=lambda span: span.start)
         done: dict[int, tuple[int, int]] = {}
         for launched in launched_kernels(self._scan, spans) if spans and self._on_device else ():
@@ -201,7 +203,7 @@ class LabelledReader:
             self._add(OPTIMIZER, Span(first, last, span.event), self._steps.at(span.start))
 
     def _find_on_host(self) -> None:
-        """Note the works of each labelled range from the ranges of process groups' backends."""
+        """Store the works of each labelled range, from the host ranges of the backends."""
         issuing = [
             (place, item.span)
             for place, item in enumerate(self._labelled)
@@ -215,7 +217,7 @@ class LabelledReader:
             self._issue(issuing[at][0], number)
 
     def _find_halves(self) -> None:
-        """Separate operators and nodes of autograd in ranges of a forward and a backward."""
+        """Separate a forward and a backward in one range by operators and autograd nodes."""
         if not any(item.half for item in self._labelled):
             return
         nodes, calls = (
@@ -238,9 +240,10 @@ class LabelledReader:
                 self._computed[place] = Span(span.start, end, span.event)
 
     def _issue(self, place: int, number: int) -> None:
-        """Note that a labelled range issued a work, unless the range has another kind of label.
+        """Store that a labelled range issued a work, unless its label is of another kind.
 
-        Another thread may run a collective at the same time, and computations gather parameters.
+        The kinds may differ because another thread may run a collective during the range, and
+        because computations gather parameters.
         """
         kind = self._labelled[place].label.kind
         transfers = self._scan.works[number].name in TRANSFERS
@@ -262,7 +265,7 @@ class LabelledReader:
                 return
         elif labelled.half is not None:
             if place not in self._computed:
-                # Both halves are one action: count it once.
+                # Count the action once, at its backward half, although both halves are lost.
                 self._lose(_AT_ONCE, ATTACH, int(labelled.half.backward))
                 return
             computed = [self._computed[place]]
@@ -271,7 +274,8 @@ class LabelledReader:
         first, last = min(span.start for span in computed), max(span.end for span in computed)
         span = Span(first, last, labelled.span.event)
         if not self._on_device and label.op in _WAITS_FOR:
-            # The label includes the wait for the receive.
+            # The labelled range includes the wait for the receive, so the computation begins at the
+            # end of the receive.
             done = received.get((_WAITS_FOR[label.op], label.stage, label.mb, step), span.start)
             span = Span(min(max(span.start, done), span.end), span.end, span.event)
         self._add_labelled(labelled, span, step)
@@ -284,7 +288,8 @@ class LabelledReader:
             span = Span(first, last, labelled.span.event)
             self._add_labelled(labelled, span, self._steps.of_label[place])
         elif labelled.label.own:
-            # Kernels of other communication libraries name no process group.
+            # Kernels of communication libraries other than NCCL and RCCL name no process group, so
+            # the range has no works. Its time is that of its kernels, or of the host range.
             computed = self._computed.get(place) if self._on_device else labelled.span
             if computed is None:
                 self._lose("labelled ranges without a kernel", self._advice.no_kernel)
@@ -292,18 +297,20 @@ class LabelledReader:
                 self._add_labelled(labelled, computed, self._steps.of_label[place])
         elif labelled.label.kind is LabelKind.TRANSFER:
             self._lose("sends and receives whose transfer is not recorded", self._advice.no_kernel)
-        # To unshard a stage that is not sharded takes no collective.
+        # A collective label without works is not counted as lost: unsharding a stage that is not
+        # sharded runs no collective.
 
     def _collectives(self) -> None:
-        """Add the works that no labelled range issued, with the types of their process groups."""
+        """Add the works that no labelled range issued, with types from their process groups."""
         labelled = {number for numbers in self._works.values() for number in numbers}
         if not self._labelled:
-            # The implied schedule has added the transfers.
+            # The operations of the implied schedule already include the transfers.
             labelled |= {
                 number for number, work in enumerate(self._scan.works) if work.name in TRANSFERS
             }
         joined: dict[tuple[str, str, int], tuple[str, Span, int]] = {}
-        # A host runs ahead of its device: a collective belongs to the step that launched it.
+        # The launch time determines the step of a collective, since a host runs ahead of its
+        # device.
         launched = launch_times(self._scan, self._scan.works)
         for number, work in enumerate(self._scan.works):
             if number in labelled or work.on_device != self._on_device:
@@ -311,7 +318,7 @@ class LabelledReader:
             op = self._collective(work)
             if op is None:
                 continue
-            # Several kernels with one number are one collective.
+            # Several kernels with the same sequence number belong to one collective.
             key = (work.group, work.name, -1 - number if work.seq is None else work.seq)
             issued = launched.get(work.correlation, work.span.start)
             _, known, issued = joined.get(key, (op, work.span, issued))
@@ -321,7 +328,7 @@ class LabelledReader:
             self._add(op, span, self._steps.at(issued))
 
     def _collective(self, work: Work) -> str | None:
-        """Return the operation type of a work, None (and counted) for unknown ones."""
+        """Return the operation type of a work; count works of unknown type and return None."""
         dimension = dimension_of(work.description)
         known = {} if dimension is None else OF_DIMENSION.get(dimension, {})
         if work.name in known:

@@ -1,8 +1,8 @@
-"""Device time of the kernels that a host range launched.
+"""Device times of the kernels that a host range launched.
 
 A kernel refers to its launch by the correlation id of the runtime call and the external id of the
-framework operator. A call or operator belongs to the range in which it starts, also on another
-thread: a backward launches from a thread of autograd.
+framework operator. A call or operator belongs to the range in which it starts, even on another
+thread, because a backward launches kernels from autograd's threads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 
 _NOWHERE: Final = -1
-# Launches and operators that are matched at once, to bound memory; a recording may have millions.
+# Most launches and operators that are matched at once, to bound memory: a recording may have
+# millions.
 _AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Kernels launched in ranges, in the order of the recording."""
+    """Kernels launched in ranges, in recorded order."""
 
-    place: NDArray[np.int32]  # index of the range that launched each
-    # start, end: in ns
+    place: NDArray[np.int32]  # (kernels,): index of the range that launched each kernel
+    # start, end: in ns, shape (kernels,)
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     work: NDArray[np.int64]  # index into `Scan.works` of a kernel of a process group, else -1
@@ -43,7 +44,7 @@ class Launched:
 def launched_kernels(
     scan: Scan, ranges: Sequence[Span], halves: Sequence[Half | None] = ()
 ) -> Iterator[Launched]:
-    """Yield the kernels launched in ranges, some thousands at a time, without copies of memory.
+    """Yield the kernels launched in ranges, some thousands at a time, without memory copies.
 
     Parameters
     ----------
@@ -67,17 +68,17 @@ def launched_kernels(
 
 
 class _RangesOfKind(NamedTuple):
-    """Ranges for which all launches inside count, or those of one side of the range's thread."""
+    """Ranges that own all launches inside them, or only the launches on or off their own thread."""
 
-    place: NDArray[np.int32]  # index among all ranges
-    # start, end: in ns
+    place: NDArray[np.int32]  # (ranges,): index of each range among all ranges
+    # start, end: in ns, shape (ranges,)
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     thread: NDArray[np.int64]
     kind: bool | None  # `Half.backward`
 
     def at(self, time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the index of the range of each launch, `_NOWHERE` outside of all."""
+        """Return the index of the range that contains each launch; `_NOWHERE` if none does."""
         if not len(self.place):
             return np.full(len(time), _NOWHERE, np.int32)
         latest = np.searchsorted(self.start, time, side="right") - 1
@@ -102,7 +103,7 @@ def _by_kind(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[
 
 
 def rows_of(links: Links, wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the row of the launch or operator with each id, -1 if there is none."""
+    """Return the row of the launch or operator with each id; -1 for unknown ids."""
     number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
     order = np.argsort(number, kind="stable")
     number = number[order]
@@ -111,7 +112,7 @@ def rows_of(links: Links, wanted: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def launch_times(scan: Scan, works: Iterable[Work]) -> dict[int, int]:
-    """Return the launch time of the kernels of works by correlation id, ns."""
+    """Return the launch times of the works' kernels by correlation id, ns."""
     numbers = np.array(sorted({work.correlation for work in works if work.on_device}), np.int64)
     times: dict[int, int] = {}
     for start, number in scan.launches.table.read(Links.START, Links.NUMBER):
@@ -127,7 +128,7 @@ def _look_up(
     ranges: _RangesOfKind,
     places: NDArray[np.int32],
 ) -> None:
-    """Set the range of kernels without one, where their launch or operator started in a range."""
+    """Set the range of kernels that have none, from the start of their launch or operator."""
     shares = -(-len(links) // _AT_ONCE) if len(ranges.place) else 0
     for share in range(shares):
         number, inside = _links(links, share, shares, ranges)
@@ -145,7 +146,7 @@ def _look_up(
 def _links(
     links: Links, share: int, shares: int, ranges: _RangesOfKind
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the ids of one share of the links, rising, and the range in which each started."""
+    """Return the ids of a share of the links in ascending order, and the range of each start."""
     numbers, places = [], []
     for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
         mine = number % shares == share

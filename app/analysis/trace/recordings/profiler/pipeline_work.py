@@ -1,8 +1,8 @@
-"""Computations, sends and receives of a pipeline rank whose recording has no labels.
+"""Computations, sends and receives of a pipeline rank from a recording without labels.
 
-On the host the operators of a microbatch are contiguous between transfers; operators that autograd
-runs, on any thread, are a backward. Times are those of the operators or, with a device, of the
-launched kernels.
+On the host the operators of a microbatch are contiguous between transfers; operators run by
+autograd, on any thread, are a backward. Computing times are those of the operators or, with a
+device, those of the launched kernels.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from app.analysis.trace.recordings.profiler.scan import (
     Work,
 )
 
-# Operators between two transfers may be bookkeeping: a block that takes less than this share of a
-# typical computation is none. Shares are tried in order, since a delayed host takes longer for it.
+# Least time of a computation as a share of a typical computation; a shorter block of operators
+# between two transfers is bookkeeping. Larger shares are tried next, since bookkeeping takes longer
+# on a delayed host.
 LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
 _TYPICAL: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Operators of one microbatch in one direction.
+    """Contiguous operators of one microbatch in one direction.
 
     Parameters
     ----------
@@ -54,9 +55,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """Operators or kernels of a rank, in the order of the host, times in ns."""
+    """Operators or kernels of a rank in the order of their host times; times in ns."""
 
-    # host: time of running or launching on the host. start, end: time of computing.
+    # host: time of the operator, or of the kernel's launch, on the host; start, end: computing time
     host: NDArray[np.int64]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -64,7 +65,7 @@ class Computed:
 
 
 def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
-    """Return the operators of a rank or, where a device computes, the kernels.
+    """Return the kernels of a rank that computes on a device, else its operators.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
 
 
 def blocks_of(computed: Computed, between: Sequence[int], least_share: float) -> list[Block]:
-    """Return the computations of a step, in the order of the host.
+    """Return the computations of a step in the order of their host times.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
     least = least_share * float(np.quantile(busy, _TYPICAL))
     kept = [block for block, time in zip(blocks, busy.tolist(), strict=True) if time >= least]
     while kept and not kept[-1].backward:
-        # Work after the last backward, such as scaling of gradients, is no forward.
+        # Forward work after the last backward, such as scaling gradients, belongs to no microbatch.
         kept.pop()
     return _joined(kept, between)
 
@@ -119,7 +120,7 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
 def blocks_named(
     computed: Computed, between: Sequence[int], named: Sequence[tuple[Span, bool]]
 ) -> list[Block]:
-    """Return the computations of a step with named microbatches, in the order of the host.
+    """Return the computations of a step whose microbatches have named ranges, in host order.
 
     The range of a microbatch also holds work before and after its transfers: the longest part
     between transfers is its computation.
@@ -152,7 +153,7 @@ def blocks_named(
 
 
 def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
-    """Join neighboring blocks of one microbatch, between which a short one was left out."""
+    """Join neighboring blocks of a microbatch, between which a short block was dropped."""
     joined: list[Block] = []
     for block in blocks:
         known = joined[-1] if joined else None
@@ -175,7 +176,7 @@ def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
 
 
 def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
-    """Return launch time, launching thread, start and end of each kernel; times in ns."""
+    """Return launch time (ns), launching thread, start (ns) and end (ns) of each kernel."""
     columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
     read = [
         np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
@@ -195,7 +196,7 @@ def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
 def _look_up(
     links: Links, wanted: NDArray[np.int64], host: NDArray[np.int64], thread: NDArray[np.int64]
 ) -> None:
-    """Set launch time and thread of kernels without them from the launches or operators."""
+    """Set missing launch times and threads of kernels from their launches or operators."""
     if not len(links) or not len(wanted):
         return
     started, _, where = columns_of(links.table, 3)
@@ -208,7 +209,7 @@ def _look_up(
 def _in_gradients(
     gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return whether each operator started while autograd ran a node on the same thread."""
+    """Return whether each operator started while autograd ran a node on its thread."""
     inside = np.zeros(len(host), np.bool_)
     start, duration, where = columns_of(gradients.table, 3)
     for number in np.unique(where).tolist():
@@ -219,7 +220,7 @@ def _in_gradients(
 
 
 def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return whether each time is inside of a range; ranges may overlap."""
+    """Return whether each time lies within any of the ranges, which may overlap."""
     if not ranges:
         return np.zeros(len(times), np.bool_)
     bounds = np.array(sorted(ranges), np.int64)
@@ -229,20 +230,20 @@ def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDAr
 
 
 def columns_of(table: PackedTable, count: int) -> NDArray[np.int64]:
-    """Return the columns of a table as an array, shape (count, rows)."""
+    """Return columns of a packed table as an array, shape (count, rows)."""
     parts = [np.stack(part) for part in table.read(*range(count))]
     return np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.int64)
 
 
 _SEND, _RECEIVE = "send", "recv"
-# Kernels of several sends and receives that were issued together.
+# Names of kernels that carry out several sends and receives issued together.
 FUSED: Final = frozenset({"sendrecv", "coalesced"})
 TRANSFERS: Final = frozenset({_SEND, _RECEIVE}) | FUSED
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A send or a receive.
+    """A send or a receive between pipeline stages.
 
     Parameters
     ----------
@@ -261,12 +262,12 @@ class Transfer:
 
 
 def issues_transfers(scan: Scan) -> bool:
-    """Return whether the recording of a rank has sends or receives of a pipeline."""
+    """Return whether a rank's recording has sends or receives between pipeline stages."""
     return bool(_issues(scan))
 
 
 def transfers_of(scan: Scan) -> list[Transfer]:
-    """Return the sends and receives of a rank, in the order in which the host issued them."""
+    """Return the sends and receives of a rank in the order of their calls on the host."""
     works = [
         work for work in scan.works if work.name in TRANSFERS and is_of_pipeline(work.description)
     ]
@@ -279,7 +280,7 @@ def transfers_of(scan: Scan) -> list[Transfer]:
 
 
 def _issues(scan: Scan) -> list[Issue]:
-    """Return the calls that issued transfers; of nested calls the inner one."""
+    """Return the calls that issued transfers; of nested calls only the inner call."""
     issues = [
         issue
         for issue in scan.issues
@@ -297,7 +298,7 @@ def _issues(scan: Scan) -> list[Issue]:
 
 
 def _on_host(works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
-    """Pair each call with the backend's first range that began after it."""
+    """Yield a transfer for each call, with the backend's first range that began after the call."""
     for name in (_SEND, _RECEIVE):
         mine = sorted(
             (work for work in works if work.name == name), key=lambda work: work.span.start
@@ -315,7 +316,7 @@ def _on_host(works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfe
 
 
 def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
-    """Pair the calls with kernels; a fused kernel carries out all calls issued together."""
+    """Yield a transfer for each call, with its kernel; calls may share a fused kernel."""
     times = _times(scan.launches, [work.correlation for work in works])
     by_operator = _times(scan.operators, [work.external for work in works])
     launched = [
@@ -342,7 +343,7 @@ def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> It
 
 
 def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
-    """Return the start of the launches or operators with some ids, ns; None if unknown."""
+    """Return the start of the launch or operator with each id, ns; None for unknown ids."""
     started, number, _ = columns_of(links.table, 3)
     wanted = np.isin(number, np.array([n for n in numbers if n >= 0], np.int64))
     known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))

@@ -1,7 +1,7 @@
-"""Place of a rank in its job, from the process groups that its recording names.
+"""Place of a rank in its job, from the process groups in its recording.
 
-`torch.distributed` names a group of a device mesh ``mesh_`` and its dimension; Megatron-Core has
-its own names. The recording of one rank lists the groups of this rank.
+`torch.distributed` names a group of a device mesh ``mesh_`` followed by its dimension;
+Megatron-Core has its own names. The recording of a rank lists only the groups of this rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.errors import Fault, InvalidMetadataError
 
 
 class Dimension(StrEnum):
-    """Dimension of parallelism of a process group."""
+    """Dimension of parallelism to which a process group belongs."""
 
     PIPELINE = "pp"
     REPLICA = "dp_replicate"
@@ -44,10 +44,10 @@ _NAMES: Final[tuple[tuple[re.Pattern[str], Dimension], ...]] = tuple(
         (r"mesh_cp|mesh_context|CONTEXT_PARALLEL_GROUP", Dimension.CONTEXT),
     )
 )
-# Advice where sizes are unknown.
+# Advice to senders if the job's sizes are unknown.
 _GIVE: Final = "give the sizes of the job with it (--meta with dp and pp, and tp, cp where used)"
 DATA_DIMENSIONS: Final = (Dimension.REPLICA, Dimension.SHARD, Dimension.DATA)
-# Operation types of collectives, by their names without punctuation, in groups of each dimension.
+# For groups of each dimension: name of a collective without punctuation → operation type.
 DATA_COLLECTIVES: Final = {
     "allgather": PARAMS_ALL_GATHER,
     "reducescatter": GRADS_REDUCE_SCATTER,
@@ -63,7 +63,7 @@ CONTEXT_COLLECTIVES: Final = {
     "reducescatter": "cp-reduce-scatter",
     "alltoall": "cp-all-to-all",
     "alltoallv": "cp-all-to-all",
-    # A ring passes on keys and values by fused calls, or by one send and one receive.
+    # A context-parallel ring passes keys and values on by fused calls, or by a send and a receive.
     **dict.fromkeys(("coalesced", "sendrecv", "send", "recv"), RING),
 }
 OF_DIMENSION: Final = {
@@ -75,7 +75,7 @@ OF_DIMENSION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group with its name, its description, and its global ranks in order."""
+    """A process group: its name, its description, and its global ranks in order."""
 
     name: str
     description: str
@@ -84,10 +84,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroups:
-    """Sizes of a rank's process groups from its collectives, where their ranks are not recorded."""
+    """Sizes of a rank's process groups from its collectives, for recordings that list no ranks."""
 
-    sizes: Mapping[Dimension, int]  # ranks of a group
-    one_pipeline: bool  # transfers of the pipeline are those of a group of all ranks
+    sizes: Mapping[Dimension, int]  # number of ranks of a group by its dimension
+    one_pipeline: bool  # pipeline transfers use a group of all ranks
 
 
 NO_RECORDED_GROUPS: Final = RecordedGroups({}, one_pipeline=False)
@@ -95,7 +95,7 @@ NO_RECORDED_GROUPS: Final = RecordedGroups({}, one_pipeline=False)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Sizes of a job, and the DP rank and stage of one of its ranks."""
+    """Sizes of a job, and DP rank and stage of one of its ranks."""
 
     sizes: Sizes
     dp: int
@@ -103,7 +103,7 @@ class Cell:
 
 
 def dimension_of(description: str) -> Dimension | None:
-    """Return the dimension in a group's description, None for other descriptions."""
+    """Return the dimension that a group's description names; None if it names none."""
     return next(
         (dimension for pattern, dimension in _NAMES if pattern.fullmatch(description)), None
     )
@@ -117,7 +117,7 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     meta: SessionMeta | None,
     recorded: RecordedGroups = NO_RECORDED_GROUPS,
 ) -> Cell:
-    """Return the sizes of the job, and the place of a rank in it.
+    """Return the sizes of the job, and the DP rank and stage of a rank.
 
     Parameters
     ----------
@@ -147,14 +147,15 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     dp, dp_rank = 1, 0
     for dimension in DATA_DIMENSIONS:
-        # A group of all data-parallel ranks repeats those of its two parts.
+        # Skip the group of all data-parallel ranks: it is the union of the other two data-parallel
+        # groups.
         if dimension is Dimension.DATA and dp > 1:
             continue
         dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
         dp *= size.get(dimension, 1)
     sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1)
     if sizes.world == 1 < world:
-        # A dimension of all ranks uses the default group, which has no description.
+        # A dimension that spans all ranks uses the default process group, which has no description.
         return _all_in_one(rank, world, stages)
     if sizes.world != world:
         if meta is not None:
@@ -181,7 +182,7 @@ def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
     meta: SessionMeta | None,
     recorded: RecordedGroups,
 ) -> Cell:
-    """Return the place of a rank without a described data- or pipeline-parallel group."""
+    """Return the place of a rank whose data- and pipeline-parallel groups have no description."""
     if meta is not None:
         return _by_order(rank, meta.sizes)
     if any(len(group.ranks) not in (1, world) for group in groups):
@@ -196,9 +197,9 @@ def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
 
 
 def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGroups) -> Cell:
-    """Return the place of a rank in the default order from group sizes.
+    """Return the place of a rank from group sizes, assuming the default rank order.
 
-    The stages that the rank computes must agree with that place.
+    A place that disagrees with the stages that the rank computes is refused.
     """
     size = recorded.sizes
     pp = size.get(Dimension.PIPELINE, 1)
@@ -206,7 +207,7 @@ def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGr
     parts = size.get(Dimension.REPLICA, 1) * size.get(Dimension.SHARD, 1)
     dp = parts if parts > 1 else size.get(Dimension.DATA, 1)
     cell = _by_order(rank, Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1))
-    # Stages of several chunks are assigned round-robin, or forth and back as a V.
+    # Several chunks of a rank are assigned to stages round-robin, or as a V (forth and back).
     around = {stage % pp for stage in stages}
     there_and_back = {min(stage, 2 * pp - 1 - stage) for stage in stages}
     fits = around <= {cell.pp} or there_and_back == {cell.pp}
@@ -222,7 +223,7 @@ def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGr
 
 
 def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int, ...]:
-    """Return the global ranks of a rank's pipeline, by stage."""
+    """Return the global ranks of the pipeline that contains a rank, by stage."""
     known = _by_dimension(rank, groups).get(Dimension.PIPELINE)
     if known is not None:
         return known.ranks
@@ -231,14 +232,15 @@ def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int,
 
 
 def is_of_pipeline(description: str) -> bool:
-    """Return whether transfers of a group with this description are between pipeline stages."""
+    """Return whether a group with this description transfers between pipeline stages."""
     return not description or dimension_of(description) in {None, Dimension.PIPELINE}
 
 
 def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
-    """Return the place of a rank in a job of one dimension: a pipeline where stages are labelled.
+    """Return a rank's place in a job of one dimension: a pipeline if stages are labelled, else DP.
 
-    In a pipeline of all ranks each runs the stage with the number of its rank, and maybe others.
+    In a pipeline of all ranks, each rank runs the stage with its own number, and possibly other
+    stages.
     """
     if not stages:
         return Cell(Sizes(dp=world, pp=1), rank, 0)
@@ -261,7 +263,7 @@ def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Grou
 
 
 def _by_order(rank: int, sizes: Sizes) -> Cell:
-    """Return the place in the default order: tensor and context fastest, data, then pipeline."""
+    """Return a rank's place in the default order: tensor and context fastest, pipeline slowest."""
     inner = sizes.tp * sizes.cp
     return Cell(sizes, rank // inner % sizes.dp, rank // (inner * sizes.dp))
 

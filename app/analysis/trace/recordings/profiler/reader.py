@@ -1,4 +1,4 @@
-"""Decoder of a profiler's reduced recording of one rank to its operations."""
+"""Decoder of one rank's reduced profiler recording (`Scan`) to operations."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ _NO_STEPS: Final = (
 _NOTHING: Final = (
     "the profiler recorded no operation, as where a job ends before the next steps of its schedule"
 )
-# Equal for every rank, as metadata must agree; reasons of single ranks are among unmapped items.
+# Reason that is the same text for every rank, because the metadata of all ranks must agree; the
+# reasons of single ranks are listed as unmapped items.
 _NO_SCHEDULE: Final = "its sends and receives fit no pipeline schedule"
 
 
 def decode_scan(
     scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
 ) -> Recording:
-    """Decode and check the scan of a recording.
+    """Decode the scan of a recording and check its operations.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def decode_scan(
 
 
 def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
-    """Return the sizes of a scan's process groups; contradictory ones are left out."""
+    """Return the sizes of a scan's process groups, without groups whose sizes are contradictory."""
     sizes: dict[Dimension, set[int]] = {}
     pipelines = set()
     for group in scan.others_groups:
@@ -110,7 +111,7 @@ def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
 
 
 def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
-    """Return whether ranks send results to each other, other than in context-parallel rings."""
+    """Return whether the rank sends results to other ranks, except in context-parallel rings."""
     works = unlabelled.collectives if unlabelled.on_device else scan.works
     return any(
         work.name in TRANSFERS and dimension_of(work.description) is not Dimension.CONTEXT
@@ -121,7 +122,7 @@ def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
 def _decode_pipeline(
     scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
 ) -> Recording:
-    """Decode a pipeline rank without labels."""
+    """Decode the scan of a pipeline rank without labels."""
     rank, world = scan.rank or 0, _world(scan, meta)
     cell = cell_of(rank, world, scan.groups, (rank,), meta, _recorded_groups(scan, world))
     steps = find_steps(scan, ())
@@ -151,7 +152,7 @@ def _decode_unlabelled(  # noqa: PLR0913 - facts of the rank
     *,
     part: bool,
 ) -> Recording:
-    """Decode a data-parallel rank without labels."""
+    """Decode the scan of a data-parallel rank without labels."""
     if scan.world is None and meta is None:
         scan.world = unlabelled.largest_group
     cell = place_of(unlabelled, scan, rank, _world(scan, meta), meta)
@@ -163,7 +164,7 @@ def _decode_unlabelled(  # noqa: PLR0913 - facts of the rank
 
 
 def _named(meta: SessionMeta, scan: Scan, rank: int) -> SessionMeta:
-    """Return metadata with the recorded names of a rank's host and GPU, unless they have some."""
+    """Return metadata completed by the recorded names of the rank's host and GPU."""
     hosts = {rank: scan.host} if scan.host and is_name(scan.host) else {}
     gpus = {rank: scan.gpu} if scan.gpu and is_name(scan.gpu) else {}
     return replace(meta, hosts={**hosts, **meta.hosts}, gpus={**gpus, **meta.gpus})

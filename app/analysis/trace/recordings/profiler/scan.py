@@ -1,9 +1,9 @@
-"""Events of one rank's profiler recording, reduced and packed in memory.
+"""Reduced form of one rank's profiler recording, packed in memory.
 
 A file of a gigabyte has millions of events, most of them operators of the framework. A scan keeps
 named ranges, transfers and collectives as objects, and a few integers of each launch, operator and
-kernel. These follow one another closely in time and by number, so their differences take one, two
-or four bytes instead of eight.
+kernel. Consecutive integers are close in time and number, so their differences take one, two or
+four bytes instead of eight.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class PackedTable:
         return len(self._blocks) * self._block_rows + len(self._tail) // self._columns
 
     def add(self, *row: int) -> None:
-        """Append a row with one value for each column."""
+        """Append a row: one value per column."""
         self._tail.extend(row)
         if len(self._tail) == self._columns * self._block_rows:
             self._pack_tail()
 
     def extend(self, *columns: NDArray[np.int64]) -> None:
-        """Append rows from arrays of their columns."""
+        """Append several rows, given as one array per column."""
         rows = np.stack(columns, axis=1).ravel()
         full = self._columns * self._block_rows
         while len(rows):
@@ -79,11 +79,11 @@ class PackedTable:
         self._tail = array("q")
 
     def read(self, *columns: int) -> Iterator[tuple[NDArray[np.int64], ...]]:
-        """Yield the given columns, some thousands of rows at a time, in order."""
+        """Yield the given columns in order, some thousands of rows at a time."""
         for block in self._blocks:
             yield tuple(block[column].values() for column in columns)
         if self._tail:
-            # A copy: an array cannot grow while a view of its memory exists.
+            # Copied because an `array` cannot grow while a NumPy view of its memory exists.
             rest = np.array(self._tail, np.int64).reshape(-1, self._columns)
             yield tuple(rest[:, column] for column in columns)
 
@@ -101,7 +101,7 @@ class _Packed:
 
 
 def _pack(values: NDArray[np.int64]) -> _Packed:
-    # A difference beyond 64 bits wraps around, and so does the sum that undoes it.
+    # A difference beyond 64 bits wraps around; the sum that restores the values wraps back.
     steps = np.diff(values)
     low, high = int(steps.min(initial=0)), int(steps.max(initial=0))
     for width in _WIDTHS:
@@ -111,14 +111,15 @@ def _pack(values: NDArray[np.int64]) -> _Packed:
     return _Packed(int(values[0]), steps)
 
 
-# Ranges and collectives are objects; 50 steps of 64 layers with tensor parallelism have 10^5.
+# Most ranges and collectives of a scan, which are kept as Python objects. A recording of 50 steps
+# with 64 tensor-parallel layers has about 100,000.
 _MAX_KEPT: Final = 1_000_000
 _DEVICE_COLLECTIVE: Final = re.compile(r"(?:nccl|rccl|xccl)[A-Za-z]*_?([A-Za-z]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of time, ns, and the index of its event."""
+    """A span of time in ns, and the index of its event in the recording."""
 
     start: int
     end: int
@@ -127,44 +128,43 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """Direction of one half of a range that runs a forward and a backward."""
+    """Half (forward or backward) of a range that runs both directions."""
 
-    thread: int  # of the range, which runs the forward; a thread of autograd runs the backward
+    thread: int  # thread of the range and its forward; autograd's thread runs the backward
     backward: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A labelled range."""
+    """A recorded range with the label in its name."""
 
     label: Label
     span: Span
-    step: int | None = None  # training step, where the name contains it
-    half: Half | None = None  # where the same range has a second label
+    step: int | None = None  # training step if the name contains it
+    half: Half | None = None  # set if the range has a second label
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A transfer or a collective of a process group."""
+    """A transfer or a collective of a process group (PyTorch's "work")."""
 
-    name: str  # without punctuation: ``allgather``, ``send``
-    # group, description: name and description of the process group, "" where not recorded
+    name: str  # name without punctuation: ``allgather``, ``send``
+    # group, description: name and description of the process group, "" if not recorded
     group: str
     description: str
-    seq: int | None  # sequence number in the group, where recorded
+    seq: int | None  # sequence number in the group; None if not recorded
     span: Span
-    on_device: bool  # a kernel, else a range of the backend on the host
-    # correlation, external: ids of the launch and of the operator of a kernel, -1 where not
-    # recorded
+    on_device: bool  # a kernel; else a backend's range on the host
+    # correlation, external: ids of the kernel's launch and of its operator, -1 if not recorded
     correlation: int = -1
     external: int = -1
-    size: int | None = None  # ranks of the group, where recorded
-    peer: int | None = None  # other rank of a transfer, where recorded
+    size: int | None = None  # number of ranks of the group
+    peer: int | None = None  # other rank of a transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A range on the host that a framework names, such as ``FSDP::pre_forward (0)``."""
+    """A range that a framework records on the host, such as ``FSDP::pre_forward (0)``."""
 
     name: str
     span: Span
@@ -173,7 +173,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A call of the host that starts a collective or a transfer."""
+    """A call on the host that starts a collective or a transfer."""
 
     name: str  # as in `Work`
     group: str
@@ -181,13 +181,13 @@ class Issue:
     seq: int | None
     span: Span
     thread: int
-    external: int  # id by which its kernel refers to the call, -1 without one
+    external: int  # id with which the kernel refers to the call, -1 if none
     size: int | None = None
     peer: int | None = None  # as in `Work`
 
 
 class Activity(IntEnum):
-    """Kind of a device activity."""
+    """Kind of work on a device stream."""
 
     KERNEL = 0
     COPY = 1
@@ -195,7 +195,7 @@ class Activity(IntEnum):
 
 
 class Kernels:
-    """Device activities: time in ns, ids of launch and operator, work, stream and kind."""
+    """Table of device activities: times in ns, ids of launch and operator, work, stream, kind."""
 
     START, DURATION, CORRELATION, EXTERNAL, WORK, STREAM, ACTIVITY = range(7)
     COLUMNS: Final = 7
@@ -221,7 +221,7 @@ class Kernels:
 
 
 class Links:
-    """Launches or operators: start in ns, id by which kernels refer to them, thread."""
+    """Table of launches or operators: start in ns, id to which kernels refer, thread."""
 
     START, NUMBER, THREAD = range(3)
 
@@ -232,12 +232,12 @@ class Links:
         return len(self.table)
 
     def add(self, start: int, number: int, thread: int = 0) -> None:
-        """Add a launch or an operator."""
+        """Append a launch or an operator."""
         self.table.add(start, number, thread)
 
 
 class Ranges:
-    """Unnamed ranges on the host: time in ns and thread."""
+    """Table of host ranges whose names are not kept: times in ns and thread."""
 
     START, DURATION, THREAD = range(3)
 
@@ -248,13 +248,13 @@ class Ranges:
         return len(self.table)
 
     def add(self, span: Span, thread: int) -> None:
-        """Add a range."""
+        """Append a range."""
         self.table.add(span.start, span.end - span.start, thread)
 
 
 @dataclass(slots=True)
 class Scan:
-    """Reduced recording of a rank; times count from `base_ns`."""
+    """Reduced recording of one rank; times in ns since `base_ns`."""
 
     base_ns: int = 0
     rank: int | None = None
@@ -262,58 +262,61 @@ class Scan:
     host: str | None = None
     gpu: str | None = None
     groups: list[Group] = field(default_factory=list)
-    # Groups of another rank of the job, whose sizes are those of this rank's groups.
+    # Process groups of another rank of the job; this rank's groups have the same sizes.
     others_groups: list[Group] = field(default_factory=list)
     labelled: list[Labelled] = field(default_factory=list)
-    # Start and number of each step of the profiler, and the end of the last one.
+    # (start, step number) of each step that the profiler marks, and the end of the last step.
     steps: list[tuple[int, int]] = field(default_factory=list)
     ends: int = 0
     optimizers: list[Span] = field(default_factory=list)
-    # Operation type and range of work between steps.
+    # (operation type, span) of work between steps.
     between: list[tuple[str, Span]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
-    # issues: calls of process groups. marks: ranges of frameworks. Both are only used where nothing
-    # is labelled.
+    # issues: calls of process groups; marks: ranges of frameworks. Both are used only if the
+    # recording has no labels.
     issues: list[Issue] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    # Nodes of the backward graph that autograd ran.
+    # Ranges in which autograd ran a node of the backward graph.
     gradients: Ranges = field(default_factory=Ranges)
-    # Operators outside of any other operator, and the end of the last one by thread.
+    # outer: operators that lie in no other operator; busy_until: end of the last such operator by
+    # thread
     outer: Ranges = field(default_factory=Ranges)
     busy_until: dict[int, int] = field(default_factory=dict)
     threads: dict[object, int] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
     launches: Links = field(default_factory=Links)
     operators: Links = field(default_factory=Links)
-    # Ranges with the prefix of a label that cannot be parsed.
+    # Number of ranges whose name has a label's prefix but cannot be parsed.
     unknown_labels: int = 0
-    # Actions of a forward and a backward on an unknown thread, which cannot be separated.
+    # Number of actions with a forward and a backward on an unknown thread; their halves cannot be
+    # separated.
     overlapped_actions: int = 0
-    copies: int = 0  # labelled ranges that were left out as copies
-    # Matcher of the job's labels; its steps: start, and number where it is captured; its ranges
-    # that the profiler shows on the device's track only.
+    copies: int = 0  # number of labelled ranges dropped as copies
+    # own: matcher of the job's labels; own_steps: (start, captured number or None) of the steps
+    # that it matched; labelled_on_device: matched ranges that the profiler shows only on the
+    # device's track
     own: OwnRangesReader | None = None
     own_steps: list[tuple[int, int | None]] = field(default_factory=list)
     labelled_on_device: list[Labelled] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no operator, no kernel and no range but the profiler's steps."""
+        """Whether the scan has no operator, kernel or range other than the profiler's steps."""
         objects = self.labelled or self.works or self.issues or self.marks or self.optimizers
         return not objects and not len(self.outer) and not len(self.kernels)
 
     def thread(self, name: object) -> int:
-        """Return the number of a thread or a stream from its name in the recording."""
+        """Return the number of a thread or stream for its name in the recording."""
         return self.threads.setdefault(name, len(self.threads))
 
     def add_operator(self, span: Span, thread: int) -> None:
-        """Add an operator of a thread, in order of start, unless it lies in another one."""
+        """Add an operator unless it lies in another of its thread; call in order of start."""
         if span.start >= self.busy_until.get(thread, span.start):
             self.outer.add(span, thread)
             self.busy_until[thread] = span.end
 
     def add_range(self, name: str, span: Span, thread: int | None = None) -> None:
-        """Add a range whose name begins like a label.
+        """Add a range whose name has the prefix of a label.
 
         Parameters
         ----------
@@ -341,7 +344,7 @@ class Scan:
             self.unknown_labels += 1
 
     def add_own_range(self, name: str, span: Span, *, on_device: bool = False) -> bool:
-        """Add a range if a pattern of the job matches its name; return whether one does.
+        """Add a range if a pattern of the job matches its name; return whether a pattern does.
 
         Parameters
         ----------
@@ -365,7 +368,7 @@ class Scan:
         return True
 
     def drop_copies(self) -> None:
-        """Drop copies of labelled ranges, and count them: merged files may hold an event twice."""
+        """Drop and count copies of labelled ranges, since merged files may hold an event twice."""
         unique: dict[object, Labelled] = {}
         for item in self.labelled:
             unique.setdefault((item.label, item.step, item.span.start, item.span.end), item)
@@ -373,7 +376,7 @@ class Scan:
         self.labelled = list(unique.values())
 
     def check_counts(self, limits: Limits) -> None:
-        """Refuse a recording that takes too much memory.
+        """Refuse a recording whose scan takes too much memory.
 
         Raises
         ------
@@ -393,12 +396,12 @@ class Scan:
 
 
 def plain_name(name: str) -> str:
-    """Return a collective's name without punctuation: ``_allgather_base`` is ``allgather``."""
+    """Return a collective's name without punctuation: "allgather" for ``_allgather_base``."""
     return name.lower().replace("_", "").replace("base", "").replace("intotensor", "")
 
 
 def collective_of(kernel: str) -> str | None:
-    """Return the collective of a kernel of NCCL, RCCL or XCCL, None for other kernels.
+    """Return the collective that an NCCL, RCCL or XCCL kernel runs; None for other kernels.
 
     Examples
     --------

@@ -1,8 +1,9 @@
-"""Training steps of a recording, and the step of each event.
+"""Training steps of a recording, and assignment of events to steps.
 
-Steps are ranges that labels of the job match (`OwnRanges`), else those of the profiler
-(``ProfilerStep#12``, from ``prof.step()``). Without either a step ends with its optimizer; without
-optimizers, a step begins where an action repeats. Such steps count from 0.
+Steps are the ranges that labels of the job match (`OwnRanges`), else the profiler's ranges
+(``ProfilerStep#12``, from ``prof.step()``). Without such ranges a step ends with its optimizer;
+without optimizers, a step begins when an action repeats. Steps without recorded numbers count from
+0.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a recording."""
+    """Steps of a recording: their starts and numbers."""
 
     begins: tuple[int, ...]  # ns, rising
     numbers: tuple[int, ...]
-    of_label: tuple[int | None, ...]  # step of each labelled range; None before the first one
+    of_label: tuple[int | None, ...]  # step of each labelled range; None before the first step
 
     def at(self, time: int) -> int | None:
-        """Return the step at a time, None before the first one."""
+        """Return the step number at a time; None before the first step."""
         return _at(self.begins, self.numbers, time)
 
 
 def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of a scan.
+    """Return the training steps of a scan.
 
     Parameters
     ----------
@@ -46,7 +47,8 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
         begins = _after_optimizers(scan, labelled)
         numbers = tuple(range(len(begins)))
     elif any(item.label.own for item in labelled):
-        # Labels of layers repeat within a step, so all is one step.
+        # Steps cannot be found by repetition, because the job's labels of layers repeat within a
+        # step: the recording counts as one step.
         begins, numbers = (labelled[0].span.start,), (0,)
     elif labelled:
         return _by_repetition(labelled)
@@ -60,10 +62,10 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
 
 
 def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Labelled, ...]:
-    """Leave out forwards that were repeated before their backward.
+    """Return labelled ranges without forwards that were repeated before their backward.
 
-    A job repeats a forward that ran out of memory. A forward that is repeated after its backward
-    belongs to another round of the step.
+    A job repeats a forward that ran out of memory. A forward repeated after its backward is not a
+    retry: it belongs to another round of the step.
 
     Parameters
     ----------
@@ -91,9 +93,9 @@ def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Lab
 def _own_steps(
     ranges: Sequence[tuple[int, int | None]],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return starts and numbers of steps from (start, number) of ranges that labels match.
+    """Return starts and numbers of the steps that the job's labels match.
 
-    Without any number, steps count from 0.
+    If no label captures a number, steps count from 0.
     """
     ordered = sorted(ranges, key=lambda step: step[0])
     if all(number is None for _, number in ordered):
@@ -113,7 +115,7 @@ def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
 
 
 def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ...]:
-    """Return the starts of steps: the first event, and the end of each optimizer before actions."""
+    """Return the starts of steps: the first event, and optimizers' ends before actions."""
     starts = sorted(action.span.start for action in (labelled or scan.issues))
     if not starts:
         return ()
@@ -128,7 +130,7 @@ def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ..
 
 
 def _by_repetition(labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of actions, each of which happens once a step."""
+    """Return the steps of actions: a step begins when an action repeats."""
     seen: dict[object, int] = {}
     of_label: list[int | None] = []
     begins: list[int] = []

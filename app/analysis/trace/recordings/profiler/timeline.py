@@ -1,9 +1,9 @@
-"""Computing and waiting times of a rank in each part of a step, without labels.
+"""Computing and waiting times of a rank in each part of a step, from a recording without labels.
 
-On a device computing time is the union of its computing streams, assigned to the part in which the
-host launched it: hosts run ahead, so the time of a kernel does not show its step. A gap before
-launched work that ends with a collective is waiting for that collective; any other gap is a delay
-of the host.
+On a device the computing time is the union of the kernels on the computing streams. A kernel is
+assigned to the part of the step in which the host launched it, because hosts run ahead of their
+devices. A gap before launched work that ends with a collective is waiting for that collective; any
+other gap is a delay of the host.
 """
 
 from __future__ import annotations
@@ -31,55 +31,56 @@ from app.analysis.trace.recordings.profiler.launches import rows_of
 from app.analysis.trace.recordings.profiler.process_groups import DATA_COLLECTIVES
 from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Links, Scan
 
-# A computing stream is busy for at least this share of the time of the busiest one.
+# Least busy time of a computing stream as a share of the busiest stream's time.
 _COMPUTES: Final = 0.05
-# A kernel that waited for a collective begins within this time after it. A later one was launched
-# late, and did not wait.
+# Longest gap between a collective and a kernel that waited for it. A kernel that begins later was
+# launched late, and did not wait.
 _FOLLOWS_NS: Final = 300_000
-# A kernel that the stream held for a collective starts within this time after it.
+# Longest gap between a collective and a queued kernel that the stream held back until its end.
 _STARTS_NS: Final = 50_000
 _UNKNOWN: Final = -1
 
 
 class Computed(NamedTuple):
-    """Computing time of a segment, ns."""
+    """Computing time of a segment; times in ns."""
 
     first: int
     last: int
-    late: int  # idle time in between without waiting
+    late: int  # idle time between first and last without waiting
     free: int  # end of the device's earlier work, before any copy of this segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Computing and waiting times of a rank, ns."""
+    """Computing and waiting times of a rank; times in ns."""
 
     computed: dict[int, Computed]  # by segment
-    # needed, had: (collectives,): start and end of the wait for each; both the end of the
-    # collective where nothing waited
+    # needed, had: shape (collectives,): start and end of the wait for each collective; both are the
+    # end of the collective if nothing waited
     needed: IntArray
     had: IntArray
-    segment: IntArray  # (collectives,): segment that issued each
-    # following, opens: (collectives,): segment of the next kernel, and whether that kernel is the
-    # first of its segment
+    segment: IntArray  # (collectives,): segment that issued each collective
+    # following, opens: shape (collectives,): segment of the next kernel after each collective, and
+    # whether that kernel is the first of its segment
     following: IntArray
     opens: NDArray[np.bool_]
-    # (collectives,): the next kernel was launched before the end, and waited for nothing else
+    # Shape (collectives,): the next kernel was launched before the end of the collective, and
+    # waited for nothing else.
     held: NDArray[np.bool_]
-    # starts, ends: (kernels,): computing, merged
+    # starts, ends: shape (kernels,): computing times, overlapping kernels merged
     starts: IntArray
     ends: IntArray
-    late: IntArray  # (kernels,): idle time before each without waiting
+    late: IntArray  # (kernels,): idle time before each kernel, without waiting
 
 
 class _Busy(NamedTuple):
-    """Kernels and copies of the computing streams, by start."""
+    """Kernels and copies of the computing streams, sorted by start."""
 
     start: IntArray
     end: IntArray
     launched: IntArray
     segment: IntArray
-    copies: NDArray[np.bool_]  # between host and device
+    copies: NDArray[np.bool_]  # whether each is a copy, not a kernel
 
 
 def device_timeline(
@@ -88,7 +89,7 @@ def device_timeline(
     collectives: Sequence[Collective],
     exchanging: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of a rank that computes on a device.
+    """Return the computing and waiting times of a rank that computes on a device.
 
     Parameters
     ----------
@@ -122,23 +123,26 @@ def device_timeline(
             following[numbers] = busy.segment[at]
             opens[numbers] = firsts[int(busy.segment[at])] == at
             free = int(before[at])
-            # The next kernel waits for the last of them.
+            # Of several collectives before the next kernel, the kernel waits for the last end.
             last_end = int(ends[numbers[-1]])
             if int(busy.start[at]) > last_end + _FOLLOWS_NS:
                 begins = firsts[int(busy.segment[at])] == at
-                # A late first kernel of a segment waited from the first collective on; any other
-                # only for collectives that it needs.
+                # The kernel was launched late. The first kernel of a segment then waited only for
+                # the first collective; any other kernel waited only for collectives whose result it
+                # needs.
                 needing = [n for n in numbers if collectives[n].group in exchanging]
                 numbers = numbers[:1] if begins else needing
             if int(busy.launched[at]) <= last_end:
                 held[numbers] = int(busy.start[at]) <= ends[numbers] + _STARTS_NS
-        # The wait for the last one starts at its arrival, those for earlier ones end there.
+        # Waits are made disjoint: the wait for a collective ends at the start of the next
+        # collective.
         until = max((int(ends[number]) for number in numbers), default=0)
         for number in reversed(numbers):
             begin, end = max(free, collectives[number].start), min(until, int(ends[number]))
             if int(issued[number]) > free and not opens[number]:
-                # It was launched while the stream was idle: the transfer is a delay of the host,
-                # and the time beyond it is that of other ranks.
+                # The collective was launched while the stream was idle. Its own transfer time is
+                # then a delay of the host; only the time beyond the transfer is waiting for other
+                # ranks.
                 begin += transfers.get((collectives[number].group, collectives[number].name), 0)
             if begin < end:
                 needed[number] = int(ends[number]) - (end - begin)
@@ -147,7 +151,8 @@ def device_timeline(
             until = min(until, collectives[number].start)
     late = gap - np.minimum(waited, gap)
     opened = {number: at for number, at in firsts.items() if waited[at]}
-    # Nothing was queued before a first kernel that ran as soon as it was launched.
+    # If the first kernel of the recording ran as soon as it was launched, nothing was queued before
+    # it.
     free_from = before.copy()
     free_from[:1][busy.start[:1] <= busy.launched[:1] + _FOLLOWS_NS] = np.iinfo(np.int64).min
     computed = _by_segment(busy, free_from, late, opened)
@@ -155,7 +160,7 @@ def device_timeline(
 
 
 def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str], int]:
-    """Return the shortest duration of collectives by group and name, ns: that of the last rank."""
+    """Return the shortest duration of collectives by (group, name), ns: the last rank's time."""
     least: dict[tuple[str, str], int] = {}
     for collective in collectives:
         key = (collective.group, collective.name)
@@ -165,9 +170,10 @@ def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str],
 
 
 def _firsts(busy: _Busy) -> dict[int, int]:
-    """Return the index of the first kernel of each segment, or of its first copy without kernels.
+    """Return each segment's index of its first kernel, or of its first copy if it has no kernels.
 
-    A batch is copied to the device before the forward waits for anything.
+    Copies count only without kernels, because a batch is copied to the device before the forward
+    waits for anything.
     """
     numbers, places = np.unique(busy.segment, return_index=True)
     firsts = dict(zip(numbers.tolist(), places.tolist(), strict=True))
@@ -196,7 +202,7 @@ def _by_segment(
         if number == _UNKNOWN:
             continue
         mine = order[bounds[place] : bounds[place + 1]]
-        # Idle time before the first kernel is not of the segment.
+        # Idle time before the first kernel does not belong to the segment.
         first = opened.get(number, int(mine[0]))
         inside = int(late[mine[mine > first]].sum())
         computed[number] = Computed(
@@ -206,7 +212,7 @@ def _by_segment(
 
 
 def _busy(scan: Scan, program: Program) -> _Busy:
-    """Return the activities of the computing streams of a scan."""
+    """Return the device activities on the computing streams of a scan."""
     table = scan.kernels.table
     length = np.zeros(len(scan.threads) + 1, np.int64)
     for duration, work, stream, activity in table.read(
@@ -229,7 +235,7 @@ def _busy(scan: Scan, program: Program) -> _Busy:
         values = (start, np.maximum(duration, 0), correlation, external, activity)
         for column, part in zip(columns, values, strict=True):
             column.append(part[mine])
-    # A recording may have millions of kernels: no column is held twice for long.
+    # Columns are freed as they are converted: a recording may have millions of kernels.
     start, duration, correlation, external, activity = (_drained(column) for column in columns)
     copies = activity != Activity.KERNEL
     launched = _launched(scan, correlation, external)
@@ -242,7 +248,7 @@ def _busy(scan: Scan, program: Program) -> _Busy:
         copies[order],
     )
     del order
-    # A kernel without a recorded launch gets that of the kernel before it.
+    # A kernel without a recorded launch gets the launch time of the kernel before it.
     known = launched != _UNKNOWN
     latest = np.maximum.accumulate(np.where(known, np.arange(len(launched)), 0))
     launched = launched[latest]
@@ -251,14 +257,14 @@ def _busy(scan: Scan, program: Program) -> _Busy:
 
 
 def _drained(parts: list[NDArray[np.int64]]) -> IntArray:
-    """Return the concatenation of some parts, and free them."""
+    """Return the concatenation of a list of arrays, and empty the list to free them."""
     whole = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     parts.clear()
     return whole
 
 
 def _launched(scan: Scan, correlation: IntArray, external: IntArray) -> IntArray:
-    """Return the time of each kernel's launch on the host, ns; `_UNKNOWN` where not recorded."""
+    """Return the launch time of each kernel on the host, ns; `_UNKNOWN` if not recorded."""
     launched = np.full(len(correlation), _UNKNOWN, np.int64)
     for links, wanted in ((scan.launches, correlation), (scan.operators, external)):
         if not len(links):
@@ -273,9 +279,10 @@ def _launched(scan: Scan, correlation: IntArray, external: IntArray) -> IntArray
 
 
 def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeline:
-    """Return the timeline of a rank that computes on CPUs.
+    """Return the computing and waiting times of a rank that computes on CPUs.
 
-    The main thread computes, or waits for a collective if it calls no operator before its end.
+    The main thread waits for a collective if it calls no operator before the collective's end; at
+    all other times it computes.
     """
     called, own = program.called, program.own
     issued = np.array([c.issued for c in collectives], np.int64)
@@ -323,24 +330,25 @@ def host_timeline(program: Program, collectives: Sequence[Collective]) -> Timeli
     return Timeline(computed, needed, end, segment, segment, opens, opens, none, none, none)
 
 
-# The broadcast of buffers at the start of DDP's forward counts as a gather of parameters.
+# Name of a data-parallel collective → operation type. DDP's broadcast of buffers at the start of a
+# forward counts as a gather of parameters.
 OF_DATA: Final = {**DATA_COLLECTIVES, BROADCAST: PARAMS_ALL_GATHER}
 
 
 class Waits(NamedTuple):
-    """Waiting of a computation for its peers, ns."""
+    """Waiting times of a computation for other ranks, ns."""
 
     before: int = 0
     inside: int = 0
     after: int = 0
-    end: int = 0  # end of the last wait afterwards
+    end: int = 0  # end of the last wait after the computation
 
 
 NO_WAITS: Final = Waits()
 
 
 class Issued:
-    """Collectives of a rank by the segment that issued them."""
+    """Lookup of a rank's collectives by the segment that issued them."""
 
     def __init__(
         self, program: Program, collectives: Sequence[Collective], time: Timeline, roles: Roles
@@ -355,7 +363,7 @@ class Issued:
                 self._by_segment.setdefault(segment, []).append(number)
 
     def of_data(self, number: int) -> list[int]:
-        """Return the indices of data-parallel collectives that a segment issued."""
+        """Return the indices of the data-parallel collectives that a segment issued."""
         roles, collectives = self._roles, self._collectives
         return [
             item
@@ -364,7 +372,7 @@ class Issued:
         ]
 
     def _experts(self, number: int) -> list[int]:
-        """Return the indices of token exchanges of expert-parallel ranks that a segment issued."""
+        """Return the indices of the expert-parallel token exchanges that a segment issued."""
         roles, collectives = self._roles, self._collectives
         return [
             item
@@ -373,7 +381,7 @@ class Issued:
         ]
 
     def waits(self) -> dict[int, Waits]:
-        """Return the waiting of forwards and backwards for their peers, by segment."""
+        """Return the waiting times of forwards and backwards for other ranks, by segment."""
         time, collectives = self._time, self._collectives
         waits: dict[int, Waits] = {}
         for number, segment in enumerate(self._segments):
@@ -385,10 +393,11 @@ class Issued:
             if segment.part is Part.BACKWARD and not any(
                 collectives[item].name in {REDUCE_SCATTER, ALL_GATHER} for item in mine
             ):
-                # Buckets are reduced during the backward, which waits for all after its last
-                # kernel.
+                # Gradient buckets are reduced during the backward, which waits for all of them
+                # after its last kernel.
                 end = max((int(time.had[item]) for item in mine), default=last)
-                # A hook that uses a reduced bucket waits for it within the backward.
+                # A hook that uses a reduced bucket makes the backward wait for this bucket before
+                # its end.
                 inside = sum(
                     int(time.had[item] - time.needed[item])
                     for item in mine
@@ -398,7 +407,8 @@ class Issued:
                     for item in experts
                     if int(time.following[item]) == number and not time.opens[item]
                 )
-                # Tokens before it may be those of the forward's last exchange.
+                # The wait before the backward's first kernel may be for the token exchange of the
+                # last forward.
                 before = waits.get(number, NO_WAITS).before + sum(
                     int(time.had[item] - time.needed[item])
                     for item in experts
@@ -424,9 +434,9 @@ class Issued:
 
 
 def idle_before(time: Timeline, collectives: Sequence[Collective], roles: Roles) -> IntArray:
-    """Return the cumulated idle time before each kernel, ns, shape (kernels,).
+    """Return the cumulative idle time before each kernel, ns, shape (kernels,).
 
-    Idle time is launch delays and waits for data- and expert-parallel ranks.
+    Idle time consists of launch delays and of waits for data- and expert-parallel ranks.
     """
     each = time.late.copy()
     data = [

@@ -1,7 +1,8 @@
-"""Operations of a data-parallel rank without pipeline and labels.
+"""Operations of a data-parallel rank without a pipeline, from a recording without labels.
 
-Operations are those that hooks of `paceline_client.torch` record: forwards and backwards with the
-collectives inside them, the wait for gradients after a backward, and the optimizer.
+The operations are the same as those recorded by the hooks of `paceline_client.torch`: forwards and
+backwards with the collectives inside them, the wait for gradients after a backward, and the
+optimizer.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ from app.analysis.trace.recordings.profiler.timeline import (
 )
 from app.analysis.trace.recordings.recording import Rows
 
-# An evaluation computes for at least this share of a median forward.
+# Least computing time of an evaluation as a share of the median forward; less is bookkeeping.
 _EVALUATES: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Unlabelled:
-    """A recording without labels: parts of its steps, collectives and times."""
+    """Contents of a recording without labels: parts of its steps, collectives and times."""
 
     program: Program
     collectives: tuple[Collective, ...]
@@ -71,17 +72,17 @@ class Unlabelled:
 
     @property
     def complete(self) -> bool:
-        """Return whether any step has a backward."""
+        """Return whether any step contains a backward."""
         return any(segment.part is Part.BACKWARD for segment in self.program.segments)
 
     @property
     def on_host(self) -> bool:
-        """Return whether CPUs compute."""
+        """Return whether the rank computes on CPUs."""
         return not self.on_device
 
     @property
     def largest_group(self) -> int | None:
-        """Return the number of ranks of the largest process group, None if not recorded."""
+        """Return the number of ranks of the largest process group; None if no size is recorded."""
         return _largest_group(self.collectives)
 
 
@@ -90,7 +91,7 @@ def _largest_group(collectives: Sequence[Collective]) -> int | None:
 
 
 def read_unlabelled(scan: Scan) -> Unlabelled:
-    """Return parts of steps, collectives and times of a scan without labels."""
+    """Return the parts of steps, the collectives and the times of a scan without labels."""
     program = read_program(scan)
     assign_kernels(scan)
     collectives = collectives_of(scan)
@@ -113,7 +114,7 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
 def place_of(
     known: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
-    """Return the place of a scan's rank; see `collectives.place` for errors."""
+    """Return the sizes of the job and the DP rank of a scan's rank; see `collectives.place`."""
     sizes = {
         collective.group: collective.size for collective in known.collectives if collective.size
     }
@@ -123,7 +124,7 @@ def place_of(
 def add_operations(
     known: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
 ) -> tuple[Rows, Counter[tuple[str, str | None]]]:
-    """Return the operations of a rank, and the numbers of unmapped items with their remedies."""
+    """Return the operations of a rank, and the number of unmapped items by (item, remedy)."""
     rows = Rows(limits)
     lost: Counter[tuple[str, str | None]] = Counter()
     decoder = _RankDecoder(known, cell.sizes.dp, lost)
@@ -146,7 +147,7 @@ _Operation = tuple[str, Span, int, int]
 
 
 class _RankDecoder:
-    """Decoder of one rank."""
+    """Decoder of one rank without labels to operations."""
 
     def __init__(self, known: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]) -> None:
         self._known = known
@@ -157,14 +158,14 @@ class _RankDecoder:
         issued = Issued(known.program, known.collectives, known.timeline, known.roles)
         self._data = issued.of_data
         self._waits = issued.waits()
-        # Time by which an optimizer and the forward after it are moved ahead, ns, by the segment of
-        # that forward.
+        # Time in ns by which a forward and the optimizer before it are moved ahead, by segment of
+        # the forward.
         self._earlier: dict[int, int] = {}
-        # Start of each computation after moving, ns, by segment.
+        # Start in ns of each computation after it was moved, by segment.
         self._drawn: dict[int, int] = {}
 
     def operations(self) -> Iterator[_Operation]:
-        """Yield each operation as type, times, step and microbatch."""
+        """Yield each operation as (type, span, step, microbatch)."""
         regular = self._regular()
         kept = 0
         for number, segment in enumerate(self._segments):
@@ -186,12 +187,12 @@ class _RankDecoder:
     def _computation(
         self, number: int, segment: Segment, done: Computed, kept: int
     ) -> tuple[list[_Operation], int]:
-        """Return a computation, and its waiting for peers.
+        """Return the operations of a computation: computing, and waiting for other ranks.
 
-        A forward waits for its first parameters. All waiting inside computations is placed behind
-        the backward, where all ranks have the last gradients at the same time: ranks wait for each
-        other in every layer, but end no layer together. Waiting for a group of some ranks, such as
-        shards within a replica, is placed there as well.
+        A forward waits for its first parameters. All waiting inside computations is placed after
+        the backward, when all ranks have the last gradients at the same time: ranks wait for each
+        other in every layer, but no layer ends on all ranks at the same time. Waiting for a group
+        of some ranks, such as shards within a replica, is placed after the backward as well.
 
         Parameters
         ----------
@@ -218,7 +219,7 @@ class _RankDecoder:
             else:
                 kept += waits.before
                 begin -= waits.before
-            # Idle time of late launches remains between forward and backward.
+            # The idle time of late launches is left as a gap between forward and backward.
             operations.append(
                 (FORWARD_COMPUTE, Span(begin, begin + computing, 0), step, segment.mb)
             )
@@ -236,7 +237,7 @@ class _RankDecoder:
         return operations, kept
 
     def _opening(self, number: int, mine: Sequence[int]) -> Span:
-        """Return the wait of a forward for its first parameters."""
+        """Return the span in which a forward waits for its first parameters."""
         time = self._time
         waited = [
             item
@@ -248,23 +249,23 @@ class _RankDecoder:
         return self._together(waited or mine[:1])
 
     def _together(self, some: Sequence[int]) -> Span:
-        """Return the summed wait for some collectives, ending with the last of them.
+        """Return a span of the summed waits for some collectives, up to the last end.
 
-        Idle time of late launches between them is left out.
+        Idle time of late launches between the waits is left out.
         """
         needed, had = self._time.needed[list(some)], self._time.had[list(some)]
         end = int(had.max())
         return Span(end - int((had - needed).sum()), end, 0)
 
     def _ending(self, number: int) -> list[int]:
-        """Return the data-parallel collectives of an optimizer and of the part right after it."""
+        """Return the data-parallel collectives of an optimizer and of the segment after it."""
         after = number + 1
         follows = after < len(self._segments) and self._segments[after].part is Part.AFTER
         shared = self._data(after) if follows else []
         return [*self._data(number), *shared]
 
     def _is_of_all(self, mine: Sequence[int]) -> bool:
-        """Return whether the groups of some collectives cover all data-parallel ranks."""
+        """Return whether the groups of some collectives contain all data-parallel ranks."""
         collectives = [self._known.collectives[number] for number in mine]
         sizes = {collective.group: collective.size for collective in collectives}
         known = [size for size in sizes.values() if size is not None]
@@ -273,7 +274,7 @@ class _RankDecoder:
     def _end_of_step(
         self, number: int, segment: Segment, done: Computed | None, regular: frozenset[int]
     ) -> Iterator[_Operation]:
-        """Yield collectives of gradients after a backward, the optimizer, and its gathers."""
+        """Yield the end of a step: reduction of gradients, optimizer, gathering of parameters."""
         collectives, time = self._known.collectives, self._time
         mine = self._ending(number) if number in regular else []
         reduced = [n for n in mine if OF_DATA[collectives[n].name] == GRADS_REDUCE_SCATTER]
@@ -286,7 +287,8 @@ class _RankDecoder:
             if done is not None and first is not None:
                 first = self._opens_after(end, first, done)
         elif done is not None and first is not None:
-            # Copies of reduced buckets belong to the wait for all buckets.
+            # Kernels that copy reduced buckets belong to the wait for the buckets, not to the
+            # optimizer.
             waits = self._waits.get(number - 1, NO_WAITS)
             first = self._opens_after(waits.end, first, done)
         if done is not None and first is not None:
@@ -298,7 +300,7 @@ class _RankDecoder:
             yield PARAMS_ALL_GATHER, self._together(gathered), segment.step, ABSENT
 
     def _late(self, first: int, done: Computed) -> int:
-        """Return the idle time of late launches from time `first` to the end of a segment, ns."""
+        """Return the idle time of late launches between `first` and the end of a segment, ns."""
         time = self._time
         if not len(time.late):
             return done.late
@@ -308,8 +310,8 @@ class _RankDecoder:
     def _launched_late(self, number: int, begin: int) -> int:
         """Return the idle time before an optimizer if the next forward has no collective, ns.
 
-        That forward is moved ahead by the same time: all idle time of late launches in a step is
-        placed before a backward.
+        The next forward is moved ahead by the same time, so that all idle time of late launches in
+        a step is placed before a backward.
         """
         ready = self._waits.get(number - 1, NO_WAITS).end
         following = next(
@@ -326,14 +328,14 @@ class _RankDecoder:
         return begin - ready
 
     def _opens_after(self, end: int, first: int, done: Computed) -> int:
-        """Return the start of the first kernel after a wait, or `first` if the wait is outside."""
+        """Return the start of the first kernel after time `end`, or `first` if `end` is outside."""
         if not first < end < done.last:
             return first
         after = int(np.searchsorted(self._time.starts, end))
         return int(self._time.starts[after]) if after < len(self._time.starts) else end
 
     def _regular(self) -> frozenset[int]:
-        """Return the optimizers with as many collectives as in most steps."""
+        """Return the segments of optimizers with the number of collectives that most steps have."""
         ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
         shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
         alike = Counter(shape.values())
@@ -348,13 +350,13 @@ class _RankDecoder:
             for other, computed in self._time.computed.items()
             if self._segments[other].part is Part.FORWARD
         ]
-        # The batch may arrive late, after gradients were zeroed.
+        # The evaluation begins after the idle time, since its batch may arrive late.
         begin = done.first + done.late
         if forwards and done.last - begin >= _EVALUATES * float(np.median(forwards)):
             yield EVALUATION, Span(begin, done.last, 0), segment.step, ABSENT
 
     def _others(self) -> Iterator[_Operation]:
-        """Yield collectives of tensor- and context-parallel ranks; count the others."""
+        """Yield the collectives of tensor- and context-parallel groups; count other collectives."""
         roles = self._known.roles
         idle = idle_before(self._time, self._known.collectives, self._known.roles)
         for number, collective in enumerate(self._known.collectives):
@@ -375,7 +377,7 @@ class _RankDecoder:
                 yield op, span, self._segments[segment].step, ABSENT
 
     def _moved(self, segment: int, end: int, idle: IntArray) -> int:
-        """Return the time by which a collective within a moved computation is moved, ns."""
+        """Return the shift of a collective whose computation was moved, ns."""
         drawn = self._drawn.get(segment)
         if drawn is None or not len(idle):
             return 0
@@ -388,7 +390,7 @@ class _RankDecoder:
         return drawn - first - int(idle[at] - idle[opens])
 
     def _loading(self) -> Iterator[_Operation]:
-        """Yield the waits of computations for the data loader."""
+        """Yield the waiting of computations for the data loader."""
         for span in self._known.program.loaders:
             segment = int(self._known.program.at(np.array([span.start]))[0])
             if segment < 0:

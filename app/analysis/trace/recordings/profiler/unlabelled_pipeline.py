@@ -1,11 +1,11 @@
 """Operations of a pipeline rank without labels, from the schedule that their order implies.
 
-A schedule is implied where it has exactly the recorded order of computations and numbers of
-transfers: 1F1B and GPipe with one chunk a stage, interleaved 1F1B and looped breadth-first with
-several (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). It gives
-each computation its microbatch and chunk. A send belongs to the computation of its output. A
-receive is matched to the peer's send at the same position of the peer's order; where peers are
-unknown, receives count in the order in which they were waited for, that of the computations.
+A schedule is implied if it has exactly the recorded order of computations and numbers of transfers:
+1F1B and GPipe with one chunk per stage, interleaved 1F1B and looped breadth-first with several
+chunks (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). The
+schedule gives each computation its microbatch and chunk. A send belongs to the computation of its
+output. A receive is matched to the send at the same position in the peer's order; if peers are
+unknown, receives are matched to the computations in the order in which they were waited for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_LETTERS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A forward or a backward of a microbatch through a model chunk."""
+    """The forward or backward of a microbatch through a model chunk."""
 
     backward: bool
     chunk: int
@@ -53,7 +53,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Order of computations and numbers of transfers in one recorded step of a rank.
+    """Order of the computations and numbers of the transfers in a recorded step of a rank.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The order of computations on each stage of a pipeline.
+    """A pipeline schedule: the order of the computations on each stage.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Schedule:
     microbatches: int
 
     def order(self, stage: int) -> tuple[Computation, ...]:
-        """Return the computations of a rank in order."""
+        """Return the computations of a stage in scheduled order."""
         if self.name in {GPIPE, LOOPED}:
             return tuple(self._all_forward_first())
         return tuple(self._one_forward_one_backward(stage))
@@ -104,7 +104,7 @@ class Schedule:
         return place > 0 if computation.backward else place < self.stages * self.chunks - 1
 
     def fits(self, recorded: StepOrder, stage: int) -> bool:
-        """Return whether a stage has the recorded order of computations and transfer counts."""
+        """Return whether the schedule gives a stage the recorded order and numbers of transfers."""
         order = self.order(stage)
         return (
             tuple(computation.backward for computation in order) == recorded.backwards
@@ -116,7 +116,7 @@ class Schedule:
         microbatches = range(self.microbatches)
         for chunk in range(self.chunks):
             yield from (Computation(backward=False, chunk=chunk, mb=mb) for mb in microbatches)
-        # PyTorch's looped schedule begins its backwards with the last microbatch.
+        # PyTorch's looped schedule runs the backward of the last microbatch first.
         back = microbatches[::-1] if self.name == LOOPED else microbatches
         for chunk in reversed(range(self.chunks)):
             yield from (Computation(backward=True, chunk=chunk, mb=mb) for mb in back)
@@ -153,7 +153,7 @@ LOOPED: Final = "looped breadth-first"
 
 
 def implied_schedule(recorded: StepOrder, stage: int, stages: int) -> Schedule | str:
-    """Return the schedule that a recorded step implies, or why none fits.
+    """Return the schedule that a recorded step implies, or the reason why no schedule fits.
 
     Parameters
     ----------
@@ -197,18 +197,19 @@ def _candidates(forwards: int, stages: int) -> Iterator[Schedule]:
             yield Schedule(LOOPED, stages, chunks, microbatches)
 
 
-# A receive may seem to end after its computation begins: another thread notices its end.
+# Most time by which a receive may end after its computation begins: another thread notices its end
+# late.
 _LATE_NS: Final = 2_000_000
-# Later than any time.
+# A time later than any recorded time.
 _EVER_NS: Final = 1 << 62
-# Ranges of microbatches in `ScheduleGPipe`.
+# Names of `ScheduleGPipe`'s ranges of microbatches.
 _MICROBATCH: Final = re.compile(r"(?:Forward|Backward) \d+")
 _BACKWARD: Final = "Backward"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation with its microbatch and chunk from the schedule."""
+    """An operation with the microbatch and chunk that the schedule gives it."""
 
     op: str
     step: int
@@ -219,7 +220,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Stage of a rank, and the global ranks of all stages of its pipeline."""
+    """Stage of a rank, and the global ranks of its pipeline by stage."""
 
     stage: int
     ranks: tuple[int, ...]
@@ -227,7 +228,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Schedule and operations of a rank's steps, or the reason why there are none.
+    """Schedule and operations of a rank's steps, or the reason why no schedule fits.
 
     Parameters
     ----------
@@ -246,7 +247,7 @@ class Pipeline:
 def read_pipeline(
     scan: Scan, place: Place, transfers: Sequence[Transfer], steps: Mapping[int, Span]
 ) -> Pipeline:
-    """Return the computations and transfers of a rank, by step and microbatch.
+    """Return the computations and transfers of a rank with their steps and microbatches.
 
     Parameters
     ----------
@@ -288,7 +289,7 @@ def read_pipeline(
 
 
 def _most_frequent_schedule(steps: Sequence[_Step], place: Place) -> Schedule | str:
-    """Return the schedule that most steps imply, or why the most frequent order implies none."""
+    """Return the schedule that most steps imply, or why the most frequent order fits none."""
     reason = ""
     for share in LEAST_SHARES:
         orders = Counter(_order_of(step.blocks(share), step.transfers) for step in steps)
@@ -328,10 +329,11 @@ def _cut(  # noqa: PLR0913, PLR0917 - parts of all steps
     named: Sequence[tuple[Span, bool]],
     place: Place,
 ) -> _Step:
-    """Return the part of a rank's computations, transfers and ranges in one step."""
+    """Return the computations, transfers and ranges of a rank that belong to one step."""
     mine = tuple(transfer for transfer in transfers if span.start <= transfer.issued < span.end)
     first = next((transfer.issued for transfer in mine if not transfer.sends), span.end)
-    # All but the first stage only prepare a batch before they receive.
+    # Stages other than the first only prepare a batch before their first receive: operators before
+    # it belong to no computation.
     begin = max(span.start, first) if place.stage else span.start
     inside = (computed.host >= begin) & (computed.host < span.end)
     in_step = Computed(
@@ -345,7 +347,7 @@ def _cut(  # noqa: PLR0913, PLR0917 - parts of all steps
 
 
 def _operations(step: _Step, schedule: Schedule, place: Place) -> list[Operation] | str:
-    """Return the operations of a step, or why it does not fit the schedule."""
+    """Return the operations of a step, or the reason why the step does not fit the schedule."""
     blocks = next(
         (
             blocks
@@ -394,11 +396,12 @@ def _operations(step: _Step, schedule: Schedule, place: Place) -> list[Operation
 
 
 def _receives(step: _Step, schedule: Schedule, place: Place) -> dict[Computation, Transfer] | str:
-    """Return the receive of each computation's input, or why receives do not match."""
+    """Return the receive of each computation's input, or why the receives do not match."""
     received = [transfer for transfer in step.transfers if not transfer.sends]
     by_peer = _by_peer(received, place)
     if by_peer is None:
-        # A thread waits for each receive in the order of the computations.
+        # Receives are matched in the order of the computations, because a thread waits for them in
+        # this order.
         order = schedule.order(place.stage)
         needed = [
             computation for computation in order if schedule.receives(computation, place.stage)
@@ -418,7 +421,7 @@ def _receives(step: _Step, schedule: Schedule, place: Place) -> dict[Computation
 
 
 def _sent_by(peer: int, schedule: Schedule, place: Place) -> Iterator[Computation]:
-    """Yield the computations that need the sends of a peer stage, in the peer's order."""
+    """Yield the computations whose inputs a peer stage sends, in the order of the sends."""
     stages = schedule.stages
     for computation in schedule.order(peer):
         if not schedule.sends(computation, peer):
@@ -429,9 +432,9 @@ def _sent_by(peer: int, schedule: Schedule, place: Place) -> Iterator[Computatio
 
 
 def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Transfer]] | None:
-    """Return the receives by stage of the sender, None if a sender is unknown.
+    """Return the receives by the sender's stage; None if a sender is unknown.
 
-    Recordings name peers by their rank in the job or in the process group.
+    Recordings name a peer by its rank in the job or by its rank in the process group.
     """
     stages = len(place.ranks)
     neighbors = sorted({(place.stage - 1) % stages, (place.stage + 1) % stages})
@@ -450,7 +453,7 @@ def _by_peer(received: Sequence[Transfer], place: Place) -> dict[int, list[Trans
 
 
 def steps_between(steps: Steps, end: int | None) -> Mapping[int, Span]:
-    """Return the time of each step on the host, from its begin to that of the next one.
+    """Return the host time of each step, from its begin to the begin of the next step.
 
     Parameters
     ----------
