@@ -111,11 +111,12 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds by which a rank causes the lateness of the rank with the longest wait for it."""
+    """Thresholds by which a rank counts as the cause of another rank's lateness."""
 
-    # Other ranks wait for the causing rank for at least this share of the longest wait…
+    # Other ranks wait for this rank for at least this share of the longest wait…
     upstream: float = 0.25
-    # …and its excess of computing over its peers is larger by at least this share of a step.
+    # …and its excess of computing over its peers is larger than that of the late rank by at least
+    # this share of a step.
     computes_longer: float = 0.02
 
 
@@ -124,7 +125,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Arrivals and breakdown of a trace."""
+    """Late arrivals and breakdown of step time of a trace, with the lanes used."""
 
     arrivals: Arrivals | None  # None if no two ranks meet
     breakdown: Breakdown
@@ -180,7 +181,7 @@ def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
 
 
 def _numbering(trace: Trace) -> IntArray | None:
-    """Return the global rank of each worker, shape (dp, pp); None if no numbering fits."""
+    """Return the global rank of each worker, shape (dp, pp); None if no usual numbering fits."""
     sizes: Sizes = trace.meta.sizes
     every = np.arange(sizes.dp * sizes.pp, dtype=np.int64)
     head = trace.stretches().first

@@ -14,8 +14,9 @@ from app.analysis.wording import percent
 class Thresholds:
     """Threshold by which a rank counts as keeping other ranks waiting."""
 
-    # A rank straggles if others wait for it this share of a step longer than it waits for them: in
-    # recorded healthy jobs of short steps ranks wait for one another for up to a tenth of a step.
+    # A rank straggles if others wait for it longer than it waits for them by at least this share of
+    # a step: in recorded healthy jobs of short steps ranks wait for one another for up to a tenth
+    # of a step.
     worth_saying: float = 0.05
 
 
@@ -173,7 +174,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class RankBreakdown:
-    """Breakdown of a rank's step by activity, seconds, means over steps."""
+    """Breakdown of a rank's step by activity, in seconds, as means over steps."""
 
     rank: int
     """Global rank."""

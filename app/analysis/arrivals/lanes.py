@@ -104,7 +104,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
 
 
 def first_claims(intervals: Intervals) -> IntArray:
-    """Return where each interval begins to extend beyond earlier intervals, shape (intervals,).
+    """Return the position from which each interval extends beyond all earlier intervals.
 
     Its end where earlier ones cover it whole; shape (intervals,).
     """

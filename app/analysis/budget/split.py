@@ -226,7 +226,7 @@ def _ideal(
 
 
 def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
-    """Return the time of host operations within steps, shape (pp, steps, dp), ns.
+    """Return each worker's time of host operations within steps, shape (pp, steps, dp), ns.
 
     Loading of batches, checkpoints, evaluation, which belong between steps.
     """
@@ -297,7 +297,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Shares of the time that are lost."""
+    """Shares of the time that are lost, by cause."""
 
     stragglers: float
     """Losses that not all workers share."""

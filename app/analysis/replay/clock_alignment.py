@@ -1,4 +1,4 @@
-"""Clock alignment: offsets and rates of the clocks of ranks, and starts on one common clock.
+"""Clock alignment: offsets and rates of the clocks of ranks, and starts on a common clock.
 
 Operations that move data together end together: a send and its receive, a collective of the DP
 ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Offsets
@@ -117,8 +117,8 @@ class RankClocks:
     residual_ns: FloatArray  # (dp, pp): median distance of matched ends from the fitted offsets
     # Shape (dp, pp): rate relative to the median clock; None if times are not absolute
     drift_ppm: FloatArray | None
-    # (DP rank, stage) of the first rank of each group that only step boundaries connect with the
-    # others; empty if transfers and collectives connect all
+    # (DP rank, stage) of the first rank in each group of ranks without transfers and collectives to
+    # other groups; empty if transfers and collectives connect all ranks
     unconnected: tuple[tuple[int, int], ...]
     # Clock steps that were subtracted from starts.
     clock_steps: tuple[ClockStep, ...] = ()

@@ -109,7 +109,7 @@ def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
 
 
 def _sample(items: list[Item]) -> list[Item]:
-    """Return at most `MATCHES` of the items, evenly spread over the step."""
+    """Return at most `MATCHES` of the items, spread evenly over the step."""
     if len(items) <= MATCHES:
         return items
     return [items[i * (len(items) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
@@ -222,7 +222,7 @@ def remove_clock_steps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """Changes of the differences between clocks from one step to the next."""
+    """Large changes of the differences between clocks from a step to the next step."""
 
     noise_ns: FloatArray  # (matches,): standard deviation of the usual changes
     boundaries: IntArray  # steps between which and the next the change is far larger

@@ -31,7 +31,7 @@ _EVEN: Final = 0.15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvenRuns:
-    """Slow steps that recur at even intervals."""
+    """Runs of slow steps that recur at even intervals."""
 
     slow: NDArray[np.bool_]  # (steps,)
     cycle: float  # mean number of steps of a slow run and the run after it

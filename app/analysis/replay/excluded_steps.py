@@ -59,7 +59,7 @@ _ONE_LONGER: Final = "a computation takes {times:.0f}× as long as in other step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Session:
-    """All steps of a draft, ascending; arrays of shape (steps, …, workers)."""
+    """All steps of a draft, in ascending order; arrays of shape (steps, …, workers)."""
 
     numbers: IntArray  # (steps,)
     group: IntArray  # (steps,): index of the step's layout
@@ -177,7 +177,7 @@ def _common(times_ns: FloatArray) -> FloatArray:
 
 
 def _of_nearly_all(values: FloatArray) -> FloatArray:
-    """Return the value that is exceeded on all but a share `alike` of the workers (last axis)."""
+    """Return the value that all workers (last axis) but the share `alike` reach or exceed."""
     few = int(values.shape[-1] * THRESHOLDS.alike)
     return np.asarray(np.partition(values, few, axis=-1)[..., few])
 

@@ -149,7 +149,7 @@ def _ends_at_wait(group: ShapeGroup) -> bool:
 
 
 def _steps_overlap(replayed: Replayed, gap: float) -> bool:
-    """Return whether overlapping steps may explain the discrepancy.
+    """Return whether the discrepancy may come from steps that overlap in the recording.
 
     Steps overlap by about as much as the discrepancy; and where they can be chained, the replay of
     chained steps is nearer to the recording.
@@ -277,7 +277,7 @@ def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
 def _late_workers(
     replayed: Replayed, metrics: Metrics, types: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Return the cost of late launches on each of the ranks with the longest delays, alone."""
+    """Return the ranks with the longest delays, and the cost of each as the only late rank."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
     recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s

@@ -25,7 +25,7 @@ NS: Final = 1e-9
 # Types that hosts launch as soon as their dependencies have ended.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 ALL_STEPS: Final = slice(None)
-# Number of elements that one NumPy call works on.
+# Number of elements that a NumPy call works on, which limits the size of temporary arrays.
 _AT_A_TIME: Final = 1 << 16
 
 

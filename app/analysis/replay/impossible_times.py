@@ -185,7 +185,7 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
 
 
 def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
-    """Return for each node a dependent node on its stage, -1 if no dependent node is certain.
+    """Return a dependent node on the stage of each node, -1 if no dependent node is certain.
 
     A computation depends on the one before it and on its receive. Of receives only those among
     `chosen` are resolved.
@@ -207,7 +207,7 @@ def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
 
 
 def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray:
-    """Return for each computation the first start of an operation that ends the step, ns.
+    """Return the first start of the operations that end the step of each computation, ns.
 
     Infinite for other operations, and where no such operation is recorded.
     """
@@ -293,7 +293,7 @@ def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArra
 def _replacements(
     layout: Layout, graph: Graph, bad: _Operations, goes_on: FloatArray
 ) -> FloatArray:
-    """Return the durations that replace impossible ones, shape (operations,), ns."""
+    """Return the durations that replace the impossible durations, shape (operations,), ns."""
     began = layout.start_ns[bad.at]
     by_group = _ends_of_group(layout, graph, bad) - began
     taken = np.empty(len(began))

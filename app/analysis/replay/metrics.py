@@ -26,10 +26,9 @@ NS: Final = 1e-9
 # Smallest slowdown of a straggling job (paper, section 4).
 STRAGGLING: Final = 1.1
 
-# Share of all workers whose slowest are the numerator of M_W (paper, equation 5).
+# M_W is computed from this share of all workers, the slowest (paper, equation 5).
 WORST_SHARE: Final = 0.03
-# Smallest share of T that is lost for the loss to be attributed to operations; smaller losses are
-# within noise.
+# Smallest share of T that must be lost for the loss to be attributed to operations.
 ATTRIBUTABLE: Final = 0.01
 # Share of the lost time that the k50 worst workers recover if they are ideal.
 HALF: Final = 0.5
@@ -244,7 +243,7 @@ def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None
 
 
 def present_types(replayed: Replayed) -> list[str]:
-    """Return the names of the op types that are replayed, in order of their codes."""
+    """Return the names of the op types that are replayed, in the order of their codes."""
     codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
     return [replayed.layout.op_names[code] for code in codes]
 
@@ -258,7 +257,7 @@ def merge_types(types: Sequence[str]) -> dict[str, list[str]]:
 
 
 def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
-    """Sort (DP rank, stage) by slowdown, worst first; of equals the lower DP rank, then stage."""
+    """Return workers (DP rank, stage) by slowdown, slowest first; ties in ascending order."""
     order = np.argsort(-by_worker.ravel(), kind="stable")
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
 
@@ -269,7 +268,7 @@ def _launch_shares(
     simulated_s: FloatArray,
     recorded_s: FloatArray,
 ) -> tuple[dict[str, float], int]:
-    """Return the share of recorded time that late launches of each op type add to a mean step.
+    """Return the share of recorded step time that the late launches of each op type add.
 
     And the number of delays at fault that count as 0; see `launch_delays`.
     """

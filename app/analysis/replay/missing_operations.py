@@ -31,7 +31,7 @@ from app.errors import Fault, UnanalyzableError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecreatedOperations:
-    """Numbers of operations that the recorder lost and that were re-created."""
+    """Numbers of lost operations that were re-created, by op type and by worker."""
 
     by_optype: dict[str, int]
     by_worker: NDArray[np.int64]  # (dp, pp)
@@ -138,7 +138,7 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
 
 
 def _absent(layout: Layout, unit: Unit) -> NDArray[np.bool_]:
-    """Return for each DP rank whether a stage of the unit has an absent worker, shape (dp,)."""
+    """Return whether a stage of the unit has an absent worker, by DP rank, shape (dp,)."""
     if layout.absent is None:
         return np.zeros(layout.dp, dtype=bool)
     return np.asarray(layout.absent[:, layout.nodes.pp[list(unit.members)]].any(axis=1))
@@ -464,7 +464,7 @@ def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent
 
 
 def arriving_last(layout: Layout) -> Layout:
-    """Return a layout in which the stand-in is as late as the other workers waited for it.
+    """Return a layout in which the stand-in arrives at collectives as late as others waited for it.
 
     Its computations before a collective are stretched so that only a typical transfer remains when
     it arrives. Only with a single missing worker and without a pipeline, since otherwise the

@@ -1,4 +1,4 @@
-"""Reasons to withhold a verdict although the replay is near the recording.
+"""Reasons to withhold a verdict although the replay agrees with the recording.
 
 Waiting that the recording does not separate from computing, files of different attempts of a job,
 and a job that would take longer without stragglers.
@@ -76,7 +76,7 @@ NS_A_SECOND: Final = 1e9
 
 
 def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float] | None:
-    """Return the ranks of a later attempt of the job, and its delay, seconds; None if no ranks are.
+    """Return the ranks of a later attempt of the job, and its delay, s; None with a single attempt.
 
     Files named by rank may come from several attempts. Attempts are apart by more than a session
     lasts, and their steps differ in length: aligned like clocks, one runs faster than clocks do, or

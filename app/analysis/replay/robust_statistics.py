@@ -114,7 +114,7 @@ def median_of_known(values: FloatArray) -> FloatArray:
 
 
 def peers_median(values: FloatArray) -> FloatArray:
-    """Return for each DP rank (last axis) the median of the other ranks; a single rank's own value.
+    """Return the median of the other DP ranks by DP rank (last axis); a single rank's own value.
 
     Examples
     --------

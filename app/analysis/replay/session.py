@@ -65,7 +65,7 @@ class ShapeGroup(Memoized):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A session prepared for replay."""
+    """A session prepared for replay: its steps by shape, clocks, adaptations and exclusions."""
 
     groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
     dropped: tuple[DroppedStep, ...]  # steps that cannot be replayed, and why
@@ -122,7 +122,7 @@ class Replayed:
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
     def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
-        """Return the results of `measure`, shape (steps of the group, …), in order of all steps."""
+        """Return the results of `measure` for all groups, concatenated in the order of steps."""
         results = [measure(group) for group in self.groups]
         if len(results) == 1:
             return results[0]
@@ -263,7 +263,7 @@ def _group(
 
 
 def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
-    """Return a group without the regular launch delays of some nodes."""
+    """Return a group without the regular launch delays of the given nodes."""
     if not nodes:
         return group
     lags = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in nodes}
@@ -338,7 +338,7 @@ def recorded_step_times(group: ShapeGroup) -> FloatArray:
 
 
 def filled_ns(group: ShapeGroup) -> FloatArray:
-    """Return durations without waiting, with padded microbatches filled in; see `filled`.
+    """Return durations without waiting, with empty places filled; see `filled`.
 
     Shape (nodes, steps, dp), ns. Memoized and shared: callers must not write to it.
     """

@@ -34,7 +34,7 @@ _STAGES: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Operations of one stage that are launched together, without edges among them."""
+    """Operations of a stage that a host launches together, without dependencies among them."""
 
     nodes: tuple[int, ...]  # in launch order
     blocking: tuple[int, ...]  # those that later launches on the stage wait for
@@ -183,7 +183,7 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
 
 
 def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
-    """Return for each node its dependencies on the same stage that are launched after the node."""
+    """Return each node's dependencies on its own stage that are launched after the node."""
     stage = layout.nodes.pp
     removed: dict[int, list[int]] = {}
     for unit in graph.units:

@@ -1,4 +1,4 @@
-"""Drafts of a replay, with and without an adaptation, and their discrepancy from the recording."""
+"""Drafts of a replay, with or without an adaptation, and their discrepancy from the recording."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Steps of each shape, their dependencies and durations: input of a replay."""
+    """Input of a replay: the steps of each shape, with dependencies and durations."""
 
     arranged: tuple[Layout, ...]  # as recorded
     layouts: tuple[Layout, ...]  # on one clock, with lost operations re-created
@@ -197,7 +197,7 @@ class Draft:
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:
-        """Return an executor for each shape, valid as long as no ideal duration is negative."""
+        """Return an executor for each shape; it is valid unless an ideal duration is negative."""
         return tuple(
             executor_of(layout, graph, own.min(axis=(1, 2)), own.size)
             for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)

@@ -34,7 +34,7 @@ from app.errors import UnanalyzableError
 # impossible but for clock noise.
 _IMPOSSIBLE: Final = 100.0
 
-# (op type, stage)
+# Kind of operations: (op type, stage)
 _Kind = tuple[str, int]
 
 
@@ -86,7 +86,7 @@ def _has_fused(trace: Trace) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TypicalStep:
-    """Median times of the operations of a kind in a step, in launch order."""
+    """Median times of the operations of a kind within a step, in launch order."""
 
     start_ns: FloatArray
     end_ns: FloatArray
@@ -94,7 +94,7 @@ class _TypicalStep:
 
 
 class _Finder:
-    """Matches the recorded transfers of each stage with computations and neighbors."""
+    """Finder of idle transfers: matches a stage's transfers with computations and neighbors."""
 
     def __init__(self, trace: Trace, routes: Sequence[Route]) -> None:
         self._trace = trace
@@ -139,7 +139,7 @@ class _Finder:
     def _real_sends(
         self, direction: Direction, stage: int, sent: dict[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Return for each computation with a successor on another stage the send of its result.
+        """Return the send of each computation whose result another stage needs.
 
         And enter the end of each in `sent`. None if there are too few sends.
         """
@@ -164,7 +164,7 @@ class _Finder:
     def _real_receives(
         self, direction: Direction, stage: int, sent: Mapping[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Return for each computation with input from another stage the receive of this input.
+        """Return the receive of each computation whose input another stage sends.
 
         None if a send is unknown or there are too few receives.
         """
@@ -203,7 +203,7 @@ class _Finder:
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:
-    """Return for each computation its transfer, ascending, at the least total cost.
+    """Return the transfer of each computation, ascending, at the least total cost.
 
     `costs` has the shape (computations, transfers).
     """

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Name(StrEnum):
-    """The adaptations, in the order in which they are tried."""
+    """Names of the adaptations, in the order in which a session tries them."""
 
     PLACEMENT = "v_shaped_placement"
     NESTED_GC = "nested_gc"

@@ -1,4 +1,4 @@
-"""Sends recorded until the job waits for them, shortened to the end of their transfer.
+"""Sends that are recorded until the job waits for them, shortened to the end of the transfer.
 
 A recorder that takes the end of an asynchronous send at `work.wait()` may record an interval until
 the end of the step. The data has arrived when the receive ends, so the send ends with it; a receive
@@ -48,7 +48,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """A send, its receive, and the computation that the receive feeds."""
+    """A send, its receive, and the computation that uses the received data."""
 
     send: int
     receive: int
@@ -117,7 +117,7 @@ def end_with_receives(
 
 
 def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
-    """Return all sends with a receive and a computation that depends on it."""
+    """Return all sends with a receive on which a computation depends."""
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     fed = {
         other: node
@@ -137,7 +137,7 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
 
 
 def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
-    """Return the latest time at which the data can have arrived, shape (steps, dp), ns.
+    """Return a lower bound of the time at which the data arrived, shape (steps, dp), ns.
 
     A receive may also be recorded until its wait, so a transfer may have run while its rank
     computed: only the time after the computation is known to be transfer.

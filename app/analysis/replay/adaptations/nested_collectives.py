@@ -42,7 +42,7 @@ _Class = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A collective inside a computation."""
+    """A collective that runs inside a computation."""
 
     collective: int  # node
     computation: int  # node
@@ -130,7 +130,7 @@ def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
 def waited_for(
     layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
 ) -> set[_Class]:
-    """Return the classes of collectives that computations wait for instead of overlapping.
+    """Return the classes of collectives that computations wait for; others overlap.
 
     By default those whose transfer is not far longer than the shortest of their type: a longer one
     was recorded until the job waited for it later. Where a worker also has passes without

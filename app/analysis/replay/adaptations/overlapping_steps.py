@@ -148,7 +148,7 @@ def propose_gathered_first(draft: Draft) -> Proposal | None:
 
 
 def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
-    """Return for each stage's first forward the gathering collectives that it waits for.
+    """Return the gathering collectives that each stage's first forward waits for.
 
     None if one begins before the last of them, and if all begin much later: then they wait for
     their data.

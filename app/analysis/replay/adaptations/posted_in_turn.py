@@ -30,7 +30,7 @@ _MOSTLY: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Receives posted in turn."""
+    """Receives posted in turn, with the computations that they follow."""
 
     after: dict[int, tuple[int, ...]]  # receive → the computation of the other direction before it
     sign: Sign
@@ -95,7 +95,7 @@ def in_turn(layout: Layout, graph: Graph) -> Graph:
 
 
 def find_posted_in_turn(layout: Layout) -> Posted | None:
-    """Return the receives that are posted when a computation of the other direction ends.
+    """Return the receives that are posted when a computation of the other direction has ended.
 
     None if on no stage most receives of a type are.
     """
@@ -133,7 +133,7 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
 def _before(
     layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
 ) -> tuple[IntArray, IntArray]:
-    """Return receives whose preceding launch is a computation of the other direction, and this.
+    """Return receives right after a computation of the other direction, and these computations.
 
     Parameters
     ----------

@@ -126,7 +126,7 @@ def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph
             changed[node] &= set(item.nodes)
     for before, item in pairwise(items):
         changed[item.first].add(before.last)
-    # Garbage collections keep their dependencies and precede the next item.
+    # Garbage collections are no items: they keep their dependencies and precede the next item.
     place = {node: number for number, item in enumerate(items) for node in item.nodes}
     for node in after.keys() - place.keys():
         last = max((place[other] for other in after[node] if other in place), default=-1)

@@ -72,7 +72,7 @@ class AdaptedRows:
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations that virtual stages need before a trace can be laid out."""
+    """Make the adaptations for virtual stages, without which a trace cannot be laid out."""
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1

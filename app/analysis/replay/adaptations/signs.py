@@ -54,7 +54,7 @@ def regular_share(late_ns: FloatArray) -> float:
 
 
 def typical_ns(late_ns: FloatArray) -> float:
-    """Return the mean launch delay, at least 0, ns: hosts compute, and the ideal of that is a mean.
+    """Return the mean launch delay, at least 0, ns; like all computing, it has a mean as ideal.
 
     Single stalls are clipped. Negative means come from clocks that jump and count as 0.
     """
@@ -250,7 +250,7 @@ class Precheck:
         return np.array([name in names for name in self._codes])[self._op]
 
     def collects_garbage(self) -> bool:
-        """Return whether any garbage collection takes time."""
+        """Return whether the layout has a garbage collection of a duration above 0."""
         return self._collects
 
     def may_nest_collectives(self) -> bool:
@@ -341,7 +341,8 @@ class Precheck:
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns
 
 
-# Largest difference between consecutive readings of a clock of the same instant, ns.
+# Largest difference between two consecutive readings of a clock, ns: starts and ends this close
+# count as equal.
 SAME_NS: Final = 1e3
 NOWHERE: Final = -1
 

@@ -88,7 +88,7 @@ def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
 
 
 def _turns_back(trace: Trace) -> float | None:
-    """Return the confidence that microbatches turn back at the last stage; None if they do not."""
+    """Return the confidence in a turn of microbatches at the last stage; None without a turn."""
     last = trace.meta.sizes.pp - 1
     sent, received = _of(trace, FORWARD_SEND, 0), _of(trace, FORWARD_RECV, last)
     if sent or received:

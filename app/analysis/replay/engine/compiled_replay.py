@@ -50,7 +50,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(program: Program) -> Tables:
-    """Return a program as arrays."""
+    """Return a program converted to arrays."""
     unit_first, after_first = [0], [0]
     node_of: list[int] = []
     after_slot: list[int] = []
@@ -99,7 +99,7 @@ def _lags_ns(program: Program) -> list[float]:
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:
-    """Return the stage of each node, -1 for nodes without one; empty if `stage_of` is None."""
+    """Return the stage of each node, -1 for nodes without a stage; empty if `stage_of` is None."""
     if stage_of is None:
         return np.empty(0, dtype=np.int32)
     return np.array([stage_of.get(node, -1) for node in nodes], dtype=np.int32)

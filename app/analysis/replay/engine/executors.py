@@ -35,7 +35,7 @@ from app.analysis.replay.engine.replay import (
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, Unit, sorted_graph
 
-# Names of mallopt's parameters (malloc.h).
+# Numbers of the parameters of `mallopt` (malloc.h)
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
 # Free memory at the top of the heap that the process keeps instead of returning it to the system,
@@ -278,7 +278,7 @@ class PiecewiseReplay:
         return cut
 
     def _entry(self, computation: int, collectives: tuple[int, ...]) -> int:
-        """Return the node among a computation and its collectives that follows none of these."""
+        """Return the node of a cut computation and its collectives that depends on no other."""
         inside = {computation, *collectives}
         after = {
             node: befores

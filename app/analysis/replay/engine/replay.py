@@ -47,7 +47,7 @@ class Chain:
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
-    """Prepare a graph for replay.
+    """Return a graph prepared for replay, as a program.
 
     Parameters
     ----------

@@ -138,7 +138,7 @@ def _transpose(
     begin_ns: NDArray[np.int64],
     blocks: list[_Block],
 ) -> Dense | None:
-    """Return the dense arrays of blocks; None if a block differs from the template of its stage."""
+    """Return the dense arrays of blocks; None if a stage's operations differ between blocks."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
         return None
@@ -288,7 +288,7 @@ def _unanswered(trace: Trace) -> tuple[str, ...]:
 
 
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
-    """Return the layout of a regular trace."""
+    """Return the layout of a regular trace from its dense arrays."""
     # The rows of DP rank 0 in the first step, whose microbatches and chunks hold for all lanes
     template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
     first, end = runs.first[template].tolist(), runs.end[template].tolist()

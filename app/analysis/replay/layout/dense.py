@@ -129,7 +129,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Steps of one shape as dense matrices."""
+    """Steps of the same shape as dense arrays."""
 
     op_names: tuple[str, ...]  # name of each op code
     nodes: Nodes

@@ -1,4 +1,4 @@
-"""Dependency graph of the operations of one step, shared by all steps of the same shape.
+"""Dependency graph of the operations of a step, shared by all steps of the same shape.
 
 Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
 A graph describes one DP rank; the others share it. Dependencies follow the recorded launch order,
@@ -57,7 +57,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Dependency graph of a step: units in topological order."""
+    """Dependency graph of the operations of a step: units in topological order."""
 
     units: tuple[Unit, ...]
     last: tuple[int, ...]  # nodes without dependents, which may end last
@@ -83,7 +83,7 @@ def with_edges(
     added: Mapping[int, Iterable[int]],
     removed: Mapping[int, Iterable[int]],
 ) -> Graph:
-    """Return a graph with changed dependencies.
+    """Return a graph with dependencies added and removed.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class _Builder:
     _flow: Flow = field(init=False)
     # (direction, stage) → [(receive, computation that uses the received data)]
     _fed: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
-    # (direction, stage) → [(send, computation whose result it sends)]
+    # (direction, stage) → [(send, computation whose result the send transfers)]
     _emptied: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ _END: Final = _FIRST + len(BETWEEN_STEPS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostOperations:
-    """Operations between steps as columns of equal length; times by the aligned clocks of ranks."""
+    """Host operations as columns of equal length; times by the aligned clocks of ranks."""
 
     kind: IntArray  # index into `BETWEEN_STEPS`
     step: IntArray

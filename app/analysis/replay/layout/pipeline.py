@@ -20,7 +20,7 @@ from app.analysis.trace import model as ops
 
 COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
 
-# (pipeline stage, model chunk)
+# (pipeline stage, model chunk of this stage)
 VirtualStage = tuple[int, int]
 # Virtual stages in the order in which a forward passes them.
 Route = tuple[VirtualStage, ...]
@@ -61,7 +61,7 @@ class Flow:
         return (self._target if direction is FORWARD else self._source).get(stage)
 
     def links(self, direction: Direction) -> Iterator[tuple[VirtualStage, VirtualStage]]:
-        """Yield (sender, receiver) of neighboring virtual stages."""
+        """Yield the pairs (sender, receiver) of neighboring virtual stages."""
         for sender in self.stages:
             receiver = self.target(direction, sender)
             if receiver is not None:

@@ -237,7 +237,7 @@ class _Placing:
         return Placed(start, duration, missing, mb, mc)
 
     def _renumber(self, chosen: NDArray[np.bool_]) -> None:
-        """Set the slots of the chosen rows to their rank within lane and kind."""
+        """Set the slots of the chosen rows to their position in order within lane and kind."""
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
         group = self.group[rows]
@@ -373,7 +373,7 @@ class _Placing:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
     def _judge(self, kind: int, times: LaneTimes) -> Judge:
-        """Return the judge of a kind."""
+        """Return the judge that assigns the operations of a kind to slots."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]
         nodes = np.arange(self.first[kind], self.first[kind + 1])
@@ -409,7 +409,7 @@ class _Placing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
-    """Stretches of rows of one lane and kind."""
+    """Stretches of consecutive rows of the same lane and kind."""
 
     order: IntArray  # (rows,)
     first: IntArray  # (stretches,): index into `order`
