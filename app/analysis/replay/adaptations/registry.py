@@ -158,8 +158,8 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
             return unblocked
     ends = _LATE_ENDS.may(precheck) and best[1] == tuple(made)
     if ends and best[0].discrepancy >= LEAST_GAIN:
-        # Late ends of sends and overlapping steps change step times in opposite directions, so each
-        # may increase the discrepancy unless both are applied.
+        # Late ends of sends and overlapping steps change step times in opposite directions, so
+        # either may fail to reduce the discrepancy unless both are applied.
         proposal = _proposed(_LATE_ENDS, draft, without)
         if proposal is not None:
             first = (*made, Adaptation(_LATE_ENDS.name, proposal.sign))

@@ -95,7 +95,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
                 typical[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
-    # Upper bound of the time by which the lags lengthen a step
+    # Upper bound of the time by which the lags lengthen all sampled steps together
     total = sum(ns * count[kind] for kind, ns in typical.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
