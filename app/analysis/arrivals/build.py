@@ -1,4 +1,4 @@
-"""Late arrivals at collectives and the breakdown of step time, from a trace without a replay.
+"""Late arrivals at collectives and breakdown of step time, from a trace without a replay.
 
 The breakdown of a rank's step: computation, exposed communication, data loading and idle time.
 Two ranks of one group and one step are enough. Reports of sessions that cannot be replayed consist
@@ -36,13 +36,13 @@ from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
 
-# Known types that are no communication.
+# Known op types that are not communication.
 _LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
 _NS: Final = 1e-9
 
 
 def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
-    """Return the mean time of each rank's steps by activity.
+    """Return each rank's mean step time by activity: computing, communication, loading, idle.
 
     A step ends with the last end of any rank; where the next one was recorded, with its begin.
 
@@ -89,33 +89,34 @@ def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
 
 
 def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
-    """Return the duration of each step of which all operations are sampled, ns."""
+    """Return the duration of each step whose operations are all sampled, ns."""
     sampled = np.flatnonzero(lanes.weighed)
     ends_ns = of_lanes_ns[sampled].max(axis=1).astype(np.float64)
     if lanes.trace.step_relative:
         return np.asarray(ends_ns)
     period_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
     follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (period_ns > 0)
-    # where steps overlap, the next one's begin ends a step
+    # A step ends when the next step begins, also where steps overlap, so that no time counts twice.
     return np.where(follows[sampled], period_ns[sampled].astype(np.float64), ends_ns)
 
 
-# Most separate collectives of a step in a report, over all groups, and most values by rank and
-# collective. Beyond that neighboring collectives of one type are merged.
+# Largest number of separate collectives of a step in a report, over all groups, and largest number
+# of values by rank and collective. In larger sessions consecutive collectives of a type are merged.
 MOST_COLLECTIVES: Final = 256
 MOST_CELLS: Final = 32_768
 _STEPS_FOR_CHANCE: Final = 2
-# Seconds are rounded to the microsecond.
+# Number of decimals of seconds in a report: microseconds.
 _DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds for a rank that makes the rank with the longest wait late."""
+    """Thresholds by which a rank counts as the cause of another rank's lateness."""
 
-    # Others wait for it for at least this share of the longest wait…
+    # Other ranks wait for this rank for at least this share of the longest wait…
     upstream: float = 0.25
-    # …and its excess computing over its peers is this share of a step larger.
+    # …and its excess of computing over its peers is larger than that of the late rank by at least
+    # this share of a step.
     computes_longer: float = 0.02
 
 
@@ -124,7 +125,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Arrivals and breakdown of a trace."""
+    """Late arrivals and breakdown of step time of a trace, with the lanes used."""
 
     arrivals: Arrivals | None  # None if no two ranks meet
     breakdown: Breakdown
@@ -162,7 +163,7 @@ def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
 
 
 def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
-    """Return the one rank of each group that recorded nothing, -1 if there is none or several.
+    """Return the rank of each group that recorded nothing; -1 if there is none or more than one.
 
     Only where each worker has one rank, numbered as launchers do: data-parallel ranks first, or
     stages first.
@@ -180,7 +181,7 @@ def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
 
 
 def _numbering(trace: Trace) -> IntArray | None:
-    """Return the global rank of each worker, shape (dp, pp); None if no numbering fits."""
+    """Return the global rank of each worker, shape (dp, pp); None if no usual numbering fits."""
     sizes: Sizes = trace.meta.sizes
     every = np.arange(sizes.dp * sizes.pp, dtype=np.int64)
     head = trace.stretches().first
@@ -193,7 +194,7 @@ def _numbering(trace: Trace) -> IntArray | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """Separate collectives of a step (columns), with means over their meetings."""
+    """Separate collectives of a step (columns), with means over all their meetings."""
 
     of_meeting: IntArray  # (meetings,): column of each
     group: IntArray  # (columns,)
@@ -207,7 +208,7 @@ class _Columns:
 
 
 def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
-    """Return the separate collectives of a step and their means."""
+    """Return the separate collectives of a step, with their means."""
     meetings = lanes.meetings
     steps = len(lanes.steps)
     group, op, order, of_meeting = _folded(lanes)
@@ -255,7 +256,7 @@ def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
 
 
 def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return group, type and first order of each column, and the column of each meeting.
+    """Return the group, type and first order of each column, and each meeting's column.
 
     Collectives are merged until a report holds at most `MOST_COLLECTIVES` and `MOST_CELLS`.
     """
@@ -268,7 +269,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     size = np.array([len(group.ranks) for group in meetings.groups])[series // types]
     most = min(MOST_COLLECTIVES / length.sum(), MOST_CELLS / (length * size).sum())
     fold = np.maximum(np.ceil(1 / most), 1).astype(np.int64)
-    # short series are not merged
+    # Types with few collectives in a step are not merged.
     fold = np.where(length <= max(MOST_COLLECTIVES // max(len(series), 1), 1), 1, fold)
     fold = np.minimum(fold, length)
     if (-(-length // fold) * size).sum() > 2 * MOST_CELLS:
@@ -284,7 +285,7 @@ def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
 def _most_often(
     column: IntArray, rank: IntArray, width: int
 ) -> tuple[IntArray, NDArray[np.float64]]:
-    """Return each column's most frequent rank (or -1), and its share of the column's rows."""
+    """Return the most frequent last rank (or -1) of each column, and its share of meetings."""
     rank = rank + 1
     most = int(rank.max()) + 1
     pairs, count = np.unique(column * most + rank, return_counts=True)
@@ -329,17 +330,17 @@ def _by_rank(
     ranks = np.union1d(lanes.ranks, sorted(missing)).astype(np.int64)
     width = len(ranks)
     row = np.searchsorted(ranks, lanes.trace.rank[meetings.row])
-    # meetings without a last rank get the index `width`
+    # Meetings at which no rank is last get the index `width`, which is cut off below.
     last = np.where(lateness.last < 0, width, np.searchsorted(ranks, lateness.last))
     met = np.bincount(row, minlength=width)
-    # an absent rank takes part in all meetings of its group
+    # An absent rank recorded no row, so all meetings of its group are added to its count.
     of_absent = absent[meetings.group]
     there = of_absent >= 0
     met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
     waited = lateness.waited_ns.astype(np.float64) * _NS / steps
     waits_s = np.bincount(row, weights=waited, minlength=width)
     rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
-    # (ranks,): number of ranks that each one meets
+    # Shape (ranks,): number of other ranks that each rank meets
     others = np.zeros(width, dtype=np.int64)
     for index in present.tolist():
         members = list(meetings.groups[index].ranks)
@@ -380,7 +381,7 @@ def _by_rank(
 def _by_step(
     row: IntArray, step: IntArray, values: NDArray[np.float64], shape: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """Return the sums of values by rank and step, of the given shape."""
+    """Return the sums of values by rank and step, in an array of the given shape."""
     cell = row * shape[1] + step
     return np.asarray(
         np.bincount(cell, weights=values, minlength=shape[0] * shape[1]).reshape(shape), np.float64
@@ -409,7 +410,7 @@ def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
 def _leading(
     arrivals: list[RankArrivals], lanes: Lanes, breakdown: Breakdown
 ) -> list[RankArrivals]:
-    """Move the rank that makes others late to the front, if it is not the one with most waiting.
+    """Move the rank that causes the lateness of others to the front of the list.
 
     In a pipeline a late stage makes later stages come last among their own peers. The cause is the
     rank with the largest excess computing over its peers among ranks that do not meet the first.

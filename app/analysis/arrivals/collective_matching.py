@@ -1,4 +1,4 @@
-"""Matching of the collectives of one rank with those of its peers by group, type and order.
+"""Matching of collectives between a rank and its peers, by group, type and order.
 
 Groups are the data-parallel ranks of a stage, and the tensor- and context-parallel ranks of a
 (DP, PP) cell of which several recorded. A step in which ranks recorded different numbers of
@@ -27,26 +27,26 @@ from app.analysis.trace.parallelism import groups_of
 
 
 class GroupKind(StrEnum):
-    """Kind of a group of ranks, by the parallelism that it belongs to."""
+    """Kind of a group of ranks: the dimension of parallelism in which its ranks differ."""
 
     DATA = "data"
     TENSOR = "tensor"
     CONTEXT = "context"
 
 
-# Types of collectives of each kind.
+# Op types of the collectives of each kind of group.
 TYPES: Final[dict[GroupKind, tuple[str, ...]]] = {
     GroupKind.DATA: (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE),
     GroupKind.TENSOR: TENSOR_TYPES,
     GroupKind.CONTEXT: CONTEXT_TYPES,
 }
-# Most differences between the numbers of recorded collectives that are reported.
+# Largest number of differences between recorded collectives that a report lists.
 MOST_PARTED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that meet in the same collectives."""
+    """Ranks that take part in the same collectives."""
 
     kind: GroupKind
     stage: int
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first collective of a step that a rank lacks and its peers recorded."""
+    """First collective of a step that a rank did not record although its peers did."""
 
     op: str
     """Operation type."""
@@ -71,7 +71,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meetings:
-    """Collectives that several ranks recorded, each in one step.
+    """Collectives that several ranks recorded; a meeting is a collective in a single step.
 
     Rows are sorted by meeting, then by rank.
     """
@@ -91,7 +91,7 @@ class Meetings:
 
 
 def kinds_of(trace: Trace) -> NDArray[np.int8]:
-    """Return the index of the `GroupKind` of each op type, shape (types,); -1 for others."""
+    """Return the `GroupKind` index of each op type, shape (types,); -1 for other types."""
     kinds = np.full(len(trace.op_names), -1, dtype=np.int8)
     for number, names in enumerate(TYPES.values()):
         kinds[[trace.op_names.index(name) for name in names]] = number
@@ -99,7 +99,7 @@ def kinds_of(trace: Trace) -> NDArray[np.int8]:
 
 
 def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
-    """Return the collectives of several ranks, matched by group, step, type and order.
+    """Return the collectives recorded by several ranks, matched by group, step, type and order.
 
     Parameters
     ----------
@@ -122,7 +122,8 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
     change, size = _sizes(key)
     partings: tuple[Parting, ...] = ()
     of_meeting = series[np.flatnonzero(change)]
-    # whether equally many ranks recorded each collective of a series
+    # Rows can be matched by order if all collectives of a series (group, step and type) were
+    # recorded by equally many ranks.
     if not ((size[1:] == size[:-1]) | (of_meeting[1:] != of_meeting[:-1])).all():
         kept, partings = _agreeing(trace, rows, series, len(steps))
         rows, key, series, order = rows[kept], key[kept], series[kept], order[kept]
@@ -148,7 +149,7 @@ def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
 
 
 def _sizes(key: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
-    """Return which rows begin a meeting, (rows,), and the rows of each meeting, (meetings,)."""
+    """Return which rows begin a meeting, (rows,), and the number of rows of each meeting."""
     change = np.concatenate(([True], key[1:] != key[:-1]))
     return change, np.diff(np.flatnonzero(change), append=len(key))
 
@@ -159,7 +160,7 @@ def _none(groups: tuple[Group, ...], partings: tuple[Parting, ...] = ()) -> Meet
 
 
 def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
-    """Return the groups, and the group of each (kind, global rank), -1 without one."""
+    """Return the groups, and the group of each (kind, global rank); -1 if it has none."""
     head = trace.stretches().first
     ranks, place = np.unique(trace.rank[head], return_index=True)
     stage, dp = trace.pp[head[place]].astype(np.int64), trace.dp[head[place]].astype(np.int64)
@@ -172,7 +173,8 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
             group_of[list(GroupKind).index(kind), members] = len(groups)
             groups.append(Group(kind, of_stage, tuple(members.tolist())))
 
-    # Number of each rank within its cell: ranks of equal number are data-parallel peers.
+    # Index of each rank within its (DP, PP) cell: ranks with the same index are data-parallel
+    # peers.
     by_cell = np.lexsort((ranks, cell))
     begins = np.concatenate(([True], cell[by_cell][1:] != cell[by_cell][:-1]))
     starts = np.flatnonzero(begins)
@@ -194,7 +196,7 @@ def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
 def _agreeing(
     trace: Trace, rows: IntArray, series: IntArray, steps: int
 ) -> tuple[NDArray[np.bool_], tuple[Parting, ...]]:
-    """Return which rows can be matched by order, and where ranks recorded different numbers.
+    """Return which rows can be matched by order, and where the recorded numbers differ.
 
     A recorder that numbers lost operations leaves gaps, so that orders still match.
 
@@ -223,7 +225,7 @@ def _agreeing(
     fewest = most.copy()
     np.minimum.at(fewest, index[short], count[short])
     parted = fewest < most
-    # group and type, in all steps
+    # Group and type as a single number, without the step
     types = len(trace.op_names)
     alike = every // (steps * types) * types + every % types
     agreed = np.isin(alike, alike[~parted])

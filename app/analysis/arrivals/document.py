@@ -1,4 +1,4 @@
-"""Late arrivals at collectives and breakdown of step time: part of a report, and its sentences."""
+"""Late arrivals at collectives and breakdown of step time: a part of the report, with sentences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from app.analysis.wording import percent
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Threshold for a rank that keeps others waiting."""
+    """Threshold by which a rank counts as keeping other ranks waiting."""
 
-    # A rank straggles if others wait for it this share of a step longer than it waits for them: in
-    # recorded healthy jobs of short steps ranks wait for one another for up to a tenth of a step.
+    # A rank straggles if others wait for it longer than it waits for them by at least this share of
+    # a step: in recorded healthy jobs of short steps ranks wait for one another for up to a tenth
+    # of a step.
     worth_saying: float = 0.05
 
 
@@ -24,7 +25,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a step, or several consecutive ones of a type; means over steps."""
+    """A collective of a step, or several consecutive collectives of a type; means over steps."""
 
     op: str
     """Operation type."""
@@ -49,7 +50,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class MeetingGroup:
-    """Ranks that meet in the same collectives."""
+    """Ranks that take part in the same collectives."""
 
     kind: GroupKind
     """What they share: ``data`` of a stage, ``tensor`` or ``context`` within a worker."""
@@ -66,7 +67,7 @@ class MeetingGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How often a rank comes last at collectives, and how long others wait for it."""
+    """Number of collectives at which a rank comes last, and the waiting of other ranks for it."""
 
     rank: int
     """Global rank."""
@@ -91,13 +92,13 @@ class RankArrivals:
 
     @property
     def last_share(self) -> float:
-        """Return the share of its collectives at which it comes last."""
+        """Return the share of the rank's collectives at which the rank comes last."""
         return self.last / self.collectives if self.collectives else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Late arrivals of ranks at collectives, and the waiting they cause.
+    """Late arrivals of ranks at collectives, and the waiting that they cause.
 
     A rank arrives when its collective starts, by clocks that show the ends of one collective on
     all its ranks as one moment. It waits until the last one has arrived.
@@ -120,29 +121,29 @@ class Arrivals:
 
     @property
     def worst(self) -> RankArrivals:
-        """Return the rank that others wait for longest."""
+        """Return the rank for which other ranks wait longest."""
         return self.ranks[0]
 
     @property
     def straggles(self) -> bool:
-        """Return whether others wait for one rank significantly longer than it waits for them."""
+        """Return whether others wait significantly longer for the worst rank than it waits."""
         beyond_s = self.worst.waited_for_s - self.worst.waits_s
         least_s = THRESHOLDS.worth_saying * self.step_s
         return beyond_s >= max(least_s, self.worst.beyond_error_s)
 
     @property
     def peers(self) -> int:
-        """Return the number of ranks that meet the worst one, at least 1."""
+        """Return the number of ranks that share a collective with the worst rank, at least 1."""
         return max(len(self.met_by(self.worst.rank)), 1)
 
     def met_by(self, rank: int) -> set[int]:
-        """Return the ranks that share a collective with a rank, without it."""
+        """Return the other ranks that share a collective with the given rank."""
         met = {member for group in self.groups if rank in group.ranks for member in group.ranks}
         return met - {rank}
 
     @property
     def sentence(self) -> str:
-        """Return a sentence on the rank that comes last."""
+        """Return a sentence on the rank that comes last most often."""
         worst = self.worst
         if not self.straggles:
             share = percent(worst.waited_for_s / self.step_s)
@@ -154,12 +155,12 @@ class Arrivals:
 
     @property
     def waiting(self) -> str:
-        """Return a clause on the waiting for that rank."""
+        """Return a clause on the waiting of other ranks for the worst rank."""
         return f"{self._wait} for rank {self.worst.rank}"
 
     @property
     def words(self) -> str:
-        """Return one sentence on the last rank and the waiting for it."""
+        """Return a sentence on the worst rank and on the waiting for it."""
         return f"{self.sentence}; {self._wait} for it" if self.straggles else self.sentence
 
     @property
@@ -173,7 +174,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class RankBreakdown:
-    """Breakdown of a rank's step by activity, seconds, means over steps."""
+    """Breakdown of a rank's step by activity, in seconds, as means over steps."""
 
     rank: int
     """Global rank."""
@@ -189,7 +190,7 @@ class RankBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Breakdown of step time by rank; the four parts add up to the mean step."""
+    """Breakdown of step time by rank; the four parts of a rank add up to the mean step."""
 
     steps: tuple[int, ...]
     """The analyzed steps, ascending: of a large session an evenly spread sample."""

@@ -1,4 +1,4 @@
-"""Operations by rank and step on corrected clocks, and unions of their intervals.
+"""Operations by rank and step on corrected clocks, and unions of time intervals.
 
 A *lane* is one rank in one step. All ranks end a collective at the same moment, so the offset of
 their recorded ends is the offset of their clocks. Ranks that share no collective are not compared.
@@ -24,7 +24,7 @@ from app.analysis.trace.model import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Intervals as positions on the axis of lanes, shape (intervals,); in any order."""
+    """Intervals on the axis of lanes, arrays of shape (intervals,), in any order."""
 
     start: IntArray
     end: IntArray
@@ -33,12 +33,12 @@ class Intervals:
     def within_lanes(
         cls, lane: IntArray, start_ns: IntArray, end_ns: IntArray, span_ns: int
     ) -> Intervals:
-        """Return intervals from their lanes and times within these, shape (intervals,) each."""
+        """Return intervals on the axis of lanes from lanes and times within the lanes."""
         before_ns = lane * span_ns
         return cls(before_ns + start_ns, before_ns + end_ns)
 
     def of(self, chosen: NDArray[np.bool_]) -> Intervals:
-        """Return the chosen intervals."""
+        """Return the intervals that the mask selects."""
         return Intervals(self.start[chosen], self.end[chosen])
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """Union of intervals: pieces that do not overlap, ascending."""
+    """Union of intervals as pieces that do not overlap, ascending."""
 
     span_ns: int
     lanes: int
@@ -61,21 +61,21 @@ class Cover:
         return np.diff(self.before[first]).astype(np.float64)
 
     def until(self, at: IntArray) -> IntArray:
-        """Return the covered length before each position, ns."""
+        """Return the covered length before each position, shape (positions,), ns."""
         piece = np.searchsorted(self.start, at, side="right") - 1
         known = np.maximum(piece, 0)
         inside = np.minimum(at, self.end[known]) - self.start[known] if len(self.start) else at
         return np.where(piece < 0, 0, self.before[known] + inside)
 
     def within(self, some: Intervals) -> IntArray:
-        """Return the covered length of each interval, ns."""
+        """Return the covered length within each interval, shape (intervals,), ns."""
         if not len(self.start):
             return np.zeros(len(some), dtype=np.int64)
         return self.until(some.end) - self.until(some.start)
 
 
 def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = False) -> Cover:
-    """Return the union of intervals.
+    """Return the union of intervals as a cover.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
-    # Each interval begins where no earlier one reaches.
+    # Each interval is cut to begin at the largest end of the earlier intervals.
     np.maximum(start[1:], reach[:-1], out=start[1:])
     kept = end > start
     if not kept.all():
@@ -104,7 +104,7 @@ def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = Fa
 
 
 def first_claims(intervals: Intervals) -> IntArray:
-    """Return the position from which each interval is not covered by earlier ones.
+    """Return the position from which each interval extends beyond all earlier intervals.
 
     Its end where earlier ones cover it whole; shape (intervals,).
     """
@@ -118,22 +118,25 @@ def first_claims(intervals: Intervals) -> IntArray:
     return claims
 
 
-# Larger sessions are sampled by evenly spread steps: most recorded collectives that are matched…
+# Limits on the time of the analysis; larger sessions are sampled by evenly spread steps. Largest
+# number of recorded collectives that are matched…
 MOST_MATCHED: Final = 200_000
-# …and most operations of all types that are measured while ranks wait.
+# …and largest number of operations of all types by which hidden waiting is measured.
 MOST_OPERATIONS: Final = 60_000
-# Fewest ends in a step for a clock offset of that step; with fewer the ends of all steps are used.
+# Smallest number of ends from which a step's clock offset is computed; with fewer ends, the ends of
+# all steps are used.
 _ENOUGH: Final = 4
 _ROUNDS: Final = 3
-# Clocks agree if this share of the collectives ends on all ranks within `CORRECTED_NS`.
+# Clocks agree if, in this share of the collectives, the ends on all ranks differ by at most
+# `CORRECTED_NS`.
 _NEARLY_ALL: Final = 0.9
-# Times are clipped so that positions on the axis of lanes fit 64 bits.
+# Largest time; longer times are clipped so that positions on the axis of lanes fit in 64 bits.
 _MOST_NS: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """Sampled operations by lane: index of step × number of ranks + index of rank.
+    """Sampled operations by lane; a lane's index is step index × number of ranks + rank index.
 
     Times are ns since the first start of the step, on the common clock.
     """
@@ -146,7 +149,8 @@ class Lanes:
     met_lane: IntArray  # (rows of `meetings`,): lane of each
     arrival_ns: IntArray  # (rows of `meetings`,): start of each
     weighed: NDArray[np.bool_]  # (steps,): steps of which all operations are sampled
-    # op, lane, start, end: (operations,): operations of these steps, sorted by lane and start
+    # op, lane, start, end: shape (operations,), operations of the `weighed` steps, sorted by lane
+    # and start
     op: NDArray[np.int16]
     lane: IntArray
     start: IntArray  # position on the axis of lanes
@@ -160,7 +164,7 @@ class Lanes:
         return len(self.ranks) * len(self.steps)
 
     def of(self, types: NDArray[np.bool_]) -> Intervals:
-        """Return the intervals of operations of some types, by lane and start.
+        """Return the intervals of the operations of the given types, sorted by lane and start.
 
         Parameters
         ----------
@@ -170,7 +174,7 @@ class Lanes:
         return Intervals(self.start[places], self.end[places])
 
     def ends_ns(self) -> IntArray:
-        """Return the last end of each lane, shape (steps, ranks), ns; -1 for an empty lane."""
+        """Return the last end in each lane, shape (steps, ranks), ns; -1 for empty lanes."""
         first = np.searchsorted(self.lane, np.arange(self.count + 1))
         known = np.flatnonzero(np.diff(first))
         ends_ns = np.full(self.count, -1)
@@ -181,7 +185,7 @@ class Lanes:
 def lanes_of(
     trace: Trace, steps: Collection[int] | None = None, most: int = MOST_OPERATIONS
 ) -> Lanes:
-    """Sample the steps of a trace, match their collectives, and put times on one clock.
+    """Return the sampled steps of a trace with matched collectives, on a common clock.
 
     Parameters
     ----------
@@ -205,7 +209,7 @@ def lanes_of(
     own_ns = ahead_ns[step, rank]
     begin_ns = np.full(len(every), np.iinfo(np.int64).max)
     np.minimum.at(begin_ns, step, trace.stretches().earliest_ns - own_ns)
-    # by index among the sampled steps
+    # Index of each lane, where steps are counted among the sampled steps
     lane = (np.cumsum(looked) - 1)[step] * len(ranks) + rank
     origin_ns = np.zeros(int(looked.sum()) * len(ranks), dtype=np.int64)
     chosen = np.flatnonzero(looked[step])
@@ -222,7 +226,8 @@ def lanes_of(
     start_ns = trace.start_ns[row] - np.repeat(origin_ns[lane[chosen]], length)
     end_ns = start_ns + np.maximum(trace.duration_ns[row], 0)
     met_end_ns = arrival_ns + np.maximum(trace.duration_ns[meetings.row], 0)
-    # Damaged recordings have times whose product with lanes exceeds 64 bits.
+    # Damaged recordings contain times so large that their positions on the axis of lanes exceed 64
+    # bits.
     longest_ns = _MOST_NS // (len(origin_ns) + 1)
     for times_ns in (arrival_ns, met_end_ns, start_ns, end_ns):
         np.clip(times_ns, 0, longest_ns, out=times_ns)
@@ -250,12 +255,12 @@ def lanes_of(
 def _matched(
     trace: Trace, every: IntArray, allowed: Collection[int] | None
 ) -> tuple[NDArray[np.bool_], IntArray]:
-    """Return which steps are sampled, (steps,), and the rows of their collectives."""
+    """Return which steps are sampled, shape (steps,), and the row numbers of their collectives."""
     looked = np.ones(len(every), dtype=bool)
     if allowed is not None:
         chosen = frozenset(allowed)
         looked = np.array([step in chosen for step in every.tolist()], dtype=bool)
-    # comparing ranges of op codes is faster than a table
+    # Comparing the rows with ranges of op codes is faster than a lookup in a table.
     codes = np.flatnonzero(kinds_of(trace) >= 0)
     collective = np.zeros(len(trace), dtype=bool)
     largest = int(trace.op.max())
@@ -272,7 +277,7 @@ def _matched(
 
 
 def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
-    """Return at most `most` of the chosen steps, evenly spread, and at least one."""
+    """Return a mask of at most `most` of the given steps, evenly spread, and at least one step."""
     places = np.flatnonzero(among)
     if most >= len(places):
         return among
@@ -288,7 +293,7 @@ def _ahead(
     ranks: IntArray,
     steps: IntArray,
 ) -> tuple[IntArray, float]:
-    """Return the clock offset of each rank in each step, (steps, ranks), ns, and the largest.
+    """Return each rank's clock offset in each step, (steps, ranks), ns, and the largest difference.
 
     Medians of ends relative to those of peers; a rank whose ends are all late looks like a clock
     that is ahead. 0 if clocks agree as closely as ends do, and where all ranks run on one host.
@@ -299,7 +304,7 @@ def _ahead(
         return none, 0.0
     row, meeting = meetings.row, meetings.meeting
     end_ns = trace.start_ns[row] + trace.duration_ns[row]
-    # relative to one end of the meeting, since absolute ns exceed the precision of floats
+    # Ends count from an end of the same meeting, since absolute ns exceed the precision of floats.
     end = (end_ns - end_ns[meetings.first][meeting]).astype(np.float64)
     apart = np.maximum.reduceat(end, meetings.first) - np.minimum.reduceat(end, meetings.first)
     if quantile(apart, _NEARLY_ALL) <= CORRECTED_NS:
@@ -325,7 +330,7 @@ def _pooled(
     rank: IntArray,
     shape: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Return the median of each rank in each step, over all steps where one has too few values."""
+    """Return each rank's median in each step; with few values the rank's median of all steps."""
     lane = step * shape[1] + rank
     of_step = _grouped_median(apart, lane, shape[0] * shape[1]).reshape(shape)
     count = np.bincount(lane, minlength=shape[0] * shape[1]).reshape(shape)

@@ -1,4 +1,4 @@
-"""Lateness of each rank at each collective, and the waiting it causes, ns."""
+"""Lateness of each rank at each collective, and the waiting that it causes, ns."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from app.analysis.trace.model import (
     Trace,
 )
 
-# Collectives that a computation around them waits for; others overlap with computations.
+# Types of collectives that the computation around them waits for; other types overlap with
+# computations.
 BLOCKING: Final = (PARAMS_ALL_GATHER, *TENSOR_TYPES, *CONTEXT_TYPES)
 COMPUTATIONS: Final = (*sorted(COMPUTE), OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds for the last rank at a collective."""
+    """Thresholds by which a rank counts as the last at a collective."""
 
-    # No rank is last if all arrive within this share of a step…
+    # No rank counts as last if all ranks arrive within this share of a step…
     together: float = 0.001
-    # …and within this share divided by the number of collectives of a step.
+    # …and within this share of a step divided by the number of collectives in a step.
     together_in_all: float = 0.01
-    # An absent rank came last if all others wait for longer than this.
+    # An absent rank counts as last if all other ranks wait for longer than this.
     least_absent_ns: float = 1e6
 
 
@@ -41,7 +42,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lateness:
-    """Arrivals and waiting at each meeting, ns; rows are those of `Meetings`."""
+    """Arrivals and waiting at each meeting, ns; the rows are the rows of `Meetings`."""
 
     late_ns: IntArray  # (rows,): from the first arrival of the meeting to this rank's
     waited_ns: IntArray  # (rows,): waiting for the last rank without computing
@@ -53,14 +54,14 @@ class Lateness:
 
 
 def of_types(trace: Trace, names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return which op codes of a trace are of the named types, shape (types,)."""
+    """Return a mask of the op codes with the given names, shape (types,)."""
     chosen = np.zeros(len(trace.op_names), dtype=bool)
     chosen[[trace.op_names.index(name) for name in names]] = True
     return chosen
 
 
 def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float) -> Lateness:
-    """Return the lateness at all meetings, of which there is at least one.
+    """Return the lateness at all meetings; there must be at least one meeting.
 
     Parameters
     ----------
@@ -87,12 +88,12 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
     after_ns = _after_all(lanes, transfer_ns, absent[meetings.group])
     by_absent = after_ns > 0
     last_ns = present_ns + after_ns
-    # no rank waits longer than its recorded duration
+    # A rank waits at most for its recorded duration.
     until_ns = np.minimum(last_ns[meeting], arrival_ns + duration_ns)
     until_ns = np.maximum(until_ns, arrival_ns)
     waits = Intervals.within_lanes(lanes.met_lane, arrival_ns, until_ns, lanes.span_ns)
     left = Intervals(first_claims(waits), waits.end)
-    # (groups,): collectives of a step
+    # Shape (groups,): mean number of collectives in a step
     a_step = np.bincount(meetings.group) / len(lanes.steps)
     in_all = THRESHOLDS.together_in_all / a_step[meetings.group]
     together_ns = np.minimum(THRESHOLDS.together, in_all) * step_ns
@@ -109,7 +110,7 @@ def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float
 
 
 def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArray:
-    """Return how long after all recorded ranks an absent one came to each meeting, (meetings,), ns.
+    """Return the time from the last recorded arrival to the absent rank's, shape (meetings,), ns.
 
     The others' shortest duration at the meeting less the shortest of its kind, which is transfer
     alone. 0 if the difference is within the variation of transfers.
@@ -129,7 +130,7 @@ def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArra
 
 
 def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
-    """Return the part of each wait without computing, shape (rows,), ns.
+    """Return the part of each wait during which the rank does not compute, shape (rows,), ns.
 
     In steps of which not all operations are sampled: the share of the sampled steps, by op type and
     group.
@@ -155,7 +156,7 @@ def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
 
 
 def own_computing(lanes: Lanes) -> Cover:
-    """Return the union of computations without the blocking collectives inside them."""
+    """Return the union of computations, less the blocking collectives inside them."""
     trace, span_ns = lanes.trace, lanes.span_ns
     computing = cover(lanes.of(of_types(trace, COMPUTATIONS)), lanes.count, span_ns, in_order=True)
     blocking = lanes.of(of_types(trace, BLOCKING))
@@ -166,10 +167,10 @@ def own_computing(lanes: Lanes) -> Cover:
 
 
 def without(one: Cover, other: Cover) -> Cover:
-    """Return the time that `one` covers and `other` does not."""
+    """Return the time that is covered by `one` but not by `other`."""
     if not len(one.start) or not len(other.start):
         return one
-    # Between two neighboring boundaries of either, each covers everything or nothing.
+    # Between neighboring boundaries of both covers, each cover is constant: all or nothing.
     cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
     begin, end = cuts[:-1], cuts[1:]
 

@@ -1,4 +1,4 @@
-"""Slowdown of all workers together in each step, relative to their best stretch of steps.
+"""Slowdown of all workers together in each step, relative to their fastest stretch of steps.
 
 Comparing workers cannot show it; other steps of the session can. Slow spells are found by circular
 binary segmentation (Olshen, Venkatraman et al., Biostatistics 5, 2004). Where steps grow steadily,
@@ -19,23 +19,27 @@ from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
-# In longer sessions, spells are searched in the means of at most this many groups of steps.
+# Largest number of values in which slow spells are searched; in longer sessions these are means of
+# groups of consecutive steps.
 _MOST_STEPS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds for slowness of all workers together."""
+    """Thresholds for a slowdown of all workers together."""
 
     slow: float = 0.05  # smallest excess over its best stretch of a slow worker
     workers: float = 0.9  # smallest share of slow workers for all to be slow
     fewest: int = 3  # fewest steps of the best stretch, and fewest slow steps
-    # Smallest share of the session that the best stretch has, and that scattered slow steps have.
+    # Smallest size of the best stretch, and of a set of scattered slow steps, as a share of the
+    # session.
     best: float = 0.1
     to_scatter: float = 6.0  # smallest distance of a spell from the rest, in standard errors
-    # Smallest distance of two levels of scattered steps, as a multiple of the wider one's range.
+    # Smallest distance between two levels of scattered steps, as a multiple of the range of the
+    # wider level.
     to_width: float = 1.0
-    # Largest residual sum of squares of a line, relative to that of the best change of level.
+    # Largest residual sum of squares of a fitted line, relative to the residual of the best single
+    # change of level.
     line: float = 0.7
 
 
@@ -44,19 +48,20 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonFactor:
-    """Slowdown of all workers together in each step, relative to their best stretch."""
+    """Slowdown of all workers together in each step, relative to their best stretch of steps."""
 
-    # (steps,): median over the workers of computing ÷ that in the worker's best stretch
+    # Shape (steps,): median over workers of the ratio of computing time to the worker's computing
+    # time in the best stretch
     level: FloatArray
     slow: NDArray[np.bool_]  # (steps,): steps in which nearly all workers are slow
     best: NDArray[np.bool_]  # (steps,): steps of the best stretch
-    # Relative growth from each recorded step to the next, where steps grow steadily; negative where
-    # they shrink.
+    # Relative growth of computing time from each recorded step to the next, negative if it shrinks;
+    # None unless it grows or shrinks steadily.
     growth: float | None = None
 
     @property
     def by_step(self) -> FloatArray:
-        """Return the level of slow steps and 1 of all others, shape (steps,).
+        """Return the slowdown level of each step, shape (steps,); 1 for steps that are not slow.
 
         The share 1 − 1 ÷ level of a worker's computing in a step is slowness of all together.
         """
@@ -64,7 +69,7 @@ class CommonFactor:
 
     @property
     def times(self) -> float:
-        """Return the mean level of the slow steps; 1 without any."""
+        """Return the mean level of the slow steps; 1 if there are none."""
         return float(np.mean(self.level[self.slow])) if self.slow.any() else 1.0
 
 
@@ -81,7 +86,7 @@ def computing_ns(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
         for name in _COMPUTATIONS:
             mine = layout.of(name, stage)
             if len(mine):
-                # a slice, without a copy: nodes of a type and stage are contiguous
+                # Nodes of a type and stage are contiguous, so a slice avoids a copy.
                 total[stage] += recorded_ns[mine[0] : mine[-1] + 1].sum(axis=0)
     return total
 
@@ -89,7 +94,7 @@ def computing_ns(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
 def common_factor(
     computing: FloatArray, steps: IntArray, work: FloatArray | None = None
 ) -> CommonFactor:
-    """Return the slowdown of all workers together relative to their best stretch.
+    """Return the slowdown of all workers together, relative to their best stretch of steps.
 
     Parameters
     ----------
@@ -102,7 +107,7 @@ def common_factor(
     """
     per_work = computing if work is None else computing / work
     count = len(steps)
-    # of shape (steps, workers)
+    # The logarithms have the shape (steps, workers).
     logs = np.log(np.maximum(per_work, 1.0 if work is None else 1e-12)).swapaxes(0, 1)
     logs = logs.reshape(count, -1)
     logs = logs - median(logs)
@@ -133,12 +138,12 @@ def common_factor(
 
 
 def _enough(count: int) -> int:
-    """Return the fewest steps of the best stretch of a session, and of scattered slow steps."""
+    """Return the smallest number of steps of a best stretch, and of scattered slow steps."""
     return max(THRESHOLDS.fewest, round(THRESHOLDS.best * count))
 
 
 def _spells(common: FloatArray) -> FloatArray:
-    """Return the median level of the spell that each step belongs to, shape (steps,).
+    """Return the median level of each step's spell, shape (steps,), from a binary segmentation.
 
     Circular binary segmentation of Olshen, Venkatraman et al., "Circular binary segmentation for
     the analysis of array-based DNA copy number data", Biostatistics 5 (2004).
@@ -147,13 +152,14 @@ def _spells(common: FloatArray) -> FloatArray:
     each = -(-len(common) // _MOST_STEPS)
     edges = np.arange(0, len(common), each)
     means = np.add.reduceat(common, edges) / np.diff([*edges, len(common)])
-    # Standard deviation of neighboring steps, robust against the few at edges of spells: half of
-    # normal values lie within 0.6745 standard deviations, nine tenths within 1.6449.
+    # Standard deviation of the differences between neighboring steps, from two quantiles, so that
+    # the few differences at edges of spells do not count: half of normally distributed values lie
+    # within 0.6745 standard deviations, nine tenths within 1.6449.
     moves = np.sort(np.abs(np.diff(common)))
     half, most = moves[len(moves) // 2] / 0.6745, moves[int(0.9 * (len(moves) - 1))] / 1.6449
     scatter = max(float(max(half, most)) / sqrt(2), 1e-3) / sqrt(each)
     waiting = [(0, len(means))]
-    # Not by recursion: a session may have many spells.
+    # A loop instead of recursion, since a session may have more spells than the recursion limit.
     while waiting:
         begin, end = waiting.pop()
         spell = _spell(means[begin:end], scatter)
@@ -169,7 +175,7 @@ def _spells(common: FloatArray) -> FloatArray:
 
 
 def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
-    """Return (begin, end) of the run of steps furthest from the rest; None if none is significant.
+    """Return (begin, end) of the run of steps that differs most; None if none is significant.
 
     A run has at least `fewest` steps, so that a single step does not determine its median.
     """
@@ -178,7 +184,7 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
         return None
     sums = np.concatenate([[0.0], np.cumsum(part - mean(part))])
     length = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
-    # (begin, end): sum within each run; the total is 0, so the rest has the negative sum
+    # Sum within each run (begin, end). The total sum is 0, so the sum of the rest is its negative.
     inside = sums[None, :] - sums[:, None]
     apart = np.abs(inside) / np.sqrt(np.maximum(length * (count - length), 1) / count)
     apart[(length < THRESHOLDS.fewest) | (length == count)] = 0.0
@@ -187,7 +193,7 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
 
 
 def _two_levels(common: FloatArray) -> FloatArray:
-    """Return the level of each step where steps scatter between two levels, shape (steps,).
+    """Return each step's level if steps scatter between two levels, shape (steps,).
 
     All 0 if they do not.
     """
@@ -202,7 +208,7 @@ def _two_levels(common: FloatArray) -> FloatArray:
 
 
 def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFactor | None:
-    """Return the factor of steps that grow or shrink steadily; None if they do not.
+    """Return the common factor if steps grow or shrink steadily; None if they do not.
 
     A line is fitted to the logarithms, against the count of recorded steps or their numbers,
     whichever fits better.
@@ -221,7 +227,7 @@ def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFact
     error = sqrt(squares / count / float(at @ at)) * np.ptp(at)
     if abs(rise) < max(least, THRESHOLDS.to_scatter * error):
         return None
-    # residual sum of squares of the best single change of level
+    # Residual sum of squares of the best single change of level, for comparison with the line
     away = common - mean(common)
     sums, before = np.cumsum(away)[:-1], np.arange(1, count)
     explained = sums**2 / before + sums**2 / (count - before)
@@ -230,7 +236,7 @@ def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFact
     own = at @ logs / (at @ at) * np.ptp(at) * np.sign(rise)
     if np.mean(own >= least) < THRESHOLDS.workers:
         return None
-    # A parabola fits the level at the lowest step better than the line.
+    # The level at the lowest step is taken from a parabola, which fits there better than the line.
     bend = np.polynomial.Polynomial.fit(at, common, 2)(at)
     lowest = int(np.argmin(line))
     best = line <= np.sort(line)[_enough(count) - 1]

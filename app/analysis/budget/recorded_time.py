@@ -1,4 +1,4 @@
-"""Recorded computing, transfer and idle time of each worker in each step, ns.
+"""Recorded computing, transfer and idle time of each worker in each step.
 
 Arrays have the shape (pp, steps, dp). A step lasts until the next one begins, where both were
 recorded; communication counts where no computation hides it.
@@ -21,15 +21,15 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed, ShapeGroup, ends_of, follows_of
 from app.analysis.trace.model import GC, OPTIMIZER
 
-# Types that are computing of the device; garbage collection runs on the host.
+# Op types that run on the device as computing; garbage collections run on the host.
 COMPUTING: Final = COMPUTE | {OPTIMIZER}
-# Marks a gap at the begin of a stage's step.
+# Value of `Fillings.before` for the gap at the begin of a stage's step.
 BEGIN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fillings:
-    """Communications of a stage, each in the gap before the first computation that depends on it.
+    """Communications of a stage, each in the gap before the first computation depending on it.
 
     Shape (communications,).
     """
@@ -40,11 +40,11 @@ class Fillings:
 
 
 def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
-    """Return the communications in the gaps of each stage, those of a gap in launch order."""
+    """Return the communications in the gaps of each stage, in launch order within a gap."""
     layout, follows = group.layout, group.memoize(follows_of)
     stages = layout.nodes.pp
     computing = layout.of_types(*COMPUTING)
-    # Each communication belongs to one gap, a garbage collection to none.
+    # Each communication is put in a single gap; garbage collections are put in none.
     taken: list[bool] = (computing | layout.of_types(GC)).tolist()
     stage_of: list[int] = stages.tolist()
     launch: list[float] = layout.launch.tolist()
@@ -68,7 +68,7 @@ def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
             else:
                 rows[stage] += _in_order(in_gap, launch, before)
         last[stage] = node
-    # Communications without a dependent computation fill the gap at the end of the step.
+    # Communications on which no computation depends fill the gap at the end of the step.
     left = ~np.array(taken)
     sends = layout.of_types(*P2P)
     for stage, node in enumerate(last):
@@ -81,7 +81,7 @@ def fillings_of(group: ShapeGroup) -> tuple[Fillings, ...]:
 
 
 def _in_order(nodes: list[int], launch: Sequence[float], before: int) -> list[tuple[int, int, int]]:
-    """Return the `Fillings` rows of a gap's communications in launch order; sorts `nodes`."""
+    """Return the `Fillings` rows of a gap's communications in launch order; sorts `nodes` too."""
     nodes.sort(key=lambda node: (launch[node], node))
     return [
         (node, before, previous)
@@ -89,25 +89,25 @@ def _in_order(nodes: list[int], launch: Sequence[float], before: int) -> list[tu
     ]
 
 
-# Number of elements of one NumPy call: some gaps of all steps and DP ranks.
+# Number of elements that a NumPy call works on: some gaps in all steps and DP ranks.
 _AT_A_TIME: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spent:
-    """Time of workers in their steps by activity, shape (pp, steps, dp), ns; the rest is waiting.
+    """Time of workers by activity, shape (pp, steps, dp), ns; the rest of a step is waiting.
 
     Communication counts where no computation hides it.
     """
 
     computing_ns: FloatArray
     transferring_ns: FloatArray  # without waiting for other members of the group
-    # without computing, and without a launched communication that a computation depends on
+    # Time without computing, and without a launched communication on which a computation depends
     idle_ns: FloatArray
 
 
 def spent_of(group: ShapeGroup, begins_ns: FloatArray, ends_ns: FloatArray) -> Spent:
-    """Return the computing, transfer and idle time of workers.
+    """Return the computing, transfer and idle time of each worker in each step.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def spent_of(group: ShapeGroup, begins_ns: FloatArray, ends_ns: FloatArray) -> S
             if len(nodes):
                 computing[stage] += layout.duration_ns[nodes[0] : nodes[-1] + 1].sum(axis=0)
     within = ends_ns - begins_ns
-    # Concurrent computations may add up to more than the step.
+    # Durations of concurrent computations may add up to more than the step, so the sum is limited.
     np.minimum(computing, within, out=computing)
     np.minimum(shown, within - computing, out=shown)
     np.minimum(transferring, shown, out=transferring)
@@ -139,7 +139,7 @@ def spent_of(group: ShapeGroup, begins_ns: FloatArray, ends_ns: FloatArray) -> S
 def _communicating(
     group: ShapeGroup, fillings: Fillings, begins_ns: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return a stage's exposed communication, and the transfer time in it, (steps, dp) each, ns."""
+    """Return a stage's exposed communication, and its transfer time, shape (steps, dp) each, ns."""
     shown_ns, transferring_ns = np.zeros(begins_ns.shape), np.zeros(begins_ns.shape)
     start_ns, duration_ns = group.layout.start_ns, group.layout.duration_ns
     size = max(1, _AT_A_TIME // begins_ns.size)
@@ -167,7 +167,7 @@ def _communicating(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Time of a session, cut at the begins of its steps, ns; in order of steps.
+    """Time of a session divided at the begins of its steps, ns, in order of steps.
 
     A step includes the gap to the next step if that one follows in the recording. Other gaps are
     unknown and do not count. Odd steps before the first analyzed one belong to it, those after the
@@ -179,13 +179,13 @@ class Windows:
     ends_ns: FloatArray  # (pp, steps, dp): last end of a worker, since the step's first start
     wall_ns: FloatArray  # (pp, steps, dp): time of a worker from a step's begin to the next one's
     between_ns: FloatArray  # (steps,): from the last end of all workers to the next step's begin
-    # (steps,): the same where left-out steps lie between, and odd steps at the ends of the session
+    # Shape (steps,): gaps with left-out steps, and odd steps at the ends of the session, ns
     missing_ns: FloatArray
     usual_ns: float  # median of the gaps between consecutive steps
 
 
 def windows_of(replayed: Replayed) -> Windows:
-    """Return the time of a session, cut at the begins of its steps."""
+    """Return the time of a session divided at the begins of its steps."""
     ends_ns = replayed.over_steps(lambda group: ends_of(group).swapaxes(0, 1)).swapaxes(0, 1)
     last_ns = ends_ns.max(axis=(0, 2))
     starts_ns = replayed.over_steps(lambda group: group.layout.begin_ns)
@@ -193,7 +193,7 @@ def windows_of(replayed: Replayed) -> Windows:
     joined, whole = _joined(replayed, period_ns)
     begins_ns, until_ns = np.zeros(ends_ns.shape), np.empty(ends_ns.shape)
     until_ns[:] = last_ns[:, None]
-    # A worker that ends a step late begins its next one then.
+    # A worker that ends a step after the next step's begin starts its own next step then.
     late_ns = np.maximum(ends_ns[:, :-1] - period_ns[:, None], 0.0)
     begins_ns[:, 1:] = np.where(joined[:, None], np.minimum(late_ns, ends_ns[:, 1:]), 0.0)
     following_ns = begins_ns[:, 1:] + period_ns[:, None]
@@ -214,7 +214,7 @@ def windows_of(replayed: Replayed) -> Windows:
 
 
 def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
-    """Return the time of odd steps at the ends of the session, shape (steps,), ns.
+    """Return the time of odd steps at both ends of the session, shape (steps,), ns.
 
     Including the gaps to the analyzed steps.
     """
@@ -235,7 +235,7 @@ def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> F
 def _joined(
     replayed: Replayed, period_ns: FloatArray
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which gaps to the next step count, and which of them are between consecutive steps.
+    """Return which gaps after steps count, and which of these precede a consecutive step.
 
     Shape (steps - 1,) each. No gap counts without a common clock, or where a clock was set back.
     """

@@ -24,7 +24,7 @@ from app.analysis.replay.session import Replayed, ShapeGroup
 
 
 class Part(StrEnum):
-    """Part of a worker's time."""
+    """Part of a worker's time in the split, ideal or lost."""
 
     COMPUTING = "computing"
     OWN_SLOWNESS = "own_slowness"
@@ -40,12 +40,12 @@ class Part(StrEnum):
 
     @property
     def words(self) -> str:
-        """Return its name in sentences."""
+        """Return the name of the part for sentences."""
         return _WORDS[self]
 
     @property
     def lost(self) -> bool:
-        """Return whether it is a loss: absent in a job without stragglers and standstills."""
+        """Return whether the part is lost time, absent without stragglers and standstills."""
         return self in _LOST_PARTS
 
 
@@ -75,8 +75,9 @@ _LOST_PARTS: Final = frozenset(
 
 
 _NS: Final = 1e-9
-# Quantile of its best steps that is a worker's ideal: for computing, which may have spells of its
-# own, and for communication, which scatters.
+# Quantiles of a worker's best steps that are its ideal: `_QUARTER` for computing, since the best
+# stretch may contain slow spells of single workers, and `_HALF` for communication, whose times
+# scatter.
 _QUARTER: Final = 0.25
 _HALF: Final = 0.5
 _PLACE: Final = {part: place for place, part in enumerate(Part)}
@@ -84,7 +85,7 @@ _PLACE: Final = {part: place for place, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Time of each worker in each step, split into parts, ns; in order of steps.
+    """Time of each worker in each step, split into parts, ns, in order of steps.
 
     The parts add up to the wall time. A part may be negative for a worker in a step, but not summed
     over all workers and steps.
@@ -95,12 +96,12 @@ class Split:
     together: CommonFactor
 
     def of(self, part: Part) -> FloatArray:
-        """Return the time of a part, shape (pp, steps, dp), ns."""
+        """Return the time of the given part, shape (pp, steps, dp), ns."""
         return np.asarray(self.parts_ns[_PLACE[part]])
 
 
 def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = None) -> Split:
-    """Return the time of a session split into parts.
+    """Return the time of a session, split into ideal time and losses.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     spent = _spent(replayed, windows)
     work_ns = replayed.over_steps(_ideal_computing).T
     if together is None:
-        # scaled as if all steps had the same amount of work
+        # Computing times are scaled to the same amount of work in each step.
         alike_ns = spent.computing_ns * (work_ns.mean() / work_ns)[..., None]
         together = common_factor(alike_ns, replayed.steps)
     factor, best = together.by_step, together.best
@@ -121,16 +122,17 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
 
     host_ns = replayed.over_steps(_regular_lags_ns).T
     named = np.minimum(_named_ns(replayed, windows), spent.idle_ns)
-    # longer steps by late launches; later launches wait for something that is not recorded
+    # Late launches count up to the time by which they lengthen the step; longer delays are waits
+    # for operations that are not recorded.
     excess_ns = (metrics.recorded_s - metrics.simulated_s) / _NS
     if replayed.graph.chained:
-        # chained steps begin with the end of the one before
+        # A chained step begins with the end of the previous step, so its excess contains the gap.
         excess_ns[1:] -= windows.between_ns[:-1] - replayed.graph.step_gap_ns
     longer_ns = host_ns + np.maximum(excess_ns, 0.0)
     late = np.minimum(spent.idle_ns - named, longer_ns[..., None])
     other = (windows.between_ns + windows.missing_ns)[:, None] + named
     waiting = windows.wall_ns - spent.computing_ns - spent.transferring_ns - late - other
-    # Ratio of the ideal used here to that of the replay.
+    # Ratio of the ideal computing time of this split to that of the replay
     size = float((computing / work_ns).mean())
     rest = size * (metrics.ideal_s / _NS - work_ns) - communication - host_ns
     bubble = np.maximum(rest - replayed.graph.step_gap_ns, 0.0)
@@ -139,7 +141,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     )
 
     usual = np.minimum(windows.between_ns, windows.usual_ns)[:, None]
-    # of the fastest worker of each stage: the excess of others is lost
+    # The fastest worker of each stage defines the usual time; the excess of other workers is lost.
     usual_named = np.zeros((len(named), 1, 1))
     if named.any():
         usual_named = np.median(named, axis=1, keepdims=True).min(axis=2, keepdims=True)
@@ -165,7 +167,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
 
 
 def _spent(replayed: Replayed, windows: Windows) -> Spent:
-    """Return the recorded time of all steps by activity, in order of steps."""
+    """Return the recorded time of all steps by activity, in order of steps, ns."""
     if len(replayed.groups) == 1:
         return spent_of(replayed.main, windows.begins_ns, windows.ends_ns)
     of_all = Spent(*(np.empty(windows.ends_ns.shape) for _ in range(3)))
@@ -179,7 +181,7 @@ def _spent(replayed: Replayed, windows: Windows) -> Spent:
 
 
 def _ideal_computing(group: ShapeGroup) -> FloatArray:
-    """Return the computing time of a worker in the replayed ideal step, shape (steps, pp), ns."""
+    """Return a worker's computing time in the replayed ideal step, shape (steps, pp), ns."""
     layout = group.layout
     mine = layout.of_types(*COMPUTING)
     ideal_ns = np.bincount(
@@ -189,7 +191,7 @@ def _ideal_computing(group: ShapeGroup) -> FloatArray:
 
 
 def _regular_lags_ns(group: ShapeGroup) -> FloatArray:
-    """Return the sum of regular launch delays of a stage in a step, shape (steps, pp), ns."""
+    """Return the sum of a stage's regular launch delays in a step, shape (steps, pp), ns."""
     layout = group.layout
     longest: dict[int, float] = {}
     for (node, _), lag_ns in group.graph.lags_ns.items():
@@ -203,7 +205,7 @@ def _regular_lags_ns(group: ShapeGroup) -> FloatArray:
 def _ideal(
     values_ns: FloatArray, work_ns: FloatArray, best: NDArray[np.bool_], share: float
 ) -> FloatArray:
-    """Return the ideal time of each stage for a unit of work, shape (pp,).
+    """Return the ideal time of each stage for a unit of work, shape (pp,), from its best steps.
 
     The median over peers (the lower one of an even number) in their best stretch, and at most the
     mean of the stage.
@@ -224,7 +226,7 @@ def _ideal(
 
 
 def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
-    """Return the time of host operations within steps, shape (pp, steps, dp), ns.
+    """Return each worker's time of host operations within steps, shape (pp, steps, dp), ns.
 
     Loading of batches, checkpoints, evaluation, which belong between steps.
     """
@@ -232,7 +234,7 @@ def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
     if not len(host_operations):
         return inside
     step = np.searchsorted(windows.starts_ns, host_operations.start_ns, side="right") - 1
-    # an operation that begins before a step may end within it
+    # An operation that begins before a step may end within the step, so both steps are tested.
     for first in (step, step + 1):
         there = np.flatnonzero((first >= 0) & (first < len(windows.starts_ns)))
         at = host_operations.pp[there], first[there], host_operations.dp[there]
@@ -243,15 +245,15 @@ def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
     return inside
 
 
-# Smallest loss that is reported in sentences, as a share of the time.
+# Smallest loss that sentences mention, as a share of the time.
 WORTH_SAYING: Final = 0.05
-# Precomputed, since tables of a thousand jobs read it several times for each.
+# The getter is built once, since tables of a thousand jobs read the losses several times a job.
 _LOST: Final = attrgetter(*(part for part in Part if part.lost))
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the time of all workers by part, which add up to 1."""
+    """Shares of the time of all workers by part; the shares add up to 1."""
 
     computing: float
     """Computing, up to the median of the stage's peers in their best stretch."""
@@ -277,25 +279,25 @@ class Shares:
     """Steps that are not analyzed: incomplete ones between analyzed ones, and odd ones."""
 
     def of(self, part: Part) -> float:
-        """Return the share of a part."""
+        """Return the share of the given part."""
         share: float = getattr(self, part)
         return share
 
     @property
     def lost(self) -> float:
-        """Return the share that a job without stragglers and standstills would not need."""
+        """Return the sum of the shares of all lost parts."""
         parts: tuple[float, ...] = _LOST(self)
         return sum(parts)
 
     @property
     def stragglers(self) -> float:
-        """Return the share that is lost to stragglers: losses that not all workers share."""
+        """Return the share lost to stragglers: losses that are not common to all workers."""
         return self.lost - self.slow_together - self.between_steps_above
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Shares of the time that are lost."""
+    """Shares of the time that are lost, by cause."""
 
     stragglers: float
     """Losses that not all workers share."""
@@ -306,13 +308,13 @@ class Losses:
 
     @property
     def lost(self) -> float:
-        """Return the sum of all losses."""
+        """Return the sum of the three losses."""
         return self.stragglers + self.between + self.together
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Split of a session's time, from its first operation to its last.
+    """Split of a session's time from its first to its last operation, as shares by part.
 
     Without gaps in which steps were not recorded.
     """
@@ -330,18 +332,18 @@ class Budget:
 
 
 def budget_of(split: Split) -> Budget:
-    """Return the shares of a split time."""
+    """Return the shares of each part in a split time, in total, by worker and by step."""
     wall_ns, parts_ns = split.wall_ns, split.parts_ns
     workers = wall_ns.shape[0] * wall_ns.shape[2]
     whole_ns, step_ns = wall_ns.sum(), wall_ns.sum(axis=(0, 2))
     of_workers_ns = parts_ns.sum(axis=2)
     shares = of_workers_ns.sum(axis=(1, 2)) / max(whole_ns, 1.0)
-    # a step or a worker may take no time
+    # A step or a worker may take no time, so the divisor is at least 1.
     by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
     by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
     return Budget(
         wall_s=float(whole_ns) / workers * _NS,
-        # rounding may give slightly negative sums
+        # Rounding may give slightly negative sums, so shares are limited to at least 0.
         shares=Shares(*np.maximum(shares, 0.0).tolist()),
         by_worker={
             part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)

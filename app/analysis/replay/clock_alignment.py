@@ -1,4 +1,4 @@
-"""Clock alignment: offsets and rates of the clocks of ranks, and starts on one common clock.
+"""Clock alignment: offsets and rates of the clocks of ranks, and starts on a common clock.
 
 Operations that move data together end together: a send and its receive, a collective of the DP
 ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Offsets
@@ -38,7 +38,7 @@ from app.analysis.trace.model import OPTIMIZER_CLIP
 
 
 def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None = None) -> float:
-    """Return the largest typical difference between clocks that all types of ends agree upon, ns.
+    """Return the largest typical difference between clocks on which all types of ends agree, ns.
 
     A wrong clock moves all ends that its rank records. Where a recorder takes the ends of one type
     at other moments, only that type is apart, or types are apart in opposite directions.
@@ -49,7 +49,8 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
         Offsets that were subtracted from the layout's times and are to be included.
     """
     offsets_ns = np.zeros((layout.dp, layout.pp)) if offsets_ns is None else offsets_ns
-    # (the stage of both, or of the lower one and the other) → type of the end → pairs of nodes
+    # (stage, stage) for collectives, (lower stage, higher stage) for transfers → op type → pairs of
+    # nodes whose ends coincide
     together: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = defaultdict(dict)
     op, stage = layout.nodes.op.tolist(), layout.nodes.pp.tolist()
     spanning = layout.of_types(*DP_COLLECTIVES).tolist()
@@ -57,7 +58,8 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
         match unit.members:
             case (one, other) if not unit.across_dp and stage[one] != stage[other]:
                 pair = (one, other) if stage[one] < stage[other] else (other, one)
-                # a send and the receive of what comes back are of different types
+                # Pairs are grouped by the op type on the lower stage: forward and backward
+                # transfers have different types.
                 of_link = together[stage[pair[0]], stage[pair[1]]]
                 of_link.setdefault(op[pair[0]], []).append(pair)
             case (node,) if spanning[node] and layout.dp > 1:
@@ -70,14 +72,14 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
             np.median(offsets_ns[:, low]) if low == high else offsets_ns[:, high]
         )
         by_type = [_apart(layout, pairs) + ahead for pairs in of_link.values()]
-        # the smallest difference where all types have the same sign, else 0
+        # Smallest difference if the differences of all types have the same sign, else 0
         least, most = np.min(by_type, axis=0), np.max(by_type, axis=0)
         apart.append(np.maximum(least, 0.0) + np.minimum(most, 0.0))
     return max((float(median_of_known(np.abs(values)).max()) for values in apart), default=0.0)
 
 
 def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
-    """Return the median difference of paired ends in each step, shape (steps, dp), ns."""
+    """Return the median difference between paired ends in each step, shape (steps, dp), ns."""
     one, other = (list(side) for side in zip(*pairs, strict=True))
     ends = layout.start_ns[one] + layout.duration_ns[one]
     if one == other:
@@ -87,17 +89,21 @@ def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
-# Least squares end when offsets change by less: a thousandth of the smallest corrected offset.
+# Reweighting ends when no offset changes by more than this: a thousandth of the smallest offset
+# that is corrected.
 SETTLED_NS: Final = 1e3
-# With fewer steps an offset below `FEW_STEPS_NS` may be chance.
+# In sessions of fewer steps than this, an offset below `FEW_STEPS_NS` may be chance and is not
+# corrected.
 LEAST_STEPS: Final = 5
 FEW_STEPS_NS: Final = 10e6
-# Ranks that only step boundaries connect may begin a step this much after one another.
+# Ranks that share no transfers or collectives, but only the boundaries of steps, may begin a step
+# this far apart.
 BOUNDARY_NS: Final = 10e6
-# A clock's rate is taken as constant over windows of this many steps.
+# Number of steps over which the rate of a clock is taken as constant.
 WINDOW_STEPS: Final = 16
 PPM: Final = 1e6
-# Least squares resolve 1e-6 of the offsets: beyond this size they are corrected in two rounds.
+# Least squares resolve offsets to a relative 1e-6, so offsets above this size are corrected in two
+# rounds.
 COARSE_NS: Final = 1000e9
 
 
@@ -106,24 +112,24 @@ class RankClocks:
     """Offsets and rates of the clocks of the analyzed ranks."""
 
     aligned: bool  # whether starts were corrected
-    # (dp, pp): offset from the median clock, in the window where it is largest
+    # Shape (dp, pp): offset from the median clock, in the window in which it is largest
     offsets_ns: FloatArray
     residual_ns: FloatArray  # (dp, pp): median distance of matched ends from the fitted offsets
-    # (dp, pp): rate relative to the median clock; None if times are not absolute
+    # Shape (dp, pp): rate relative to the median clock; None if times are not absolute
     drift_ppm: FloatArray | None
-    # (DP rank, stage) of the first rank of each group that only step boundaries connect with the
-    # others; empty if transfers and collectives connect all
+    # (DP rank, stage) of the first rank in each group of ranks without transfers and collectives to
+    # other groups; empty if transfers and collectives connect all ranks
     unconnected: tuple[tuple[int, int], ...]
-    # Clock steps that were removed from starts.
+    # Clock steps that were subtracted from starts.
     clock_steps: tuple[ClockStep, ...] = ()
-    # Training steps during which a clock jumped; the caller leaves them out and aligns again.
+    # Training steps during which a clock jumped: the caller drops these steps and aligns again.
     torn: tuple[int, ...] = ()
 
 
 def align(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
-    """Put all starts on one clock; layouts of clean recordings stay the same objects.
+    """Put all starts on a common clock; layouts without clock errors stay the same objects.
 
     Parameters
     ----------
@@ -149,7 +155,7 @@ def align(
 def _align_once(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
-    """Put all starts on one clock by one fit of offsets and rates; see `align`."""
+    """Put all starts on a common clock with a single fit of offsets and rates; see `align`."""
     dp, pp = layouts[0].dp, layouts[0].pp
     ranks = dp * pp
     matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
@@ -207,7 +213,7 @@ def _align_once(
 
 
 def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:
-    """Return layouts of one clock with its clock steps removed, and offsets of 0."""
+    """Return layouts recorded by a single clock without its clock steps, and offsets of 0."""
     exact = np.zeros((layouts[0].dp, layouts[0].pp))
     stepless = remove_clock_steps(layouts, None, absolute=absolute)
     return stepless.layouts, RankClocks(
@@ -221,7 +227,7 @@ def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout
 
 
 def _contradicts(layout: Layout, graph: Graph) -> bool:
-    """Return whether dependencies between stages show that clocks disagree.
+    """Return whether dependencies between stages contradict the aligned clocks.
 
     For clocks that only step boundaries connect. If clocks of two stages disagree, computations
     begin before those that they depend on have ended, in one of the two directions at least. If
@@ -241,7 +247,7 @@ def _contradicts(layout: Layout, graph: Graph) -> bool:
 
 
 def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
-    """Compare the clocks of unconnected groups of ranks by the boundaries of steps."""
+    """Compare clocks of ranks without common communication by the boundaries of steps."""
     first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
     marks = np.stack([_boundary(layout, first, rank) for rank in first.tolist()], axis=1)
     marks[~np.isfinite(marks)] = np.nan
@@ -250,7 +256,7 @@ def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
 
 
 def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
-    """Return the time in each step at which a rank is compared with others, shape (steps,), ns.
+    """Return the time in each step by which a rank's clock is compared, shape (steps,), ns.
 
     The end of gradient clipping, which ends on all ranks within some milliseconds. Where it is not
     recorded: the first start if all ranks compared are of one stage, since DP ranks begin steps
@@ -269,7 +275,7 @@ def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray
 
 
 def _joined(parts: Sequence[Matches]) -> Matches:
-    """Concatenate the steps of groups whose pairs of clocks may differ."""
+    """Concatenate the steps of groups, which may compare different pairs of clocks."""
     if len(parts) == 1:
         return parts[0]
     keys = sorted({key for part in parts for key in part.pairs()})
@@ -291,12 +297,12 @@ class _Fit:
     window: NDArray[np.int64]  # (steps,): window of each step
     center_ns: FloatArray  # (windows,): time at which the offsets hold
     offsets_ns: FloatArray  # (windows, nodes)
-    # (windows, nodes): ns that a clock gains on the median one in each ns
+    # Shape (windows, nodes): time that a clock gains relative to the median clock, ns per ns
     rates: FloatArray | None
     begin_ns: FloatArray  # (steps,)
 
     def at_begin(self) -> FloatArray:
-        """Return the offsets at the begin of each step, shape (steps, nodes)."""
+        """Return the clock offsets at the begin of each step, shape (steps, nodes), ns."""
         offsets = self.offsets_ns[self.window]
         if self.rates is None:
             return offsets
@@ -305,7 +311,7 @@ class _Fit:
 
 
 def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) -> _Fit:
-    """Solve for the offsets, and the rates, of each window."""
+    """Solve for the clock offsets of each window, and for the rates."""
     steps = len(begin_ns)
     windows = -(-steps // WINDOW_STEPS) if absolute else 1
     window = np.empty(steps, dtype=np.int64)
@@ -329,7 +335,7 @@ def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) 
 def _residuals(
     matches: Matches, fit: _Fit, part: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the typical distances of ends from the fitted offsets.
+    """Return the typical distances of recorded ends from the fitted offsets, ns.
 
     Parameters
     ----------

@@ -25,13 +25,14 @@ from app.analysis.replay.robust_statistics import (
 
 Item = TypeVar("Item")
 
-# Ends that one pair of stages is matched by in each step; more say nothing new.
+# Number of ends in each step by which the clocks of two stages are compared; more ends do not make
+# the comparison more accurate.
 MATCHES: Final = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matches:
-    """Pairs of clocks, compared by ends that belong together.
+    """Pairs of clocks, compared by recorded ends of operations that end together.
 
     The clock of node `one` is `ahead_ns` ahead of that of node `other`, shape (steps, matches), NaN
     where nothing was recorded; `spread_ns`, of the same shape, is the median deviation of the ends
@@ -45,7 +46,7 @@ class Matches:
     spread_ns: FloatArray
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return (one, other) of each match."""
+        """Return the pair of clocks (one, other) of each match."""
         return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
 
 
@@ -96,7 +97,7 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
 
 
 def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return `median_of_known` of each series; series of equal length are computed in one call."""
+    """Return `median_of_known` of each series; series of equal length share one call."""
     alike: dict[int, list[int]] = {}
     for index, values in enumerate(series):
         alike.setdefault(len(values), []).append(index)
@@ -108,14 +109,14 @@ def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
 
 
 def _sample(items: list[Item]) -> list[Item]:
-    """Return at most `MATCHES` of the items, evenly spread over the step."""
+    """Return at most `MATCHES` of the items, spread evenly over the step."""
     if len(items) <= MATCHES:
         return items
     return [items[i * (len(items) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
 
 
 def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
-    """Return recorded ends, shape (nodes, steps, dp); NaN where missing."""
+    """Return recorded ends of nodes, shape (nodes, steps, dp), ns; NaN where missing."""
     ends = layout.start_ns[nodes] + layout.duration_ns[nodes]
     if layout.missing is not None:
         ends[layout.missing[nodes]] = np.nan
@@ -124,17 +125,19 @@ def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
 
 IntArray = NDArray[np.intp]
 
-# Smallest clock step: ends of one session differ by less from step to step.
+# Smallest clock step: without one, ends of a session vary less than this from step to step.
 LEAST_NS: Final = 5e6
-# Largest drift of a clock without steps, as a share of the elapsed time.
+# Largest drift of a clock that did not jump, as a share of the elapsed time.
 DRIFT: Final = 2e-4
-# A clock step is at least this many standard deviations of the differences from step to step.
+# A clock step exceeds the usual differences from step to step by this many standard deviations.
 ABOVE_NOISE: Final = 10.0
-# Ends, and begins of steps, agree on the size of a clock step within this share of it…
+# Measurements of a clock step by ends, and by begins of steps, may deviate by this share of its
+# size…
 AGREED: Final = 0.25
-# …but for at most this share of the ends.
+# …except for at most this share of the ends.
 MOST_ODD: Final = 0.1
-# With fewer steps the usual difference is unknown.
+# In sessions with fewer steps than this the usual difference between steps is unknown, so no clock
+# step is searched.
 LEAST_STEPS: Final = 4
 NS_A_SECOND: Final = 1e9
 
@@ -157,15 +160,15 @@ class WithoutClockSteps:
 
     layouts: list[Layout]
     clock_steps: tuple[ClockStep, ...]
-    # Training steps during which a clock jumped, whose times are wrong. Where there are any, no
-    # clock step is removed.
+    # Training steps during which a clock jumped, so that their times are wrong. If there are any,
+    # no clock step is removed.
     torn: tuple[int, ...] = ()
 
 
 def clock_steps_ns(
     clock_steps: Sequence[ClockStep], step: IntArray, dp: IntArray, pp: IntArray
 ) -> FloatArray:
-    """Return the sum of the clock steps before each of some readings of clocks, ns.
+    """Return the sum of the clock steps before each clock reading, ns.
 
     Parameters
     ----------
@@ -184,7 +187,7 @@ def clock_steps_ns(
 def remove_clock_steps(
     layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool
 ) -> WithoutClockSteps:
-    """Find clock steps and subtract them from starts; layouts without any stay the same objects.
+    """Find clock steps and subtract them from starts; layouts without any are returned unchanged.
 
     Parameters
     ----------
@@ -219,14 +222,14 @@ def remove_clock_steps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """Changes of the differences between clocks from one step to the next."""
+    """Large changes of the differences between clocks from a step to the next step."""
 
     noise_ns: FloatArray  # (matches,): standard deviation of the usual changes
     boundaries: IntArray  # steps between which and the next the change is far larger
 
 
 def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
-    """Return where differences change by more than drift and noise explain; None if nowhere.
+    """Return the changes between steps that exceed drift and noise; None if there are none.
 
     `passed_ns` is the time from each step's begin to the next one's, shape (steps - 1,).
     """
@@ -268,7 +271,7 @@ def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _
 
 
 def _lengths(layout: Layout) -> FloatArray:
-    """Return the time from each rank's first start in a step to its last, (steps, ranks), ns."""
+    """Return the time from each rank's first start to its last in a step, (steps, ranks), ns."""
     starts = layout.start_ns
     if layout.missing is not None:
         starts = np.where(layout.missing, np.nan, starts)
@@ -285,7 +288,7 @@ def _jumps(
     *,
     absolute: bool,
 ) -> FloatArray | None:
-    """Return the clock step of each rank between two steps, shape (steps - 1, ranks), ns."""
+    """Return each rank's clock step between two steps, shape (steps - 1, ranks), ns; 0 if none."""
     ahead, noise = matches.ahead_ns[order], moves.noise_ns
     first = layouts[0]
     ranks = first.dp * first.pp
@@ -306,7 +309,7 @@ def _jumps(
 def _jump(
     matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
 ) -> FloatArray | None:
-    """Return each rank's jump relative to the others, shape (ranks,); None if ends disagree."""
+    """Return each rank's jump relative to the others, shape (ranks,), ns; None if ends disagree."""
     known = ~np.isnan(apart)
     if not known.any():
         return None
@@ -322,7 +325,7 @@ def _jump(
 
 
 def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | None:
-    """Return the jumps with those clocks at 0 that did not jump, shape (ranks,).
+    """Return the absolute jump of each clock, shape (ranks,), ns; 0 for clocks that did not jump.
 
     Ends only show how clocks move relative to one another. The time between steps by a rank's own
     clock shows which ones jumped: it is longer by the jump. None if it is not, so that something
@@ -335,7 +338,8 @@ def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArr
         return None
     groups = _groups(jump, AGREED * largest)
     if own.noise_ns > AGREED * largest:
-        # No step is like another: most clocks are right.
+        # The times between steps vary too much to show which clocks jumped, so the largest group of
+        # equal clocks is taken as right.
         most = max(map(len, groups))
         groups = [group for group in groups if len(group) == most]
     unmoved = min(groups, key=lambda group: abs(common + float(jump[group].mean())))
@@ -345,14 +349,14 @@ def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArr
 
 
 def _groups(values: FloatArray, apart: float) -> list[IntArray]:
-    """Return the indices of values, grouped where sorted neighbors are at most `apart` apart."""
+    """Return groups of indices; sorted neighbors in a group differ by at most `apart`."""
     order = np.argsort(values)
     return np.split(order, np.flatnonzero(np.diff(values[order]) > apart) + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Intervals:
-    """Times from one step's begin to the next, by each rank's own clock."""
+    """Times from the begin of a step to the begin of the next one, by each rank's own clock."""
 
     longer_ns: FloatArray  # (steps - 1, ranks): excess over the usual time
     noise_ns: float  # standard deviation of the common time of all ranks
@@ -361,7 +365,8 @@ class _Intervals:
 def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool) -> _Intervals:
     begins = np.concatenate([_begins(layout, absolute=absolute) for layout in layouts])[order]
     intervals = np.diff(begins, axis=0)
-    # Steps may be sampled with pauses of any length, but these are the same of all ranks.
+    # Pauses between sampled steps have any length, but are equal on all ranks, so the median over
+    # ranks is subtracted.
     together = median(intervals.T)
     apart = intervals - together[:, None]
     passed = np.diff(np.concatenate([layout.steps for layout in layouts])[order])
@@ -371,7 +376,7 @@ def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool
 
 
 def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
-    """Return each rank's first start in each step by its own clock, shape (steps, ranks), ns."""
+    """Return the first start of each step by each rank's own clock, shape (steps, ranks), ns."""
     start = layout.start_ns
     if layout.missing is not None:
         start = np.where(layout.missing, np.inf, start)
@@ -386,7 +391,7 @@ def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
 def _with_common_jumps(
     layouts: Sequence[Layout], order: IntArray, jumps: FloatArray | None
 ) -> FloatArray | None:
-    """Add backward clock steps of all ranks at once: a step begins before the one before it."""
+    """Add backward clock steps of all ranks at once: a step begins before the previous one."""
     begin = np.concatenate([layout.begin_ns for layout in layouts])[order]
     if jumps is not None:
         begin = np.concatenate([_begins(layout, absolute=True) for layout in layouts])[order]
@@ -406,7 +411,7 @@ def _with_common_jumps(
 def without_offsets(
     layouts: Sequence[Layout], offsets_ns: FloatArray, rates: FloatArray | None = None
 ) -> list[Layout]:
-    """Return layouts with clock offsets, and what clocks gain in each ns, subtracted from starts.
+    """Return layouts with clock offsets and the drift by clock rates subtracted from starts.
 
     Both of the shape (steps, ranks), the steps in the order of the layouts.
     """
@@ -430,7 +435,7 @@ def without_offsets(
 def _clock_steps(
     layout: Layout, steps: NDArray[np.int64], jumps: FloatArray
 ) -> tuple[ClockStep, ...]:
-    """Return the jumps (steps - 1, ranks), those of workers whose clocks jump together as one."""
+    """Return the jumps, shape (steps - 1, ranks), as clock steps; equal jumps are joined."""
     clock_steps = []
     for boundary in np.flatnonzero(jumps.any(axis=1)).tolist():
         by_rank = jumps[boundary]

@@ -17,19 +17,21 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Contribution, Metrics
 from app.analysis.replay.robust_statistics import mean, quantiles
 
-# The means of slow steps and of others differ by at least this many standard deviations within.
+# Smallest distance between the mean times of slow and of other steps, in standard deviations within
+# these two classes.
 _APART: Final = 4.0
-# Complete runs that a variance is taken of; at least two of slow steps and two of others.
+# Smallest number of complete runs from which the variance of lengths is computed; at least two of
+# slow steps and two of other steps.
 _FEWEST: Final = 4
-# Lengths of even runs have a variance of at most this share of their squared mean. Runs that end by
-# chance have about 0.7 where they last three steps on average: with four to eight such runs 2 % to
-# 3 % of the sessions pass as even.
+# Largest variance of the lengths of even runs, as a share of their squared mean. Lengths of random
+# runs with a mean of three steps have about 0.7: with four to eight such runs 2 % to 3 % of the
+# sessions pass as even.
 _EVEN: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvenRuns:
-    """Slow steps that recur at even intervals."""
+    """Runs of slow steps that recur at even intervals."""
 
     slow: NDArray[np.bool_]  # (steps,)
     cycle: float  # mean number of steps of a slow run and the run after it
@@ -38,7 +40,7 @@ class EvenRuns:
 
 
 def even_runs(taken: FloatArray) -> EvenRuns | None:
-    """Return the runs of slow steps; None unless they are distinct and recur at even intervals.
+    """Return the runs of slow steps; None unless these are distinct and recur at even intervals.
 
     Parameters
     ----------
@@ -64,14 +66,15 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
     bounds = np.flatnonzero(np.diff(slow)) + 1
     lengths = np.diff(np.concatenate([[0], bounds, [len(slow)]]))
     kind = slow[np.concatenate([[0], bounds])]
-    # The recording may cut off the first and the last run.
+    # The first and the last run are left out, since the recording may have cut them off.
     inner = slice(1, -1)
     if len(lengths[inner]) < _FEWEST:
         return None
     usual = {which: float(lengths[inner][kind[inner] == which].mean()) for which in (True, False)}
     relative = lengths / np.where(kind, usual[True], usual[False])
     ends = relative[[0, -1]]
-    # A cut run counts if it is longer than the mean all the same.
+    # A cut-off run longer than the mean still counts, since its true length deviates at least as
+    # much.
     counted = np.concatenate([relative[inner], ends[ends > 1]])
     if ((counted - 1) ** 2).sum() > _EVEN * (len(counted) - 2):
         return None
@@ -82,37 +85,41 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
 DRAWS: Final = 1_000
 QUANTILES: Final = (0.025, 0.975)
 
-# Fewest steps for a bootstrap of single steps.
+# Smallest number of steps for which single steps are drawn.
 FEWEST_DRAWN: Final = 5
-# Fewest steps for a bootstrap of blocks: with fewer, a spell may be as long as the session.
+# Smallest number of steps for which blocks are drawn: in shorter sessions a slow spell may be as
+# long as the session.
 FEWEST_STEPS: Final = 20
-# Number of blocks of a session, and the factor that widens intervals: quantiles of Student's t (4
-# degrees of freedom) over those of the normal distribution, the variance of means of so few, and
-# spells that span two blocks. Coverage of the 95 % interval for spells of some steps: 80 to 88 %
-# without the first two factors, 89 to 91 % without the last, 91 to 92 % with all.
+# Number of blocks of a session, and the factor that widens intervals. The factor corrects for the
+# few blocks (quantiles of Student's t with 4 degrees of freedom over those of the normal
+# distribution, and the bias of the variance) and for spells that span two blocks (`_GO_ON`).
+# Coverage of the 95 % interval for spells of some steps: 80 to 88 % without the first two
+# corrections, 89 to 91 % without the last, 91 to 92 % with all.
 _BLOCKS: Final = 5
 _GO_ON: Final = 1.1
 _WIDEN: Final = _GO_ON * 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
-# Full widening where blocks scatter at least as much as single steps (ratio `_AT_RANDOM`). Where
-# they scatter less (`_EVENLY`), slow steps recur evenly, as checkpoints do, and full widening would
-# make intervals too wide. Ratios in between are interpolated; most independent steps are there.
+# Ratio of the scatter of blocks to the scatter expected from single steps. From `_AT_RANDOM` on,
+# intervals are widened fully. Below `_EVENLY`, slow steps recur evenly, as checkpoints do, and full
+# widening would make intervals too wide. The factor is interpolated between these ratios; most
+# sessions of independent steps lie there.
 _AT_RANDOM: Final = 1.0
 _EVENLY: Final = 0.8
 _WIDEN_EVEN: Final = 1.2
-# Smallest width relative to the interval of single steps: blocks as long as a period are all equal.
+# Smallest width of an interval relative to the interval from single steps: if blocks are as long as
+# a cycle, all blocks are equal and the width would be 0.
 _LEAST_OF_SINGLE: Final = 0.7
-# The same for whole cycles: two equal cycles would give an interval of width 0.
+# Smallest relative width of an interval from whole cycles: two equal cycles would give the width 0.
 _LEAST_OF_CYCLES: Final = 0.1
-# Quantiles of draws of whole cycles: these lie around the slowdown of the job, not that of the
-# recorded steps, which may begin and end amid a cycle. Coverage: 97 % between these quantiles, 98
-# to 99 % between 2.5 and 97.5 %.
+# Quantiles of the draws of whole cycles. The draws scatter around the slowdown of the job, not of
+# the recorded steps, which may begin and end within a cycle. Coverage: 97 % between these
+# quantiles, 98 to 99 % between 2.5 and 97.5 %.
 _OF_CYCLES: Final = (0.1, 0.9)
-# Factor that widens intervals of even but not exact cycles, of which there are few: coverage 92 %
-# without it, 97 % with it, in simulated sessions.
+# Factor that widens intervals of even but not exact cycles, since a session has few cycles:
+# coverage 92 % without it, 97 % with it, in simulated sessions.
 _WIDEN_CYCLES: Final = 1.4
-# The 97.5 % quantile of Student's t as a polynomial in 1 / degrees of freedom.
+# Coefficients of the 97.5 % quantile of Student's t as a polynomial in 1 / degrees of freedom.
 _STUDENT: Final = (2.556, 2.823, 2.372, 1.960)
-# Avoids a division by zero.
+# Smallest denominator, which avoids a division by zero.
 _NOTHING: Final = 1e-300
 
 Interval = tuple[float, float]
@@ -120,7 +127,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """95 % intervals; None with too few steps, and where the metric itself has no value."""
+    """95 % intervals of the metrics; None with too few steps, and if the metric has no value."""
 
     slowdown: Interval | None
     waste: Interval | None
@@ -150,7 +157,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         if not metrics.attributable:
             return None
         recovered = simulated - weights @ contribution.removed_s
-        # A draw that loses no time has no share.
+        # A draw without lost time has no share of lost time.
         loses = simulated > ideal
         return interval(recovered[loses] / (simulated - ideal)[loses])
 
@@ -168,7 +175,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
 def spread_by_blocks(
     times_s: FloatArray, reference_s: FloatArray, cycle: int | None = None
 ) -> Interval | None:
-    """Return the uncertainty of Σ times ÷ Σ reference as an estimate for the whole job.
+    """Return the uncertainty of Σ times ÷ Σ reference as an estimate of the whole job's ratio.
 
     Slow steps come in spells, so neighboring steps are correlated and an interval from single steps
     is too narrow. A few long blocks of steps are drawn instead (circular block bootstrap, Politis
@@ -227,7 +234,7 @@ def spread_by_blocks(
 
 
 def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> Interval:
-    """Return the uncertainty with exact cycles: see `spread_by_blocks`.
+    """Return the uncertainty for steps with exact cycles; see `spread_by_blocks`.
 
     The recording may begin and end amid a cycle, and slow steps scatter, as others do.
     """
@@ -250,7 +257,7 @@ def student_half(count: int) -> float:
     >>> round(student_half(5), 2), round(student_half(10**6), 2)
     (2.77, 1.96)
     """
-    # Fisher and Cornish's expansion of Student's t, off by 3 % for two degrees of freedom.
+    # Cornish-Fisher expansion of Student's t, 3 % off at two degrees of freedom.
     return float(np.polyval(_STUDENT, 1 / (count - 1)))
 
 
@@ -271,12 +278,12 @@ def draws(count: int, block: int = 1) -> FloatArray:
     drawn = ((first + np.arange(block, dtype=np.int32)) % count).reshape(DRAWS, -1)[:, :count]
     drawn += np.arange(DRAWS, dtype=np.int32)[:, None] * count
     weights = np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
-    # the cache shares the array
+    # The array is read-only, since the cache shares it between callers.
     weights.flags.writeable = False
     return weights
 
 
 def interval(drawn: FloatArray) -> Interval:
-    """Return the 95 % interval of the values of draws."""
+    """Return the 95 % interval of a metric from its values in all draws."""
     low, high = quantiles(drawn, QUANTILES)
     return float(low), float(high)

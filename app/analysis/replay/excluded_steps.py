@@ -24,31 +24,32 @@ from app.analysis.replay.robust_statistics import MAD_TO_SD, median
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds of steps that count as odd."""
+    """Thresholds by which steps count as odd."""
 
     most: float = 0.25  # Largest share of a session that can be odd steps.
     fewest: int = 4  # Fewest steps of a session (or shape) with odd ones.
     longest: int = 2  # Most consecutive odd steps; a longer stretch belongs to the job.
     warm_up: int = 5  # The same at the start of a recorded window.
-    # Nearly all ranks compute at least `times` as long as typical; or `excess` times as long, with
-    # one computation that takes `single` times as long.
+    # In an odd step nearly all ranks compute at least `times` as long as typical; or `excess` times
+    # as long, with a single computation that takes `single` times as long.
     times: float = 1.08
     excess: float = 1.05
     single: float = 4.0
     alike: float = 0.1  # Share of ranks that may compute less.
-    # The logarithm of the slowdown is this many times that of any other step, and this many
-    # standard deviations over steps, since microbatches of different lengths make steps differ.
+    # The logarithm of an odd step's slowdown is at least `apart` times that of any other step, and
+    # `deviations` standard deviations over steps, since microbatches of different lengths also make
+    # steps differ.
     apart: float = 2.0
     deviations: float = 6.0
-    # The begins of ranks in a window's first step spread over this share of the computing time of
-    # a step, and over this many times their spread in any other step.
+    # In an odd first step of a window the begins of ranks spread over `begin` times the computing
+    # time of a step, and over `begin_apart` times their spread in any other step.
     begin: float = 0.25
     begin_apart: float = 4.0
 
 
 THRESHOLDS: Final = Thresholds()
 
-# Number of steps whose single computations a suspect step is compared with.
+# Number of steps with which the computations of a suspect step are compared.
 _SAMPLE: Final = 31
 _TINY_NS: Final = 1.0
 _LEAST: Final = 1e-6
@@ -58,7 +59,7 @@ _ONE_LONGER: Final = "a computation takes {times:.0f}× as long as in other step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Session:
-    """All steps of a draft, ascending; arrays of shape (steps, …, workers)."""
+    """All steps of a draft, in ascending order; arrays of shape (steps, …, workers)."""
 
     numbers: IntArray  # (steps,)
     group: IntArray  # (steps,): index of the step's layout
@@ -68,7 +69,7 @@ class _Session:
 
     @property
     def opens(self) -> NDArray[np.bool_]:
-        """Return which steps begin a window of consecutive ones, shape (steps,).
+        """Return which steps begin a window of consecutive recorded steps, shape (steps,).
 
         Only the first one if most steps have no recorded predecessor, as where steps are sampled.
         """
@@ -79,9 +80,10 @@ class _Session:
 
 
 def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
-    """Return the steps that are unlike the others on all ranks, and why; none where many are."""
+    """Return the steps that are slow on all ranks, with reasons; empty if there are too many."""
     if any(layout.padding is not None for layout in draft.layouts):
-        # as if all DP ranks ran as many microbatches: steps of more are not odd
+        # Durations are filled up to the largest number of microbatches of any DP rank, so that a
+        # step is not odd because it has more microbatches.
         padded = [
             replace(layout, duration_ns=filled(layout, layout.duration_ns))
             for layout in draft.layouts
@@ -120,19 +122,19 @@ def _session_of(layouts: Sequence[Layout]) -> _Session:
 
 
 def _computing(layout: Layout) -> FloatArray:
-    """Return the mean duration of a computation on each worker, shape (steps, workers), ns."""
+    """Return the mean duration of the computations of each worker, shape (steps, workers), ns."""
     times = np.zeros((layout.pp, len(layout.steps), layout.dp))
     for stage in range(layout.pp):
         by_type = _computations(layout, stage)
         for nodes in by_type:
-            # a slice, without a copy: nodes of a type and stage are contiguous
+            # Nodes of a type and stage are contiguous, so a slice avoids a copy.
             times[stage] += layout.duration_ns[nodes[0] : nodes[-1] + 1].sum(axis=0)
         times[stage] /= max(sum(map(len, by_type)), 1)
     return _by_worker(times)
 
 
 def _computations(layout: Layout, stage: int) -> list[NDArray[np.intp]]:
-    """Return the nodes of each type of computation on a stage, without empty types."""
+    """Return the nodes of each computation type of a stage; types without nodes are left out."""
     by_type = (layout.of(name, stage) for name in COMPUTE if name in layout.op_names)
     return [nodes for nodes in by_type if len(nodes)]
 
@@ -148,12 +150,12 @@ def _first_starts(layout: Layout) -> FloatArray:
 
 
 def _by_worker(times: FloatArray) -> FloatArray:
-    """Return (pp, steps, dp) as (steps, workers)."""
+    """Reshape an array (pp, steps, dp) to (steps, workers)."""
     return times.transpose(1, 0, 2).reshape(times.shape[1], -1)
 
 
 def _without_waiting(draft: Draft) -> tuple[Layout, ...]:
-    """Return layouts whose computations are shorter by the waiting for collectives inside.
+    """Return layouts whose computations exclude the waiting for collectives inside them.
 
     Otherwise one slow rank makes the computations of all others long.
     """
@@ -169,13 +171,13 @@ def _without_waiting(draft: Draft) -> tuple[Layout, ...]:
 
 
 def _common(times_ns: FloatArray) -> FloatArray:
-    """Return the slowdown that nearly all workers reach in each step, shape (steps,)."""
+    """Return the slowdown that nearly all workers reach or exceed in each step, shape (steps,)."""
     typical = np.maximum(median(times_ns), _TINY_NS)
     return _of_nearly_all(times_ns / typical)
 
 
 def _of_nearly_all(values: FloatArray) -> FloatArray:
-    """Return the value that all but a share `alike` of the workers (last axis) reach."""
+    """Return the value that all workers (last axis) but the share `alike` reach or exceed."""
     few = int(values.shape[-1] * THRESHOLDS.alike)
     return np.asarray(np.partition(values, few, axis=-1)[..., few])
 
@@ -197,7 +199,8 @@ def _computing_longer(
                 if reason is not None
             }
             continue
-        # Too few steps of this shape to compare: only the first step of a window can be odd.
+        # This shape has too few steps for a comparison, so only the first step of a window can be
+        # odd.
         most = float(common[~longer].max(initial=1.0))
         far = common[mine] >= max(THRESHOLDS.times, most**THRESHOLDS.apart)
         reasons |= {
@@ -208,17 +211,17 @@ def _computing_longer(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Comparison:
-    """Durations of computations over their medians, in some steps of one shape."""
+    """Ratio of computations' durations to their medians, in some steps of one shape."""
 
     places: IntArray  # (compared steps,): index of each step, ascending
     level: FloatArray  # (compared steps, pp, dp): median ratio of the step's computations
-    # (compared steps, pp, dp): largest ratio; with one DP rank of the first computation of each
-    # type only, since microbatches may differ in length
+    # Shape (compared steps, pp, dp): largest ratio. With a single DP rank only the first
+    # computation of each type counts, since microbatches may differ in length.
     peak: FloatArray
 
     @classmethod
     def of(cls, layout: Layout, longer: IntArray) -> _Comparison:
-        """Compare the steps of index `longer` with a sample of all steps."""
+        """Compare the steps at the indices `longer` with a sample of all steps."""
         count = len(layout.steps)
         sample = np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.intp)
         places = np.union1d(sample, longer)
@@ -236,7 +239,7 @@ class _Comparison:
         return cls(places, level, peak)
 
     def reason(self, place: int, opens: bool) -> str | None:  # noqa: FBT001 - of the step
-        """Return why the step of index `place` is odd; None if it is not."""
+        """Return the reason why the step at index `place` is odd; None if it is not odd."""
         at = int(np.searchsorted(self.places, place))
         level, peak = _of_all(self.level), _of_all(self.peak)
         lanes = np.log(np.maximum(self.level.min(axis=1), _LEAST))
@@ -259,12 +262,12 @@ def _of_all(values: FloatArray) -> FloatArray:
 
 
 def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
-    """Return the first steps of windows that ranks begin far apart, and the reasons."""
+    """Return the first steps of windows whose begins differ widely between ranks, with reasons."""
     first = session.opens
     if session.begins_ns.shape[1] == 1:
         return {}
     apart_ns = np.ptp(session.begins_ns - median(session.begins_ns[~first]), axis=1)
-    # computing time of the busiest worker in a step
+    # Computing time of the worker that computes most in a step
     computes = layout.of_types(*(name for name in COMPUTE if name in layout.op_names))
     computations = int(np.bincount(layout.nodes.pp[computes]).max())
     step_ns = float(median(session.computing_ns).max()) * computations
@@ -277,7 +280,7 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
 
 
 def _exceptions(session: _Session, odd: Sequence[int]) -> list[int]:
-    """Return the odd steps in short stretches; none where they are too many."""
+    """Return the odd steps in short stretches; empty if there are too many."""
     opens = session.opens
     kept: list[int] = []
     for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1) if odd else []:

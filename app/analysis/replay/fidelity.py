@@ -1,4 +1,4 @@
-"""Reasons for a discrepancy between replay and recording: late launches, clocks, recorded ends.
+"""Causes of a discrepancy between replay and recording: late launches, clocks, recorded ends.
 
 Source: section 6 of "Understanding Stragglers in Large Model Training Using What-if Analysis"
 ("the paper" here).
@@ -27,23 +27,24 @@ from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.wording import percent
 
-# Clocks disagree if they are apart by this share of a step.
+# Clocks disagree if paired ends are apart by more than this share of a step.
 CLOCKS: Final = 0.01
-# The likeliest cause explains at least this share of the discrepancy.
+# Smallest share of the discrepancy that the likeliest cause must explain.
 _MOSTLY: Final = 0.5
-# A recorder takes the ends of a type of sends late if this share of them is late.
+# A recorder takes the ends of a type of sends late if at least this share of the sends ends late.
 _MANY: Final = 0.5
-# A launch is late by more than this, in ns and as a share of a computation. It is regularly late if
-# it is in this share of the steps: hosts late by chance delay any launch.
+# A launch is late if its delay exceeds `_LATE_NS` and the share `_LATE_SHARE` of a computation. It
+# is regularly late if it is late in the share `_REGULARLY` of the cases, since hosts that are late
+# by chance delay different launches.
 _LATE_NS: Final = 1e6
 _LATE_SHARE: Final = 0.03
 _REGULARLY: Final = 0.8
-# A launch waits for an operation if it follows its end by at most this, in ns and as a share of a
-# computation, and precedes it by at most clock noise.
+# A launch waits for an operation if it comes at most `_AT_ONCE_NS`, or the share `_AT_ONCE_SHARE`
+# of a computation, after the operation's end, and at most `_BEFORE_NS` (clock noise) before it.
 _AT_ONCE_NS: Final = 1.5e6
 _AT_ONCE_SHARE: Final = 0.03
 _BEFORE_NS: Final = 0.3e6
-# Number of steps in which launch delays are analyzed.
+# Number of steps whose launch delays are analyzed, which limits the time of the analysis.
 _STEPS: Final = 64
 _NAMED: Final = 3
 
@@ -89,7 +90,7 @@ def likeliest_mismatch(
     gap: float,
     explained: str | None = None,
 ) -> str | None:
-    """Return the likeliest cause of a discrepancy and what to change in the recording.
+    """Return the likeliest cause of a discrepancy, and what to change in the recording.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def likeliest_mismatch(
 
 
 def recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
-    """Return what is wrong with recorded times, so that launches only seem late; None if nothing.
+    """Return the fault of recorded times that makes launches seem late; None if there is none.
 
     `gap` is recorded over simulated step time, minus 1.
     """
@@ -137,7 +138,7 @@ def recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
 
 
 def _ends_at_wait(group: ShapeGroup) -> bool:
-    """Return whether the replay is nearer if late sends end with their receives."""
+    """Return whether ending late sends with their receives reduces the discrepancy."""
     layout, graph = group.layout, group.graph
     adapted = end_with_receives(layout, graph, _MANY)
     if adapted is None:
@@ -148,7 +149,7 @@ def _ends_at_wait(group: ShapeGroup) -> bool:
 
 
 def _steps_overlap(replayed: Replayed, gap: float) -> bool:
-    """Return whether overlapping steps may explain the discrepancy.
+    """Return whether the discrepancy may come from steps that overlap in the recording.
 
     Steps overlap by about as much as the discrepancy; and where they can be chained, the replay of
     chained steps is nearer to the recording.
@@ -171,7 +172,7 @@ def _steps_overlap(replayed: Replayed, gap: float) -> bool:
 
 
 def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
-    """Return the cause of launches that are late in nearly all steps; None if late by chance."""
+    """Return the cause of regularly late launches; None if launches are late by chance."""
     layout = group.layout
     delays, _ = launch_delays(group, slice(0, _STEPS))
     typical_ns = float(np.median(layout.duration_ns[layout.of_types(*COMPUTE)]))
@@ -196,7 +197,7 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
 def _behind(
     group: ShapeGroup, held: NDArray[np.int64], late: NDArray[np.bool_], within_ns: float
 ) -> str | None:
-    """Return the op type of their rank at whose end late computations begin; None if there is none.
+    """Return the op type after whose ends late computations begin, on their rank; None if none.
 
     Parameters
     ----------
@@ -224,7 +225,7 @@ def _behind(
 
 
 def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
-    """Return the types and stages of some nodes in words, the most frequent first."""
+    """Return the types and stages of nodes as text, the most frequent first."""
     layout = group.layout
     kinds = Counter(
         f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
@@ -234,15 +235,16 @@ def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
     return named + (" and others" if len(kinds) > _NAMED else "")
 
 
-# Largest discrepancy of a replay that a verdict is based on (paper, section 6).
+# Largest discrepancy between replay and recording with which a report gives a verdict (paper,
+# section 6).
 DISCREPANCY_LIMIT: Final = 0.05
 NS: Final = 1e-9
-# Most late op types that are named, and most ranks of each.
+# Largest number of late op types that a report names, and of ranks for each op type.
 MOST_TYPES: Final = 3
 MOST_WORKERS: Final = 4
-# Smallest share of a step that is named.
+# Smallest cost of late launches that a report names, as a share of a step.
 WORTH_NAMING: Final = 0.005
-# Number of steps whose launch delays are in memory at a time.
+# Number of steps whose launch delays are computed at a time, which limits memory.
 BLOCK_STEPS: Final = 64
 
 DELAYED: Final = (
@@ -253,16 +255,16 @@ DELAYED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """An op type that is launched late, and the ranks whose late launches cost most."""
+    """An op type with late launches, and the ranks whose late launches cost most."""
 
     op_type: str
     share: float  # share of the recorded step time that its late launches add
-    # ((DP rank, stage), the same share of this rank alone)
+    # ((DP rank, stage), share of the recorded step time that late launches of this rank alone add)
     workers: tuple[tuple[tuple[int, int], float], ...]
 
 
 def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
-    """Return the op types, and for each the ranks, whose late launches cost most."""
+    """Return the op types whose late launches cost most, and the costliest ranks of each."""
     types = merge_types(present_types(replayed))
     costly = sorted(metrics.launch_by_optype.items(), key=lambda item: -item[1])[:MOST_TYPES]
     return [
@@ -275,7 +277,7 @@ def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
 def _late_workers(
     replayed: Replayed, metrics: Metrics, types: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Return what the ranks with the longest delays cost, each replayed as the only late one."""
+    """Return the ranks with the longest delays, and the cost of each as the only late rank."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
     recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s
@@ -293,7 +295,7 @@ def _late_workers(
 
 
 def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
-    """Return the sum of the launch delays of some types on each rank, shape (dp, pp), ns."""
+    """Return the sum of the launch delays of op types on each rank, shape (dp, pp), ns."""
     layout = group.layout
     of_types = layout.of_types(*types)
     total = np.zeros((layout.dp, layout.pp))
@@ -306,7 +308,7 @@ def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
 
 
 def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArray]:
-    """Return a function of the launch delays by steps, those of all other ranks 0."""
+    """Return a function of a slice of steps: launch delays of one rank, 0 for all others, ns."""
     elsewhere: NDArray[np.bool_] = group.layout.nodes.pp != stage
 
     def delays(steps: slice) -> FloatArray:
@@ -320,7 +322,7 @@ def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArra
 
 @dataclass(frozen=True, slots=True)
 class Delaying:
-    """Titles of causes that make launches late, and the discrepancy of a replay with late launches.
+    """Titles of causes of late launches, and the discrepancy of a replay with late launches.
 
     Where that is small, the recording is right: these causes explain the discrepancy.
     """

@@ -22,15 +22,15 @@ from app.analysis.replay.session import Replayed, ShapeGroup, begins_of, ends_of
 from app.analysis.trace.model import BACKWARD_COMPUTE, BACKWARD_SEND, FORWARD_COMPUTE, FORWARD_SEND
 
 NS: Final = 1e-9
-# Types that hosts launch as soon as possible.
+# Types that hosts launch as soon as their dependencies have ended.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 ALL_STEPS: Final = slice(None)
-# Number of elements that one NumPy call works on.
+# Number of elements that a NumPy call works on, which limits the size of temporary arrays.
 _AT_A_TIME: Final = 1 << 16
 
 
 def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
-    """Return the launch delay of each operation.
+    """Return the launch delay of each operation, and the number of faulty delays.
 
     Returns
     -------
@@ -46,8 +46,8 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     if clamped:
         delays[faulty] = 0.0
     if clamped and layout.padding is not None:
-        # Ranks with fewer microbatches than fill the pipeline launch their first backward earlier
-        # than the others: that is no fault.
+        # Ranks whose microbatches do not fill the pipeline launch their first backward earlier than
+        # other ranks: their negative delays are no faults.
         counts = layout.padding.counts[steps]
         clamped = int(np.count_nonzero(faulty[:, counts == counts.max()]))
     chain = group.simulator.executor.program.chain
@@ -63,10 +63,11 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
 
 
 def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
-    """Return the time from the last end of its dependencies to each operation's start, ns."""
+    """Return the time from the last end of its dependencies to the start of each operation, ns."""
     start, duration = layout.start_ns[:, steps], layout.duration_ns[:, steps]
     delays = start.copy(order="C")
-    # Nodes with equally many dependencies share NumPy calls, which cost most in short steps.
+    # Nodes with equal numbers of dependencies share NumPy calls, whose overhead dominates in short
+    # steps.
     alike: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
@@ -87,17 +88,17 @@ def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
 
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
-    """Return `launch_delays` of all steps, memoized; callers must not write to it."""
+    """Return `launch_delays` of all steps, cached; callers must not write to the arrays."""
     return group.memoize(launch_delays)
 
 
 def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
-    """Return the launch delays of some nodes, shape (nodes, steps, dp), ns."""
+    """Return the launch delays of the given nodes, shape (nodes, steps, dp), ns."""
     return np.asarray(kept_delays(group)[0][nodes])
 
 
 def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
-    """Return step times as recorded and with each replacement, with recorded launch delays.
+    """Return step times with recorded launch delays: as recorded, and with each replacement.
 
     A slow worker hides late launches of the others; without it they count. Delays of receives and
     collectives are left out: in recorded jobs they are seconds late for unrecorded reasons.
@@ -124,38 +125,39 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
     return times_ns.T * NS
 
 
-# Fewest gaps for a median.
+# Smallest number of gaps from which a median is computed.
 FEWEST_TURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """Gaps before each step, ns; NaN where the step before is not recorded."""
+    """Gaps before each step, ns; NaN where the previous step is not recorded."""
 
     steps: IntArray  # (steps,): ascending
-    # (steps,): from the last end of any worker in the step before to the first start of any;
-    # negative where steps overlap. Of chained steps at most the regular gap: a later launch is a
-    # launch delay.
+    # Shape (steps,): time from the last end of any worker in the previous step to the first start
+    # of any worker; negative where steps overlap. In chained steps at most the regular gap, since a
+    # later launch counts as a launch delay.
     gap_ns: FloatArray
-    # (steps, pp, dp): from a worker's last end in the step before to its own first start
+    # Shape (steps, pp, dp): time from a worker's last end in the previous step to its own first
+    # start
     by_worker_ns: FloatArray
     begins_ns: FloatArray  # (steps, pp, dp): a worker's first start, ns of the epoch
     ends_ns: FloatArray  # (steps, pp, dp): a worker's last end, ns of the epoch
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Return which steps follow a recorded one."""
+        """Return which steps have a recorded previous step, shape (steps,)."""
         return np.asarray(np.isfinite(self.gap_ns))
 
     @property
     def usual_ns(self) -> float:
-        """Return the median gap between steps, at least 0; 0 without any."""
+        """Return the median gap between steps, at least 0, ns; 0 if no gap is recorded."""
         known = self.gap_ns[self.known]
         return max(float(median(known)), 0.0) if len(known) else 0.0
 
 
 def turns_of(replayed: Replayed) -> Turns:
-    """Return the gaps between the steps of a session, of all shapes.
+    """Return the gaps between the steps of a session, over all shapes of steps.
 
     All unknown if starts are no readings of clocks, and for chained steps without a regular gap,
     whose times count from the end of the step before.
@@ -196,11 +198,11 @@ def between_steps_ns(replayed: Replayed) -> float:
 
 
 def _begins(group: ShapeGroup) -> FloatArray:
-    """Return each worker's first start in each step, shape (pp, steps, dp), ns of the epoch."""
+    """Return each worker's first start in each step, shape (pp, steps, dp), ns since the epoch."""
     layout = group.layout
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
-    # Operations without dependencies come first, and the first launch, where the dependency model
-    # has another order than the job.
+    # The first operation of a step has no dependencies, or is the first launch if the dependency
+    # model has another order than the job.
     roots = np.array([node for node, after in group.memoize(follows_of).items() if not after])
     for stage, own in enumerate(begins):
         mine = layout.nodes.on(stage)

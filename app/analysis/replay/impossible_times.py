@@ -1,4 +1,4 @@
-"""Impossible recorded times: durations are replaced, steps with other impossible times left out.
+"""Impossible recorded times: durations are replaced, steps with other faults are dropped.
 
 Device profilers record some kernels with durations of hours or years (CUPTI, see
 facebookresearch/HolisticTraceAnalysis#325), and one of them decides every mean. A duration is
@@ -27,19 +27,22 @@ from app.analysis.trace.model import Trace
 
 IntArray = NDArray[np.intp]
 
-# A suspect duration is more than this many times the median of its operation…
+# A duration is suspect if it exceeds this many times the median duration of its operation…
 FAR_ABOVE: Final = 4.0
-# …and more than this share of a step: shorter ones do not change a report.
+# …and this share of a step: shorter durations do not change a report.
 WORTH_A_LOOK: Final = 0.02
-# It is impossible if a dependent operation starts before this share of it has passed…
+# A suspect duration is impossible if a dependent operation starts before this share of the duration
+# has passed…
 GOES_ON: Final = 0.5
-# …or, without a dependent operation, if it is this many times as long as the session.
+# …or, without a recorded dependent operation, if it exceeds this many times the length of the
+# session.
 BEYOND_SESSION: Final = 100.0
-# Precheck: the longest duration of an operation with a suspect one is this many times the mean.
+# Precheck: an operation can have a suspect duration only if its longest duration exceeds this many
+# times its mean duration.
 _ABOVE_MEAN: Final = 2.0
 NS_A_SECOND: Final = 1e9
 
-# Operations at the end of a step depend on all its computations.
+# Operations at the end of a step, which depend on all computations of the step.
 _AFTER_COMPUTING: Final = (
     ops.LAYERNORM_ALL_REDUCE,
     ops.EMBEDDING_ALL_REDUCE,
@@ -68,7 +71,7 @@ class ImpossibleDuration:
 def without_impossible(
     layouts: Sequence[Layout], graphs: Sequence[Graph]
 ) -> tuple[list[Layout], tuple[ImpossibleDuration, ...]]:
-    """Replace impossible durations; layouts without any stay the same objects."""
+    """Return layouts with impossible durations replaced, and the replaced operations."""
     repaired = [_repaired(*pair) for pair in zip(layouts, graphs, strict=True)]
     replaced = sorted(
         (item for _, items in repaired for item in items), key=lambda item: (item.step, item.rank)
@@ -88,7 +91,8 @@ def _repaired(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDura
     if len(unfollowed):
         chosen = long.of(unfollowed)
         impossible[unfollowed] = _ends_alone(layout, graph, chosen)
-        # last, because the exact length of a session costs as much as all the rest
+        # This test comes last, since computing the exact length of a session takes as long as all
+        # others.
         beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * step_ns]
         if len(beyond):
             step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
@@ -114,7 +118,7 @@ def _repaired(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDura
 
 @dataclass(frozen=True, slots=True)
 class _Operations:
-    """Some operations of a layout, arrays of shape (operations,)."""
+    """Some operations of a layout as arrays of shape (operations,)."""
 
     node: IntArray
     step: IntArray
@@ -122,7 +126,7 @@ class _Operations:
 
     @property
     def at(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Return their index into arrays of shape (nodes, steps, dp)."""
+        """Return the operations' index into arrays of shape (nodes, steps, dp)."""
         return self.node, self.step, self.dp
 
     def of(self, chosen: IntArray) -> _Operations:
@@ -131,7 +135,7 @@ class _Operations:
 
 
 def _far_above(layout: Layout, step_ns: float) -> _Operations:
-    """Return the operations far longer than the same one in other steps and on other DP ranks.
+    """Return the operations far longer than the same node in other steps and on other DP ranks.
 
     `step_ns` is the approximate length of a step.
     """
@@ -149,7 +153,7 @@ def _far_above(layout: Layout, step_ns: float) -> _Operations:
 
 
 def _step_ns(layout: Layout) -> float:
-    """Return the approximate length of a step: from the first start on a stage to the last."""
+    """Return the approximate length of a step, ns: largest time between starts on a stage."""
     ends = []
     for stage in range(layout.pp):
         mine = layout.nodes.on(stage)
@@ -163,7 +167,7 @@ def _step_ns(layout: Layout) -> float:
 
 
 def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
-    """Return the time from each operation's start to the next dependent one on its rank, ns.
+    """Return the time from each operation's start to the next dependent start on its rank, ns.
 
     Infinite where none is recorded after it.
     """
@@ -181,7 +185,7 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
 
 
 def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
-    """Return the next node on the stage that depends on each node, -1 where none surely does.
+    """Return a dependent node on the stage of each node, -1 if no dependent node is certain.
 
     A computation depends on the one before it and on its receive. Of receives only those among
     `chosen` are resolved.
@@ -195,7 +199,7 @@ def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
     receives = layout.of_types(*_RECEIVES)
     wanted, computing = set(chosen[receives[chosen]].tolist()), computes.tolist()
     for unit in graph.units if wanted else ():
-        # units of computations have one member
+        # A computation's unit has a single member.
         if computing[unit.members[0]]:
             for other in wanted.intersection(unit.after[0]):
                 follower[other] = unit.members[0]
@@ -203,7 +207,7 @@ def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
 
 
 def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray:
-    """Return the first start of an operation that ends the step, for computations, ns.
+    """Return the first start of the operations that end the step of each computation, ns.
 
     Infinite for other operations, and where no such operation is recorded.
     """
@@ -220,7 +224,7 @@ def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray
 
 
 def _next_begins(layout: Layout) -> FloatArray:
-    """Return the start of each worker's first computation in the next step, (pp, steps, dp), ns.
+    """Return each worker's first computation start in the next step, shape (pp, steps, dp), ns.
 
     Relative to the step's begin; infinite in the last step, and where steps have no common clock.
     """
@@ -248,7 +252,7 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
     for stage in np.unique(own_stage).tolist():
         mine = layout.nodes.on(stage)
         on_stage = np.flatnonzero(own_stage == stage)
-        # few end last of their rank: the others need no comparison with all operations
+        # Operations that do not end last on their rank need no comparison, and few end last.
         last = ends[mine].max(axis=0)
         some = long.of(on_stage)
         on_stage = on_stage[ends[some.at] >= last[some.step, some.dp]]
@@ -264,7 +268,7 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
 
 
 def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArray:
-    """Return each operation's end as estimated from the ends of its group, on its own clock, ns.
+    """Return each operation's end estimated from the ends of its group, by its own clock, ns.
 
     NaN without a group.
     """
@@ -289,7 +293,7 @@ def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArra
 def _replacements(
     layout: Layout, graph: Graph, bad: _Operations, goes_on: FloatArray
 ) -> FloatArray:
-    """Return the durations that replace impossible ones, shape (operations,), ns."""
+    """Return the durations that replace the impossible durations, shape (operations,), ns."""
     began = layout.start_ns[bad.at]
     by_group = _ends_of_group(layout, graph, bad) - began
     taken = np.empty(len(began))
@@ -305,7 +309,8 @@ def _replacements(
     return np.maximum(np.minimum(taken, goes_on), 0.0)
 
 
-# A start at or before 0 is stray if it is this many steps before the median start of its step.
+# A start at or before 0 is stray if the median start of its step is more than this many steps
+# later.
 _STRAY: Final = 20
 _COLUMNS: Final = (
     "rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns",
@@ -313,7 +318,7 @@ _COLUMNS: Final = (
 
 
 def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
-    """Return the trace without steps that hold a negative duration or a stray start at 0.
+    """Return the trace without steps that contain a negative duration or a stray start.
 
     Recorders write 0 for an unknown time (pytorch/kineto#109), and an operation during which its
     clock is set back ends before it starts. The same object where there are no such steps.
@@ -351,7 +356,7 @@ def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
 
 
 def _stray(trace: Trace) -> list[int]:
-    """Return the rows of operations at or before 0 whose step runs much later.
+    """Return the rows of operations that start at or before 0 although their step runs much later.
 
     A clock that begins with the session may show 0; then the rest of the step follows soon.
     """
@@ -359,7 +364,7 @@ def _stray(trace: Trace) -> list[int]:
     if trace.step_relative or stretches.earliest_ns.min() > 0:
         return []
     suspected = np.flatnonzero(stretches.earliest_ns <= 0)
-    # the median time from one step of a rank to its next
+    # Median time from a step of a rank to the next step of the same rank
     first = stretches.first
     order = np.lexsort((trace.step[first], trace.rank[first]))
     rank = trace.rank[first][order]

@@ -23,19 +23,20 @@ from app.errors import Fault, UnanalyzableError
 
 NS: Final = 1e-9
 
-# From this slowdown on a job counts as straggling (paper, section 4).
+# Smallest slowdown of a straggling job (paper, section 4).
 STRAGGLING: Final = 1.1
 
-# Share of the workers that M_W blames, of all (paper, equation 5).
+# M_W is computed from this share of all workers, the slowest (paper, equation 5).
 WORST_SHARE: Final = 0.03
-# Below this share of T there is too little lost time to attribute.
+# Smallest share of T that must be lost for the loss to be attributed to operations.
 ATTRIBUTABLE: Final = 0.01
-# Share of the lost time that the k50 workers recover.
+# Share of the lost time that the k50 worst workers recover if they are ideal.
 HALF: Final = 0.5
-# Numbers of workers that one replay of the search for k50 tries, after its first guesses.
+# Number of worker counts that a single replay of the search for k50 tests, after the first guesses.
 COUNTS_A_REPLAY: Final = 4
 
-# Sends and receives of one direction carry the same bytes at the same time: one type.
+# Sends and receives of a direction transfer the same bytes at the same time, so they are reported
+# as one type.
 MERGED_TYPES: Final = {
     ops.FORWARD_SEND: "forward-pp-comm",
     ops.FORWARD_RECV: "forward-pp-comm",
@@ -46,7 +47,7 @@ MERGED_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """Step times behind the share of the lost time that a set of operations explains."""
+    """Step times from which the share of lost time of a set of operations is computed."""
 
     removed_s: FloatArray  # (steps,): with only the set ideal
     kept_s: FloatArray  # (steps,): with all but the set ideal
@@ -75,7 +76,7 @@ class Metrics:
     k50: int | None
     launch_by_optype: dict[str, float]
     clamped_delays: int
-    # Means over steps, stored because nearly every figure is relative to them.
+    # Means over steps, stored because nearly all other figures are relative to them.
     recorded_step_s: float = field(init=False)
     simulated_step_s: float = field(init=False)
     ideal_step_s: float = field(init=False)
@@ -95,7 +96,7 @@ class Metrics:
 
     @property
     def blamed(self) -> tuple[tuple[int, int], ...]:
-        """Return the k50 worst workers, which recover half of the lost time if made ideal.
+        """Return the k50 slowest workers, which recover half of the lost time if they are ideal.
 
         The worst 3 % of the workers where these do not recover half of it.
         """
@@ -103,22 +104,22 @@ class Metrics:
 
     @property
     def discrepancy(self) -> float:
-        """Return the difference of recorded and replayed time over replayed time (section 6)."""
+        """Return the relative difference between recorded and replayed step time (section 6)."""
         return abs(self.recorded_step_s / self.simulated_step_s - 1)
 
     @property
     def lost_s(self) -> float:
-        """Return simulated minus ideal time of the mean step, seconds."""
+        """Return the difference between simulated and ideal time of the mean step, seconds."""
         return self.simulated_step_s - self.ideal_step_s
 
     @property
     def attributable(self) -> bool:
-        """Return whether enough time is lost to attribute it to operations."""
+        """Return whether enough time is lost for attribution to operations."""
         return self.lost_s >= ATTRIBUTABLE * self.simulated_step_s
 
     @property
     def m_w(self) -> float | None:
-        """Return M_W, the share of lost time of the slowest 3 % of the workers (equation 5).
+        """Return M_W, the share of lost time due to the slowest 3 % of the workers (equation 5).
 
         None if not attributable.
         """
@@ -126,31 +127,31 @@ class Metrics:
 
     @property
     def m_s(self) -> float | None:
-        """Return M_S, the share of lost time of the last stage (section 5.2); 0 with one stage.
+        """Return M_S, the share of lost time due to the last stage (section 5.2); 0 with one stage.
 
         None if not attributable.
         """
         return self.removal(self.last_stage) if self.by_pp.shape[1] > 1 else 0.0
 
     def removal(self, contribution: Contribution) -> float | None:
-        """Return the share of the lost time that is recovered if the operations become ideal."""
+        """Return the share of the lost time that is recovered if the set of operations is ideal."""
         if not self.attributable:
             return None
         return (self.simulated_step_s - float(mean(contribution.removed_s))) / self.lost_s
 
     def addition(self, contribution: Contribution) -> float | None:
-        """Return the share of the lost time that remains if all other operations become ideal."""
+        """Return the share of the lost time that remains if all other operations are ideal."""
         if not self.attributable:
             return None
         return (float(mean(contribution.kept_s)) - self.ideal_step_s) / self.lost_s
 
     @property
     def worker_slowdowns(self) -> FloatArray:
-        """Return S_w, the job's slowdown by each worker alone, shape (dp, pp) (equation 4)."""
+        """Return S_w, the slowdown due to each worker alone, shape (dp, pp) (equation 4)."""
         return self.relative(self.by_worker)
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
-        """Return simulated over ideal time of the mean step; the first axis of the input is steps.
+        """Return the ratio of simulated to ideal time of the mean step; axis 0 are the steps.
 
         S_t of the step times with op type t alone as recorded (equation 3), S_w of those with
         worker w alone (equation 4).
@@ -159,7 +160,7 @@ class Metrics:
 
 
 def measure(replayed: Replayed) -> Metrics:
-    """Replay a session in all variants that its metrics need, and return the metrics.
+    """Return the metrics of a session, computed from replays of all variants that they need.
 
     Raises
     ------
@@ -197,7 +198,8 @@ def measure(replayed: Replayed) -> Metrics:
     order = rank_workers(of_mean_step)
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
-    # First guesses of k50: one worker, and those at least half as slow as the slowest one.
+    # First guesses of k50: a single worker, and all workers at least half as slow as the slowest
+    # worker.
     excess_s = of_mean_step - float(mean(ideal))
     apart = int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
@@ -225,7 +227,7 @@ def measure(replayed: Replayed) -> Metrics:
 
 
 def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None:
-    """Raise ``trace.no_time`` where a step takes no time."""
+    """Raise ``trace.no_time`` if a step takes no time."""
     faults = [
         Fault("no_time", f"Step {step}: {time_s * 1e9:.0f} ns {kind}")
         for kind, values in times_s.items()
@@ -241,13 +243,13 @@ def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None
 
 
 def present_types(replayed: Replayed) -> list[str]:
-    """Return the names of the op types that are replayed, in order of their codes."""
+    """Return the names of the op types that are replayed, in the order of their codes."""
     codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
     return [replayed.layout.op_names[code] for code in codes]
 
 
 def merge_types(types: Sequence[str]) -> dict[str, list[str]]:
-    """Group op types under the names that they are reported by."""
+    """Return the op types grouped by the name under which they are reported."""
     merged: dict[str, list[str]] = {}
     for name in types:
         merged.setdefault(MERGED_TYPES.get(name, name), []).append(name)
@@ -255,7 +257,7 @@ def merge_types(types: Sequence[str]) -> dict[str, list[str]]:
 
 
 def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
-    """Sort (DP rank, stage) by slowdown, worst first; of equals the lower DP rank, then stage."""
+    """Return workers (DP rank, stage) by slowdown, slowest first; ties in ascending order."""
     order = np.argsort(-by_worker.ravel(), kind="stable")
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
 
@@ -266,7 +268,7 @@ def _launch_shares(
     simulated_s: FloatArray,
     recorded_s: FloatArray,
 ) -> tuple[dict[str, float], int]:
-    """Return the share of recorded time that late launches of each op type add to a mean step.
+    """Return the share of recorded step time that the late launches of each op type add.
 
     And the number of delays at fault that count as 0; see `launch_delays`.
     """
@@ -285,16 +287,16 @@ def _launch_shares(
 
 @dataclass(slots=True)
 class _Removals:
-    """Step times with the n worst workers ideal, by n; each n is replayed once."""
+    """Step times with the n slowest workers ideal, by n; each n is replayed only once."""
 
     replayed: Replayed
     order: Sequence[tuple[int, int]]
     times_s: dict[int, FloatArray] = field(default_factory=dict)
-    # with all but the `keep` workers of `replay` ideal
+    # Step times with all workers ideal except the workers `keep` of `replay`
     kept_s: FloatArray = field(default_factory=lambda: np.empty(0))
 
     def replay(self, counts: Sequence[int], keep: Sequence[tuple[int, int]] = ()) -> None:
-        """Replay with each number of worst workers ideal that was not replayed yet, in one call."""
+        """Replay with each new number of slowest workers ideal; all numbers share a call."""
         dp, pp = self.replayed.layout.dp, self.replayed.layout.pp
         wanted = sorted({min(n, len(self.order)) for n in counts} - set(self.times_s))
         cells = [~_cells(dp, pp, self.order[:count]) for count in wanted]
@@ -313,7 +315,7 @@ class _Removals:
 
 
 def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float) -> int | None:
-    """Return k50: how few of the worst workers, made ideal, recover half of the lost time.
+    """Return k50: the smallest number of slowest workers that, made ideal, recover half the loss.
 
     More ideal workers recover more but for noise, so this is a search between a number that does
     not suffice and one that does, with several numbers a replay. None if all do not suffice.
@@ -359,7 +361,7 @@ class ForwardBackward:
 
 
 def forward_backward(replayed: Replayed) -> ForwardBackward:
-    """Correlate forward and backward time over microbatches (paper, section 5.3).
+    """Return the correlation of forward and backward time over microbatches (paper, section 5.3).
 
     On stage 1, away from embedding and loss; on stage 0 when there is no other, without its first
     model chunk if there are several. At two stages, stage 1 also computes the loss.
@@ -401,7 +403,7 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
 
 
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
-    """Return each worker's mean forward and backward time over its peers' median.
+    """Return the ratio of each worker's mean forward and backward time to its peers' median.
 
     Peers are the other DP ranks of the same stage, shape (dp, pp); NaN if there are none.
     """
@@ -422,7 +424,7 @@ def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
     for group in replayed.groups:
         chosen = group.layout.nodes.of(code, stage)
         if len(chosen):
-            # a slice: nodes are sorted by type and stage
+            # Nodes are sorted by type and stage, so a slice selects them without a copy.
             own = filled_ns(group)[chosen[0] : chosen[-1] + 1]
             total += own.sum(axis=(0, 1))
             count += len(chosen) * len(group.layout.steps)

@@ -31,21 +31,21 @@ from app.errors import Fault, UnanalyzableError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecreatedOperations:
-    """Numbers of operations that the recorder lost and that were re-created."""
+    """Numbers of lost operations that were re-created, by op type and by worker."""
 
     by_optype: dict[str, int]
     by_worker: NDArray[np.int64]  # (dp, pp)
 
     @property
     def total(self) -> int:
-        """Return the number of all of them."""
+        """Return the number of re-created operations of all types."""
         return int(self.by_worker.sum())
 
 
 def recreate(
     layouts: Sequence[Layout], graphs: Sequence[Graph]
 ) -> tuple[list[Layout], RecreatedOperations]:
-    """Return layouts with lost operations re-created, and their numbers.
+    """Return layouts with lost operations re-created, and the numbers of these operations.
 
     Complete layouts stay the same objects.
     """
@@ -79,7 +79,7 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
 
 
 def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:
-    """Return each op type's median duration without waiting on each worker, shape (dp, pp), ns.
+    """Return each worker's median duration without waiting by op type, shape (dp, pp), ns.
 
     For a worker without any the median of its stage, else of all workers.
     """
@@ -104,7 +104,7 @@ def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> di
 
 
 def _medians(values: FloatArray) -> FloatArray:
-    """Return the median of each column ignoring NaN; for empty columns that of all values."""
+    """Return the median of each column, ignoring NaN; of empty columns the median of all values."""
     known = ~np.isnan(values)
     if not known.any():
         return np.full(values.shape[1], np.nan)
@@ -115,7 +115,7 @@ def _medians(values: FloatArray) -> FloatArray:
 
 
 def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
-    """Return durations without waiting, NaN where a member of the communication is missing, ns."""
+    """Return durations without waiting, ns; NaN if a member of the communication is missing."""
     own = layout.duration_ns.copy()
     missing = layout.missing
     for unit in graph.units:
@@ -128,7 +128,8 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
         if missing is not None:
             lost = missing[members].any(axis=0)
             if unit.across_dp:
-                # the present members of a collective meet without an absent worker
+                # In a collective with an absent worker the present members still take part, so only
+                # the absent worker's DP rank counts as lost.
                 absent = _absent(layout, unit)
                 lost = (lost & ~absent).any(axis=-1, keepdims=True) | absent
             for node in members:
@@ -137,14 +138,14 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
 
 
 def _absent(layout: Layout, unit: Unit) -> NDArray[np.bool_]:
-    """Return which DP ranks have an absent worker on a stage of the unit, shape (dp,)."""
+    """Return whether a stage of the unit has an absent worker, by DP rank, shape (dp,)."""
     if layout.absent is None:
         return np.zeros(layout.dp, dtype=bool)
     return np.asarray(layout.absent[:, layout.nodes.pp[list(unit.members)]].any(axis=1))
 
 
 class _Repair:
-    """Fills in lost times of one layout, in the order of its dependency graph."""
+    """Repair of the lost times of a layout, in the order of its dependency graph."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class _Repair:
         )
 
     def _launch(self, node: int, after: tuple[int, ...]) -> None:
-        """Launch a node, where it is lost, at the last end of its dependencies."""
+        """Set the launch of a node, where it is lost, to the last end of its dependencies."""
         lost = self.missing[node]
         ready = np.zeros(lost.shape)
         for other in after:
@@ -193,19 +194,21 @@ class _Repair:
                 self.duration[node][self.padded[node]] = 0.0
 
     def _transfer(self, unit: Unit) -> None:
-        """End lost members of a communication one transfer after its last launch."""
+        """End lost members of a communication a typical transfer after its last launch."""
         members = list(unit.members)
         lost = self.missing[members]
         if self.padded is not None:
-            # padded places transfer nothing and take no time
+            # Padded places transfer no data and keep the duration 0.
             lost = lost & ~self.padded[members]
         starts = self.start[members]
         ends = np.where(lost, np.inf, starts + self.duration[members])
         axes = (0, 2) if unit.across_dp else 0
-        # a guessed launch is no later than the first recorded end of the group
+        # An inferred launch is at most the first recorded end of the group, since no member ends
+        # before all have launched.
         bound = ends.min(axis=axes, keepdims=True)
         if unit.across_dp:
-            # …nor, of an absent worker, later than the last recorded launch
+            # The inferred launch of an absent worker is also at most the last recorded launch, so
+            # that an absent worker never delays its group.
             known = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
             absent = _absent(self.layout, unit) & np.isfinite(known)
             starts = np.where(absent, np.minimum(starts, known), starts)
@@ -224,15 +227,15 @@ class _Repair:
             self.duration[node][hole] = (end - starts[i])[hole]
 
 
-# Error code if no recorded worker can stand in for a missing one.
+# Error code if no recorded worker can stand in for a missing worker.
 RANK_MISSING: Final = "trace.rank_missing"
 
 _NO_RANK: Final = -1
-# A missing worker came last to a collective that takes this many times its median over steps, and
-# this share of a step longer than that.
+# A missing worker came last to a collective if the collective takes `_FAR_LONGER` times its median
+# over steps, and exceeds the median by the share `_OF_A_STEP` of a step.
 _FAR_LONGER: Final = 1.8
 _OF_A_STEP: Final = 0.02
-# Fewest steps for that median.
+# Smallest number of steps from which the median of a collective is computed.
 _FEWEST_STEPS: Final = 4
 
 
@@ -244,18 +247,18 @@ class Absent:
 
     @property
     def workers(self) -> tuple[tuple[int, int], ...]:
-        """Return them as (DP rank, stage)."""
+        """Return the absent workers as (DP rank, stage)."""
         return tuple((int(dp), int(pp)) for dp, pp in np.argwhere(self.cells))
 
     @property
     def within(self) -> NDArray[np.bool_]:
-        """Return the absent workers of DP ranks with a recorded stage, shape (dp, pp)."""
+        """Return a mask of absent workers whose DP rank has recorded workers, shape (dp, pp)."""
         whole = self.cells.all(axis=1, keepdims=True)
         return np.asarray(self.cells & ~whole)
 
 
 def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Absent]:
-    """Return a trace in which every worker has operations, and the workers that had none.
+    """Return a trace in which every worker has operations, and the workers without recorded ones.
 
     The same trace where all have some.
 
@@ -271,7 +274,7 @@ def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Abs
         worker is recorded, which has none to be compared with.
     """
     sizes = trace.meta.sizes
-    # the lowest recorded rank of each worker
+    # Lowest recorded rank of each worker, shape (dp, pp)
     first, most = trace.stretches().first, np.iinfo(np.int64).max
     ranks = np.full((sizes.dp, sizes.pp), most)
     np.minimum.at(ranks, (trace.dp[first], trace.pp[first]), trace.rank[first].astype(np.int64))
@@ -283,7 +286,7 @@ def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Abs
         _require_comparable(absent, sizes)
     numbered = _numbers(ranks, sizes)
     parts = [trace]
-    # (dp, pp): total computing time of each worker
+    # Shape (dp, pp): total computing time of each worker, ns
     codes = [trace.op_names.index(name) for name in COMPUTE if name in trace.op_names]
     rows = np.flatnonzero(np.isin(trace.op, codes) & (trace.rank == ranks[trace.dp, trace.pp]))
     computing = np.zeros(ranks.shape)
@@ -307,7 +310,7 @@ def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Abs
 
 
 def _require_comparable(absent: Absent, sizes: Sizes) -> None:
-    """Raise ``trace.rank_missing`` where no worker can stand in for a missing one."""
+    """Raise ``trace.rank_missing`` if no recorded worker can stand in for a missing worker."""
     missing = absent.workers
     listed = ", ".join(f"({dp}, {pp})" for dp, pp in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""  # noqa: PLR2004 - named
@@ -336,7 +339,7 @@ def _require_comparable(absent: Absent, sizes: Sizes) -> None:
 
 
 def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
-    """Return the global rank of each worker, shape (dp, pp), for missing ones by their place.
+    """Return the global rank of each worker, shape (dp, pp); for missing workers an inferred rank.
 
     Frameworks number stage by stage, or DP rank by DP rank. Where neither fits the recorded ranks,
     missing workers get unused numbers.
@@ -354,7 +357,7 @@ def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
 
 
 def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int) -> int | None:
-    """Return the DP rank that stands in for a worker: the median of the recorded ones.
+    """Return the DP rank whose worker stands in for a missing worker: the median recorded worker.
 
     For a whole missing DP rank one with all stages, so that its times fit together. None if no
     DP rank of the stage is recorded.
@@ -372,7 +375,7 @@ def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int)
 
 
 def marked(layout: Layout, absent: Absent) -> Layout:
-    """Return a layout with the absent workers marked; the same object if there are none.
+    """Return a layout with the absent workers marked; the same object if no worker is absent.
 
     Operations of single absent stages of a DP rank are marked as missing, to be re-created.
     """
@@ -398,7 +401,7 @@ def marked(layout: Layout, absent: Absent) -> Layout:
 
 
 def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> FloatArray:
-    """Return durations in which transfers with absent workers take the median of their type.
+    """Return durations in which transfers with absent workers take the median of their op type.
 
     The launches of absent workers are guesses with errors longer than a transfer. Where all
     transfers of a type are with absent workers, all take the shortest: it contains least waiting.
@@ -429,7 +432,7 @@ def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectivesWithAbsent:
-    """Times of the present workers of a stage in collectives with an absent one."""
+    """Times of a stage's present workers in collectives in which a worker is absent."""
 
     nodes: NDArray[np.intp]  # (collectives,)
     taken_ns: FloatArray  # (collectives, steps): from their last launch to their first end
@@ -438,7 +441,7 @@ class CollectivesWithAbsent:
 
 
 def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent:
-    """Return the times of present workers in the collectives of a stage with absent workers.
+    """Return the times of present workers in the collectives of a stage with an absent worker.
 
     No rows without an absent worker or a recorded collective.
     """
@@ -461,7 +464,7 @@ def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent
 
 
 def arriving_last(layout: Layout) -> Layout:
-    """Return a layout whose stand-in comes as late to collectives as the others waited for it.
+    """Return a layout in which the stand-in arrives at collectives as late as others waited for it.
 
     Its computations before a collective are stretched so that only a typical transfer remains when
     it arrives. Only with a single missing worker and without a pipeline, since otherwise the
@@ -480,7 +483,8 @@ def arriving_last(layout: Layout) -> Layout:
         late = np.where(
             meetings.longer[:, step], np.maximum(end - meetings.typical_ns, launch), launch
         )
-        # a piecewise linear map of times: stretched up to the launch, unchanged from the end on
+        # Piecewise linear map of times: the time before the launch is stretched, times from the end
+        # on are unchanged.
         order = np.argsort(np.concatenate([launch, end]), kind="stable")
         known = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
         moved = np.maximum.accumulate(np.concatenate([[0.0], np.concatenate([late, end])[order]]))

@@ -1,4 +1,4 @@
-"""Reasons to withhold a verdict although the replay is near the recording.
+"""Reasons to withhold a verdict although the replay agrees with the recording.
 
 Waiting that the recording does not separate from computing, files of different attempts of a job,
 and a job that would take longer without stragglers.
@@ -21,17 +21,20 @@ from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.wording import name_list
 
-# Computations of DP peers begin apart by at least this share of their duration…
+# The computations of DP peers begin apart if their begins differ by more than this share of their
+# duration…
 _APART: Final = 0.1
-# …and end together if their ends are apart by at most this share of that.
+# …and end together if their ends differ by at most this share of the difference between their
+# begins.
 _TOGETHER: Final = 0.2
-# Share of the computations that begin apart that must end together, and fewest that begin apart.
+# Share of the computations with different begins that must end together, and the smallest number of
+# computations with different begins.
 _REGULARLY: Final = 0.8
 _LEAST_CASES: Final = 10
 
 
 def find_hidden_collectives(layout: Layout) -> Sign | None:
-    """Return where computations wait for unrecorded collectives inside; None if none do.
+    """Return where computations wait for unrecorded collectives inside them; None if they do not.
 
     The sign: computations of DP peers regularly end together although they began apart. Their
     durations then contain waiting, and no replay can separate it.
@@ -61,17 +64,19 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     return Sign(tuple(where), float((hidden[waiting] / cases[waiting]).mean()))
 
 
-# Largest difference between rates of clocks: ntpd slews by at most this.
+# Largest difference between the rates of clocks of a session: ntpd corrects clocks by at most this
+# rate.
 FASTEST_PPM: Final = 500.0
-# A difference in rates is significant if it moves clocks apart by this many residuals in a session.
+# A difference between rates is significant if over a session it moves clocks apart by this many
+# residuals.
 ABOVE_RESIDUAL: Final = 5.0
-# Largest residual of aligned clocks of one session, as a share of a step.
+# Largest residual of aligned clocks of the same session, as a share of a step.
 RESIDUAL_OF_STEP: Final = 0.005
 NS_A_SECOND: Final = 1e9
 
 
 def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float] | None:
-    """Return the ranks of a later attempt of the job, and by how many seconds they are later.
+    """Return the ranks of a later attempt of the job, and its delay, s; None with a single attempt.
 
     Files named by rank may come from several attempts. Attempts are apart by more than a session
     lasts, and their steps differ in length: aligned like clocks, one runs faster than clocks do, or
@@ -99,14 +104,14 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
     return ranks, float(gaps.max()) / NS_A_SECOND
 
 
-# Smallest plausible slowdown S. Values just below 1 come from ideal durations, which are means and
-# medians; a smaller one is a fault of recording or replay.
+# Smallest plausible slowdown S. Values slightly below 1 are possible, since ideal durations are
+# means and medians; smaller values are faults of the recording or the replay.
 LEAST_SLOWDOWN: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Reason to withhold a verdict."""
+    """Reason for which a report gives no verdict."""
 
     verdict: str  # clause after "No verdict: "
     reason: str  # sentences, with what would help
@@ -146,7 +151,7 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
 
 
 def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None:
-    """Return the reason against a slowdown below 1; None if it is plausible.
+    """Return the reason why a slowdown below 1 cannot be right; None if it is plausible.
 
     Names faults of the recording; without any, the sizes or the replay must be wrong.
     """
@@ -177,7 +182,7 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
 
 
 def unseen_waiting(layout: Layout) -> Unseen | None:
-    """Return why waiting cannot be separated from computing; None if it can.
+    """Return why the recording does not separate waiting from computing; None if it does.
 
     Without a pipeline, DP ranks wait in collectives only, so these must be recorded. In a pipeline,
     transfers show the waiting within each replica.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 Real = TypeVar("Real", np.float32, np.float64)
 
-# Up to this many values `np.sort` is faster than `np.partition`.
+# Largest number of values for which `np.sort` is faster than `np.partition`.
 _SORTED: Final = 1 << 10
 
 
@@ -36,7 +36,7 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
     """
     half, odd = divmod(len(values), 2)
     if len(values) <= _SORTED:
-        # NumPy sorts contiguous rows fastest.
+        # The values are transposed, since NumPy sorts contiguous rows fastest.
         return np.asarray(median_of_rows(values.T).T, order="C")
     parted = np.partition(values, half, axis=0)
     at = parted[half]
@@ -44,7 +44,7 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
 
 
 def median_of_rows(values: NDArray[Real]) -> NDArray[Real]:
-    """Return the median over the last axis, of a few hundred values without NaN.
+    """Return the median over the last axis, for up to a few hundred values without NaN.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def median_of_rows(values: NDArray[Real]) -> NDArray[Real]:
 
 
 def quantile(values: NDArray[Real], share: float) -> NDArray[Real]:
-    """Return a quantile over the first axis as `np.quantile` does, of values without NaN."""
+    """Return a quantile over the first axis, as `np.quantile` does, of values without NaN."""
     return np.asarray(_between(_placed(values, [share]), share))
 
 
@@ -78,7 +78,7 @@ def quantiles(values: NDArray[Real], shares: Sequence[float]) -> tuple[FloatArra
 
 
 def _placed(values: NDArray[Real], shares: Sequence[float]) -> NDArray[Real]:
-    """Return values partitioned on the first axis at the indices that the quantiles need."""
+    """Return values partitioned along the first axis at the indices that the quantiles need."""
     last = len(values) - 1
     if last < _SORTED:
         return np.sort(values, axis=0)
@@ -87,7 +87,7 @@ def _placed(values: NDArray[Real], shares: Sequence[float]) -> NDArray[Real]:
 
 
 def _between(placed: NDArray[Real], share: float | np.float64) -> NDArray[Real]:
-    """Interpolate linearly between the two values that a quantile lies between."""
+    """Return a quantile, interpolated linearly between its two neighboring values."""
     last = len(placed) - 1
     at = last * share
     low = int(at)
@@ -95,12 +95,12 @@ def _between(placed: NDArray[Real], share: float | np.float64) -> NDArray[Real]:
     apart = above - below
     if part < 1 / 2:
         return np.asarray(below + apart * part)
-    # as `np.quantile`: exact at the upper value
+    # Like `np.quantile`, interpolate from the upper value, so that the result is exact there.
     return np.asarray(above - apart * (1 - part))
 
 
 def median_of_known(values: FloatArray) -> FloatArray:
-    """Return the median over the first axis, ignoring NaN; NaN where all values are."""
+    """Return the median over the first axis, ignoring NaN; NaN where all values are NaN."""
     if values.shape[0] == 0:
         return np.full(values.shape[1:], np.nan)
     if not np.isnan(values).any():
@@ -114,7 +114,7 @@ def median_of_known(values: FloatArray) -> FloatArray:
 
 
 def peers_median(values: FloatArray) -> FloatArray:
-    """Return for each DP rank (last axis) the median of the others; its own value if it is alone.
+    """Return the median of the other DP ranks by DP rank (last axis); a single rank's own value.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def peers_median(values: FloatArray) -> FloatArray:
     in_order = flat[row, order]
     place = np.empty_like(order)
     place[row, order] = np.arange(ranks)
-    # Removing a value moves all that follow in sorted order one place forward.
+    # Removing a value moves all larger values one place towards the front of the sorted order.
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
     both = in_order[row, low + (low >= place)] + in_order[row, high + (high >= place)]
     return np.asarray(both / 2).reshape(values.shape)
@@ -140,27 +140,28 @@ def peers_median(values: FloatArray) -> FloatArray:
 
 IntArray = NDArray[np.int64]
 
-# Ratio of standard deviation to median absolute deviation of normal values.
+# Ratio of the standard deviation to the median absolute deviation of normally distributed values.
 MAD_TO_SD: Final = 1.4826
-# Residuals above this many standard deviations get smaller weights (Huber).
+# Residuals above this many standard deviations get smaller weights (Huber's weights, 95 %
+# efficiency for normal values).
 HUBER: Final = 1.345
-# Rounds of reweighting for lines, and at most for potentials.
+# Number of reweighting rounds for lines, and largest number of rounds for potentials.
 ROUNDS: Final = 6
 MOST_ROUNDS: Final = 40
-# Rounds end when no potential changes by more than this share of the typical difference.
+# Reweighting ends when no potential changes by more than this share of the typical difference.
 SETTLED: Final = 0.05
 TOLERANCE: Final = 1e-7
 LEAST_WEIGHT: Final = 1e-9
-# Up to this many nodes a dense matrix is fastest.
+# Largest number of nodes for which solving with a dense matrix is fastest.
 DIRECT_NODES: Final = 200
-# The standard error of a difference is at least this share of the typical difference.
+# Smallest standard error of a difference, as a share of the typical difference.
 FLOOR: Final = 0.1
 TINY: Final = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedLines:
-    """Fitted lines, arrays of shape (series,): value at time 0, slope, and their standard errors.
+    """Fitted lines, arrays of shape (series,): value at time 0, slope, and standard errors.
 
     NaN where a series is empty.
     """
@@ -172,7 +173,7 @@ class FittedLines:
 
 
 def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
-    """Fit a line to each series, robustly: least squares with Huber weights.
+    """Fit a line to each series by least squares with Huber weights, robust against outliers.
 
     Parameters
     ----------
@@ -211,7 +212,7 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
 
 
 def _first_slopes(time: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the median slope between times half the span apart."""
+    """Return the median slope over pairs of times that are half the span apart, shape (series,)."""
     order = np.argsort(time, kind="stable")
     half = len(order) // 2
     early, late = order[:half], order[len(order) - half :]
@@ -226,7 +227,7 @@ def _first_slopes(time: FloatArray, values: FloatArray) -> FloatArray:
 def _weighted_lines(
     time: FloatArray, values: FloatArray, weight: FloatArray, slope: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return value at 0 and slope by weighted least squares; `slope` where data leave it free."""
+    """Return value at 0 and slope by weighted least squares; `slope` where times do not differ."""
     total = weight.sum(axis=0)
     safe = np.where(total > 0, total, 1.0)
     mean_time = (weight * time[:, None]).sum(axis=0) / safe
@@ -239,7 +240,7 @@ def _weighted_lines(
 
 
 def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
-    """Return each node's connected component, named by its lowest node, shape (count,)."""
+    """Return the lowest node of each node's connected component, shape (count,)."""
     label = np.arange(count)
     while True:
         lowest = label.copy()
@@ -260,7 +261,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     *,
     enough: float = 0.0,
 ) -> FloatArray:
-    """Solve ``potential[one] - potential[other] = difference`` by robust least squares.
+    """Return node potentials whose differences fit those of edges, by robust least squares.
 
     Parameters
     ----------
@@ -295,7 +296,8 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     for _ in range(MOST_ROUNDS):
         before = potential
         potential = _solve(edges, weight, before)
-        # differences determine potentials up to a constant for each part
+        # Differences determine the potentials of a connected part only up to a constant, so the
+        # part's lowest node is set to 0.
         potential -= potential[edges.part]
         if np.abs(potential - before).max() <= settled:
             break
@@ -310,13 +312,13 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
 
 
 def _bounded(weight: FloatArray) -> FloatArray:
-    """Return weights of at least `LEAST_WEIGHT` of the largest, so that equations are solvable."""
+    """Return weights of at least `LEAST_WEIGHT` times the largest, so equations stay solvable."""
     return np.asarray(np.maximum(weight, LEAST_WEIGHT * weight.max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Edges with known differences, and indices into the matrix of the normal equations.
+    """Edges with known differences, and their indices into the normal equations' matrix.
 
     `part` is what `connected_parts` returns. `held` are the flat indices of the diagonal elements
     of each part's lowest node; `cells` are those of the four elements to which each edge adds its
@@ -332,7 +334,7 @@ class _Edges:
 
     @classmethod
     def of(cls, one: IntArray, other: IntArray, difference: FloatArray, part: IntArray) -> _Edges:
-        """Compute the indices from edges and connected parts."""
+        """Return the edges with their indices into the matrix of the normal equations."""
         count = len(part)
         return cls(
             one,
@@ -346,7 +348,7 @@ class _Edges:
 
 
 def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
-    """Solve the weighted normal equations, up to `DIRECT_NODES` as one dense matrix.
+    """Solve the weighted normal equations: up to `DIRECT_NODES` nodes with a dense matrix.
 
     Beyond that by conjugate gradients with a diagonal preconditioner, in the names of Saad,
     "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r,
@@ -396,5 +398,5 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
 
 
 def _inner(one: FloatArray, other: FloatArray) -> float:
-    """Return the inner product, without BLAS: its threads cost more than they save here."""
+    """Return the inner product without BLAS, whose threads would cost more time than they save."""
     return float((one * other).sum())

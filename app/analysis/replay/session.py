@@ -1,4 +1,4 @@
-"""Preparation of a session for replay: steps grouped by shape, dependencies and durations."""
+"""Preparation of a session for replay: shapes of steps, dependencies and durations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from app.errors import UnanalyzableError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeGroup(Memoized):
-    """Steps of one shape: equal operations on each worker."""
+    """Steps of the same shape, which run the same operations on each worker, with a simulator."""
 
     layout: Layout
     graph: Graph
@@ -65,33 +65,33 @@ class ShapeGroup(Memoized):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A session prepared for replay."""
+    """A session prepared for replay: its steps by shape, clocks, adaptations and exclusions."""
 
     groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
     dropped: tuple[DroppedStep, ...]  # steps that cannot be replayed, and why
     odd: tuple[DroppedStep, ...]  # complete steps excluded as unlike the others on all ranks
-    # (first start, last end) of any worker in each odd step, ns of the epoch
+    # Odd step → (first start, last end) over all workers, ns since the epoch
     odd_spans_ns: Mapping[int, tuple[float, float]]
     clamped: int  # number of faulty transfer durations that count as 0
     recreated: RecreatedOperations  # operations that the recorder lost
     clocks: RankClocks
     # Types of sends that are left out because their receives were not recorded.
     unanswered: tuple[str, ...]
-    # Differences of the job from the paper's dependency model.
+    # Adaptations of the paper's dependency model to this job.
     adaptations: tuple[Adaptation, ...] = ()
-    # Whether all starts are readings of the clock of one host.
+    # Whether all starts are readings of the clock of a single host.
     one_clock: bool = False
-    # Whether starts are readings of clocks, so that steps can be compared with one another.
+    # Whether starts are readings of clocks, so that times of different steps can be compared.
     absolute: bool = True
     host_operations: HostOperations = NONE  # recorded operations between steps
-    # Operations with impossible recorded durations, which were replaced.
+    # Operations whose impossible recorded durations were replaced.
     impossible: tuple[ImpossibleDuration, ...] = ()
-    # Workers without any recorded operation, (DP rank, stage); others stand in for them.
+    # Workers without any recorded operation, (DP rank, stage), which other workers stand in for.
     absent: tuple[tuple[int, int], ...] = ()
 
     @property
     def main(self) -> ShapeGroup:
-        """Return the group with most steps."""
+        """Return the group of the shape with most steps."""
         return self.groups[0]
 
     @property
@@ -116,13 +116,13 @@ class Replayed:
 
     @property
     def steps(self) -> IntArray:
-        """Return all analyzed steps, ascending."""
+        """Return the numbers of all analyzed steps, ascending."""
         if len(self.groups) == 1:
             return self.layout.steps
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
     def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
-        """Return the results of `measure`, shape (steps of the group, …), in order of all steps."""
+        """Return the results of `measure` for all groups, concatenated in the order of steps."""
         results = [measure(group) for group in self.groups]
         if len(results) == 1:
             return results[0]
@@ -133,7 +133,7 @@ class Replayed:
 def prepare_replay(
     trace: Trace, without: Collection[Name] = (), *, whole_steps: bool = False
 ) -> Replayed:
-    """Return a trace laid out, with dependencies, adaptations and ideal durations.
+    """Return a session prepared for replay: laid out, adapted, with ideal durations.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def prepare_replay(
 def _without_odd_steps(
     draft: Draft, named: Mapping[int, str]
 ) -> tuple[Draft, tuple[DroppedStep, ...], dict[int, tuple[float, float]]]:
-    """Return a draft without odd steps, the odd steps, and (first start, last end) of each.
+    """Return a draft without odd steps, the odd steps, and the (first start, last end) of each.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def _without_steps(draft: Draft, left_out: Sequence[int]) -> Draft:
 def _group(
     layout: Layout, graph: Graph, durations: Durations, executor: Executor | None = None
 ) -> ShapeGroup:
-    """Return steps of one shape with a simulator; `executor` is built where it is not given."""
+    """Return the steps of a shape with a simulator; the executor is built unless given."""
     if executor is None:
         values = durations.recorded_ns
         shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
@@ -263,7 +263,7 @@ def _group(
 
 
 def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
-    """Return a group without the regular launch delays of some nodes."""
+    """Return a group without the regular launch delays of the given nodes."""
     if not nodes:
         return group
     lags = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in nodes}
@@ -271,12 +271,12 @@ def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
 
 
 def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> ShapeGroup:
-    """Return a group with these regular launch delays, by (node, dependency), and no others."""
+    """Return a group with the given regular launch delays, by (node, dependency), and no others."""
     return with_graph(group, replace(group.graph, lags_ns=lags_ns))
 
 
 def with_shorter_step_gap(group: ShapeGroup, by_ns: float) -> ShapeGroup:
-    """Return a group with a regular gap between the steps of a rank that is `by_ns` shorter."""
+    """Return a group whose regular gap between the steps of a rank is shorter by `by_ns`."""
     if not by_ns:
         return group
     return with_graph(group, replace(group.graph, step_gap_ns=group.graph.step_gap_ns - by_ns))
@@ -290,7 +290,7 @@ def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
 def _with_graphs(
     laid_out: LaidOut,
 ) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
-    """Return layouts with their dependency graphs, and the steps that are dropped.
+    """Return layouts with their dependency graphs, and the dropped steps.
 
     A group of steps is dropped if its operations cannot have run by the dependency model; if none
     remains, the first refusal is raised.
@@ -312,7 +312,7 @@ def _with_graphs(
 
 
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
-    """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`.
+    """Return the earliest begins of a stage's steps, shape (steps, dp), ns; see `stage_begins`.
 
     Memoized and shared: callers must not write to it.
     """
@@ -324,7 +324,7 @@ def _begins(group: ShapeGroup) -> FloatArray:
 
 
 def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:
-    """Return the nodes that each node directly depends on."""
+    """Return each node's direct dependencies."""
     return {
         node: after
         for unit in group.graph.units
@@ -338,7 +338,7 @@ def recorded_step_times(group: ShapeGroup) -> FloatArray:
 
 
 def filled_ns(group: ShapeGroup) -> FloatArray:
-    """Return durations without waiting, with padded microbatches filled in; see `filled`.
+    """Return durations without waiting, with empty places filled; see `filled`.
 
     Shape (nodes, steps, dp), ns. Memoized and shared: callers must not write to it.
     """

@@ -1,4 +1,4 @@
-"""What-if questions: step times with recorded, ideal or scaled durations of chosen operations."""
+"""What-if questions: step times if chosen operations have ideal, recorded or scaled durations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
 NS: Final = 1e-9
-# Selected nodes, (nodes,), and selected places of these, shape (steps, dp, pp).
+# Mask of nodes, shape (nodes,), and mask of the places of these nodes, shape (steps, dp, pp).
 _Mask: TypeAlias = tuple[Sequence[bool], NDArray[np.bool_]]
-# Largest scale of durations: beyond it operations hang, and sums may overflow.
+# Largest scale of durations: with larger scales sums of durations may overflow, and such operations
+# would be hangs instead of slow.
 MOST_SCALE: Final = 1000.0
 
-# Op types by name: recorded types, the paper's names, and merged types of reports.
+# Names of op types in questions → recorded op types: recorded names, the paper's names, and the
+# merged names in reports.
 TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **{name: (name,) for name in ops.REPLAYED_OP_TYPES},
     "params-sync": (ops.PARAMS_ALL_GATHER,),
@@ -39,7 +41,7 @@ TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class BaseDurations(StrEnum):
-    """Base of the durations in a what-if question.
+    """Base of the durations in a what-if question: recorded, ideal, or those of peers.
 
     ``peers``, in changes only: the median of the DP ranks of the same stage that no such change
     selects, as if a worker were replaced. (An ideal duration is a mean that includes the worker.)
@@ -52,7 +54,7 @@ class BaseDurations(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Operations that meet all conditions; an empty tuple is no condition.
+    """Conditions that select operations; an empty tuple selects all values.
 
     `op_types` are keys of `TYPE_NAMES`.
     """
@@ -66,7 +68,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Selected operations take their `base` duration times `scale`."""
+    """Change of selected operations: their duration becomes the `base` duration times `scale`."""
 
     select: Selection
     base: BaseDurations
@@ -75,7 +77,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Changes to a session; where several select an operation, the last one applies.
+    """Changes to a session; of several changes to an operation, the last one applies.
 
     `without` are adaptations that are switched off; see `prepare_replay`.
     """
@@ -87,7 +89,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Reference that gains are relative to: that of the session's headline."""
+    """Reference to which gains are relative: that of the session's headline."""
 
     kind: str  # ``causes``, ``launches``: the job without its causes; ``published``: ideal of S
     slowdown: float  # of the session as recorded
@@ -95,7 +97,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionAnswer:
-    """Step times in seconds, shape (steps,): as recorded, ideal, and with the changes.
+    """Step times of a question, shape (steps,), seconds: as recorded, ideal, and changed.
 
     `restores` is whether all changes keep scale 1: recorded, ideal or peers' durations only.
     """
@@ -108,11 +110,11 @@ class QuestionAnswer:
 
     @property
     def published(self) -> Against:
-        """Return the ideal of S as the reference."""
+        """Return the reference of the published metric: the ideal of S."""
         return Against("published", float(self.simulated_s.sum() / self.ideal_s.sum()))
 
     def as_document(self, against: Against) -> dict[str, Any]:
-        """Return the answer as JSON types.
+        """Return the answer as a dictionary of JSON types.
 
         `gain` is the saved share of the recorded step time, relative to the headline's reference
         as for a fix: changes that only restore durations gain no more than the job loses.
@@ -142,7 +144,7 @@ class QuestionAnswer:
 
 
 def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
-    """Return the step times of a session with the changes of a question.
+    """Return the step times of a session after the changes of a question.
 
     Parameters
     ----------
@@ -164,8 +166,8 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
     _check_peers(replayed, question)
     if any(change.base is BaseDurations.PEERS for change in question.changes):
-        # As fixes are replayed: late launches of others count once the slow worker does not hide
-        # them.
+        # Like the replay of fixes, with recorded launch delays: late launches on other workers
+        # count once the slow worker no longer hides them.
         as_it_is, otherwise = replayed.over_steps(
             lambda group: launched_step_times(group, _in_question(group, question))
         ).T
@@ -179,7 +181,7 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
 
 
 def _check_peers(replayed: Replayed, question: Question) -> None:
-    """Raise `InvalidQuestionError` if every DP rank of a stage is replaced: no peer remains."""
+    """Raise `InvalidQuestionError` if changes replace all DP ranks of a stage: no peer remains."""
     by_peers = [change for change in question.changes if change.base is BaseDurations.PEERS]
     for group in replayed.groups if by_peers else ():
         masks = [_mask(group, change.select) for change in by_peers]
@@ -200,7 +202,7 @@ def _check_peers(replayed: Replayed, question: Question) -> None:
 
 
 def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
-    """Yield a fault for each empty selection and each selected value that the session lacks."""
+    """Yield a fault for each empty selection, and for each value that the session lacks."""
     for i, change in enumerate(question.changes):
         path = f"changes[{i}].select"
         if change.select == Selection():
@@ -210,7 +212,7 @@ def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
 
 
 def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
-    """Yield the key of each selected value that the session does not have, and a sentence."""
+    """Yield the key of each selected value that the session lacks, and a message."""
     dp, pp = replayed.layout.dp, replayed.layout.pp
     steps, types = set(replayed.steps.tolist()), set(present_types(replayed))
 
@@ -231,7 +233,7 @@ def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
 
 
 def _in_question(group: ShapeGroup, question: Question) -> Replacement:
-    """Return the durations of all nodes with the changes of a question."""
+    """Return the durations of all nodes after the changes of a question."""
     masks = [_mask(group, change.select) for change in question.changes]
     replaced = [
         mask
@@ -244,7 +246,7 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
         stage = int(group.layout.nodes.pp[node])
         for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
             selected = lanes[steps, :, stage]
-            # Most questions select few places: medians are computed for these only.
+            # Most questions select few places, so medians are computed for selected nodes only.
             if nodes[node] and selected.any():
                 changed = _durations(group, change.base, node, steps, replaced) * change.scale
                 result = np.where(selected, changed, result)
@@ -262,7 +264,7 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
 def _durations(
     group: ShapeGroup, base: BaseDurations, node: int, steps: slice, replaced: Sequence[_Mask]
 ) -> FloatArray:
-    """Return the durations of a node on a base, shape broadcastable to (steps, dp), ns."""
+    """Return a node's durations on the given base, broadcastable to shape (steps, dp), ns."""
     if base is BaseDurations.IDEAL:
         return np.asarray(group.durations.ideal_ns[node])
     recorded = group.durations.recorded_ns[node, steps]
@@ -276,12 +278,12 @@ def _durations(
     typical = np.asarray(np.nanmedian(peers, axis=1))[:, None]
     if padding is None:
         return typical
-    # each rank keeps its number of microbatches
+    # Padded places keep the duration 0, so that each rank keeps its number of microbatches.
     return np.where(padding.of(np.array([node]), steps)[0], 0.0, typical)
 
 
 def _mask(group: ShapeGroup, select: Selection) -> _Mask:
-    """Return the selected nodes, and the selected places of these, shape (steps, dp, pp)."""
+    """Return a mask of selected nodes, and a mask of their places, shape (steps, dp, pp)."""
     layout = group.layout
     nodes = np.ones(len(layout.nodes), dtype=bool)
     if select.op_types:

@@ -1,4 +1,4 @@
-"""Blocking transfers: hosts that launch nothing until a transfer returns.
+"""Blocking transfers: a host launches no operation until the transfer returns.
 
 The paper's model gives each kind of communication a stream of its own. `batch_isend_irecv` with a
 wait, or a send that returns when its receiver has the data, delays the next launches, so the
@@ -21,17 +21,20 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import LOCAL, P2P, Graph, with_edges
 from app.analysis.trace.model import GC
 
-# A type blocks on a stage if in this share of cases nothing on the stage starts in its intervals…
+# Smallest share of cases in which no operation on a stage starts within the transfers of a type,
+# for the type to count as blocking…
 BLOCKING_SHARE: Final = 0.98
-# …although something could have, in at least this many operations a step on average…
+# …and smallest mean number of these transfers in a step within which a later operation could have
+# started: with fewer, nothing was blocked…
 _HELD_UP: Final = 0.5
-# …and on more than this share of stages: by chance the first and the last one seem to block.
+# …and the share of the stages that must be exceeded: the first and the last stage seem to block by
+# chance.
 _STAGES: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Operations of one stage that are launched together, without edges among them."""
+    """Operations of a stage that a host launches together, without dependencies among them."""
 
     nodes: tuple[int, ...]  # in launch order
     blocking: tuple[int, ...]  # those that later launches on the stage wait for
@@ -39,14 +42,14 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Launches of each stage, with the transfers that block it."""
+    """Launches of each stage, and the transfers that block later launches of the stage."""
 
     stages: tuple[tuple[Posted, ...], ...]  # for each stage, in launch order
     sign: Sign
 
 
 def propose_blocking(draft: Draft) -> Proposal | None:
-    """Propose that launches follow the blocking transfers of their stage.
+    """Propose that launches wait for the earlier blocking transfers of their stage.
 
     Receives posted in turn and short transfers within regular launch delays also leave a stage
     without launches. They are no sign of blocking, so they go into the graph first.
@@ -68,7 +71,7 @@ def propose_blocking(draft: Draft) -> Proposal | None:
 
 
 def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
-    """Return the blocking transfers of each stage; None if no transfer blocks.
+    """Return the blocking transfers of each stage, and their sign; None if no transfer blocks.
 
     Parameters
     ----------
@@ -76,7 +79,7 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
         Dependencies without blocking: they show which operations could have been launched during
         a transfer.
     """
-    # (nodes, steps, dp): earliest launch by the graph, infinite without dependencies
+    # Shape (nodes, steps, dp): earliest launch that the graph allows, infinite without dependencies
     ends = layout.start_ns + layout.duration_ns
     ready = np.full(ends.shape, np.inf)
     for unit in graph.units:
@@ -103,8 +106,8 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
 def _of_stage(
     layout: Layout, stage: int, ready: FloatArray
 ) -> tuple[tuple[Posted, ...], dict[str, float], set[str]]:
-    """Return a stage's launches, (blocking type → share), and the types that held launches up."""
-    # garbage collections have no place in the order of a host's calls
+    """Return a stage's launches, the share of each blocking type, and types that delay launches."""
+    # Garbage collections are left out, since they have no place in the order of a host's launches.
     collected = layout.nodes.op == layout.codes(GC)[0]
     nodes = np.flatnonzero((layout.nodes.pp == stage) & ~collected)
     nodes = nodes[np.argsort(layout.launch[nodes], kind="stable")]
@@ -114,7 +117,7 @@ def _of_stage(
     names = [layout.op_names[code] for code in layout.nodes.op[nodes].tolist()]
     groups = list(_posted_together(names, start, end))
     could = ready.reshape(-1, count)[nodes]
-    # earliest start of all later launches, and their earliest possible start
+    # Over all later launches: the earliest recorded start, and the earliest possible start
     later = np.full(count, np.inf)
     soonest = np.full(count, np.inf)
     clear: dict[str, list[float]] = {}
@@ -141,7 +144,7 @@ def _of_stage(
 def _posted_together(
     names: list[str], start: FloatArray, end: FloatArray
 ) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) of operations that are posted together.
+    """Yield the range (first, last + 1) of operations that the host posts together.
 
     Fused calls and batches of sends and receives: consecutive transfers of which the later one
     often starts before the earlier one has ended.
@@ -157,7 +160,7 @@ def _posted_together(
 
 
 def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
-    """Return a graph in which launches follow every earlier blocking operation of their stage.
+    """Return a graph in which each launch follows all earlier blocking operations of its stage.
 
     Edges that contradict the launch order are removed: a receive may be posted before the end of
     the computation that it follows in the paper's model.
@@ -180,7 +183,7 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
 
 
 def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
-    """Return for each node the dependencies on its stage that are not launched before it."""
+    """Return each node's dependencies on its own stage that are launched after the node."""
     stage = layout.nodes.pp
     removed: dict[int, list[int]] = {}
     for unit in graph.units:

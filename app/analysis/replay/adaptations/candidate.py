@@ -1,4 +1,4 @@
-"""Drafts of a replay, with and without an adaptation, and their discrepancy from the recording."""
+"""Drafts of a replay, with or without an adaptation, and their discrepancy from the recording."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from app.analysis.replay.missing_operations import (
 )
 from app.analysis.trace.model import GRADS_REDUCE_SCATTER, PARAMS_ALL_GATHER
 
-# Smallest reduction of the discrepancy by an adaptation on trial, as a share of a step.
+# Smallest reduction of the discrepancy for which an adaptation on trial is kept, as a share of a
+# step.
 LEAST_GAIN: Final = 0.005
-# Number of ends that are in memory at a time.
+# Number of operation ends computed at a time, which limits the size of temporary arrays.
 _AT_A_TIME: Final = 1 << 16
 
 
@@ -71,7 +72,7 @@ def _closing(layout: Layout, step: int) -> tuple[int, int]:
 
 
 def opens_window(layout: Layout) -> NDArray[np.bool_]:
-    """Return which steps follow no recorded step, shape (steps,)."""
+    """Return which steps have no recorded step directly before them, shape (steps,)."""
     return np.asarray(np.diff(layout.steps, prepend=layout.steps[0]) != 1)
 
 
@@ -93,7 +94,7 @@ def stage_begins(layout: Layout, ends: FloatArray, step_gap_ns: float = 0.0) -> 
 
 
 def _opened(layout: Layout, step_gap_ns: float) -> FloatArray:
-    """Return how long before its first start a rank could begin a step, shape (steps, dp), ns.
+    """Return the time from a rank's earliest possible begin of a step to its first start, ns.
 
     For steps that follow no recorded step: the time of host operations before it, such as loading
     the batch, less the usual gap between steps.
@@ -118,7 +119,7 @@ def stage_ends(layout: Layout) -> FloatArray:
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
-    """Return the discrepancy of a replay of recorded durations: `Discrepancy.mean`."""
+    """Return the discrepancy of the mean step between recording and replay: `Discrepancy.mean`."""
     own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
     executors = [
         executor_of(layout, graph, values.min(axis=(1, 2)), values.size)
@@ -138,18 +139,18 @@ class Discrepancy(NamedTuple):
     typical: float  # of the median step
 
     def moves_away(self, before: Discrepancy) -> bool:
-        """Return whether the typical step is further off than before."""
+        """Return whether the typical step's discrepancy exceeds that of `before`."""
         return self.typical > before.typical + LEAST_GAIN
 
     def is_nearer_than(self, other: Discrepancy) -> bool:
-        """Return whether the typical step is nearer, or the mean one without the typical moving."""
+        """Return whether the typical or else the mean discrepancy is clearly smaller."""
         if self.typical <= other.typical - LEAST_GAIN:
             return True
         return self.mean <= other.mean - LEAST_GAIN and not self.moves_away(other)
 
 
 def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> Discrepancy:
-    """Return the discrepancy of groups of steps: layout, graph, own durations, executor of each."""
+    """Return the discrepancy over groups of (layout, graph, own durations, executor)."""
     recorded, simulated = [], []
     for layout, graph, durations, executor in groups:
         simulator = Simulator(layout, Durations(durations, np.zeros(len(durations))), executor)
@@ -168,17 +169,18 @@ def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) 
 class Recording:
     """Properties of the recording that all drafts of a session share."""
 
-    # Whether starts are readings of clocks, so that steps can be compared with one another.
+    # Whether starts are readings of clocks, so that times of different steps can be compared.
     absolute: bool
-    # Whether all of them are readings of the clock of one host.
+    # Whether all starts are readings of the clock of a single host.
     one_clock: bool = False
-    # Whether collectives within computations are recorded only while these wait for them.
+    # Whether the recorder shows a collective inside a computation only while the computation waits
+    # for it.
     only_waits: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Steps of each shape, their dependencies and durations: input of a replay."""
+    """Input of a replay: the steps of each shape, with dependencies and durations."""
 
     arranged: tuple[Layout, ...]  # as recorded
     layouts: tuple[Layout, ...]  # on one clock, with lost operations re-created
@@ -190,12 +192,12 @@ class Draft:
 
     @property
     def absolute(self) -> bool:
-        """Return whether steps can be compared with one another."""
+        """Return whether times of different steps can be compared."""
         return self.recording.absolute
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:
-        """Return an executor for each shape, valid as long as no ideal duration is negative."""
+        """Return an executor for each shape; it is valid unless an ideal duration is negative."""
         return tuple(
             executor_of(layout, graph, own.min(axis=(1, 2)), own.size)
             for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
@@ -203,18 +205,18 @@ class Draft:
 
     @property
     def discrepancy(self) -> float:
-        """Return the discrepancy of the replay of recorded durations."""
+        """Return the discrepancy of the mean step between the recording and its replay."""
         return self.off_recording.mean
 
     @cached_property
     def off_recording(self) -> Discrepancy:
-        """Return the discrepancy of the mean and of the typical step."""
+        """Return the discrepancies of the mean step and of the typical step."""
         own = (own for own, _ in self.own)
         return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
 
     @classmethod
     def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], recording: Recording) -> Draft:
-        """Return a draft with aligned clocks and lost operations re-created."""
+        """Return the draft of a recording with aligned clocks and re-created lost operations."""
         aligned, clocks = (
             one_clock(arranged, absolute=recording.absolute)
             if recording.one_clock
@@ -237,11 +239,11 @@ class Draft:
     def recorded_otherwise(
         self, arranged: Sequence[Layout], graphs: Sequence[Graph] | None = None
     ) -> Draft:
-        """Return a draft of other recorded times, and optionally other dependencies."""
+        """Return a draft with other recorded times, and optionally with other dependencies."""
         return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
     def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
-        """Return a proposal with some layouts replaced; None without any.
+        """Return a proposal with some layouts replaced; None if no layout is replaced.
 
         Parameters
         ----------
@@ -260,7 +262,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """The sign of an adaptation, and the draft with it."""
+    """The sign of an adaptation, and the draft with the adaptation applied."""
 
     sign: Sign
     draft: Draft

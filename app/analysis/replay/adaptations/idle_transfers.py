@@ -1,4 +1,4 @@
-"""Recorded transfers that do not happen, removed from the trace.
+"""Removal of recorded transfers that did not take place.
 
 Megatron's timers record all sends and receives that a fused call can make. On the first and the
 last virtual stage some of them have no neighbor and transfer nothing. Which ones follows from the
@@ -30,10 +30,11 @@ from app.analysis.replay.layout.slots import assign
 from app.analysis.trace.model import ABSENT, FORWARD_COMPUTE, Trace
 from app.errors import UnanalyzableError
 
-# Cost factor of matching a send with a computation that ends after the send starts.
+# Factor on the cost of matching a send with a computation that ends after the send starts, which is
+# impossible but for clock noise.
 _IMPOSSIBLE: Final = 100.0
 
-# (op type, stage)
+# Kind of operations: (op type, stage)
 _Kind = tuple[str, int]
 
 
@@ -60,7 +61,7 @@ def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[
 
 
 def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
-    """Return the trace without any transfer; None unless it was refused for unmatched transfers.
+    """Return the trace without any transfer; None unless its transfers could not be matched.
 
     If transfers match no neighbor and are no parts of fused calls, it is unknown which of them
     happened. Computations of neighboring stages then depend directly on one another.
@@ -75,7 +76,7 @@ def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, 
 
 
 def _has_fused(trace: Trace) -> bool:
-    """Return whether transfers come from fused calls: several with the very same interval."""
+    """Return whether transfers come from fused calls: several have exactly the same interval."""
     codes = [trace.op_names.index(name) for name in P2P]
     lane = np.flatnonzero((trace.step == trace.step[0]) & (trace.rank == trace.rank[0]))
     lane = lane[np.isin(trace.op[lane], codes)]
@@ -85,7 +86,7 @@ def _has_fused(trace: Trace) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TypicalStep:
-    """Median times of the operations of a kind in a step, in launch order."""
+    """Median times of the operations of a kind within a step, in launch order."""
 
     start_ns: FloatArray
     end_ns: FloatArray
@@ -93,7 +94,7 @@ class _TypicalStep:
 
 
 class _Finder:
-    """Matches the recorded transfers of each stage with computations and neighbors."""
+    """Finder of idle transfers: matches a stage's transfers with computations and neighbors."""
 
     def __init__(self, trace: Trace, routes: Sequence[Route]) -> None:
         self._trace = trace
@@ -114,7 +115,7 @@ class _Finder:
         return len(self._typical(name, stage).start_ns)
 
     def idle(self) -> dict[_Kind, NDArray[np.int64]]:
-        """Return the idle transfers of each kind, by their order numbers."""
+        """Return the order numbers of the idle transfers of each kind."""
         idle: dict[_Kind, NDArray[np.int64]] = {}
         for direction in DIRECTIONS:
             sent: dict[tuple[VirtualStage, int], float] = {}
@@ -138,7 +139,7 @@ class _Finder:
     def _real_sends(
         self, direction: Direction, stage: int, sent: dict[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Return the send after each computation whose result goes to another stage.
+        """Return the send of each computation whose result another stage needs.
 
         And enter the end of each in `sent`. None if there are too few sends.
         """
@@ -163,7 +164,7 @@ class _Finder:
     def _real_receives(
         self, direction: Direction, stage: int, sent: Mapping[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
-        """Return the receive that ends with the send of each computation's input.
+        """Return the receive of each computation whose input another stage sends.
 
         None if a send is unknown or there are too few receives.
         """
@@ -184,7 +185,7 @@ class _Finder:
         return self._known[name, stage]
 
     def _measure(self, name: str, stage: int) -> _TypicalStep:
-        """Return the median times over all lanes of each operation of a kind."""
+        """Return the median start and end of each operation of a kind, over all lanes."""
         trace = self._trace
         mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
         mine = mine[np.argsort(trace.order[mine], kind="stable")]
@@ -202,7 +203,7 @@ class _Finder:
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:
-    """Return ascending transfers for the computations at the least total cost.
+    """Return the transfer of each computation, ascending, at the least total cost.
 
     `costs` has the shape (computations, transfers).
     """

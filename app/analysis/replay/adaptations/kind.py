@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Name(StrEnum):
-    """The adaptations, in the order in which they are tried."""
+    """Names of the adaptations, in the order in which a session tries them."""
 
     PLACEMENT = "v_shaped_placement"
     NESTED_GC = "nested_gc"
@@ -59,7 +59,7 @@ SENTENCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What in a recording shows that an adaptation is called for."""
+    """Evidence in a recording that the job differs from the paper's dependency model."""
 
     where: tuple[str, ...]  # where in the job, in words: op types and stages, links, microbatches
     confidence: float  # share of the cases looked at that show it, 0 to 1
@@ -67,11 +67,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """An adaptation that is made to a session's replay, and why."""
+    """An adaptation made to a session's replay, with its sign and its effect on the discrepancy."""
 
     name: Name
     sign: Sign
-    # before, after: discrepancy without it and with it; None if no replay without it is
-    # possible, or where nothing is asked of the discrepancy
+    # before, after: discrepancy without and with the adaptation; None if no replay is possible
+    # without it, or if its sign alone decides
     before: float | None = None
     after: float | None = None

@@ -1,4 +1,4 @@
-"""Sends recorded until the job waits for them, shortened to the end of their transfer.
+"""Sends that are recorded until the job waits for them, shortened to the end of the transfer.
 
 A recorder that takes the end of an asynchronous send at `work.wait()` may record an interval until
 the end of the step. The data has arrived when the receive ends, so the send ends with it; a receive
@@ -20,11 +20,11 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
-# Sends of a type on a stage end late if this share of them ends after the computation that their
-# receive feeds…
+# Sends of a type on a stage end late if this share of them ends after the end of the computation
+# that their receive feeds…
 _REGULARLY: Final = 0.9
-# …or if this share of them ends together although they started apart: the job waited for all at
-# once (for the last one it may wait alone).
+# …or if this share of them ends at the same time although they started at different times: the job
+# waited for all of them at once (it may wait for the last send alone).
 _TOGETHER_NS: Final = 500_000
 _APART_NS: Final = 4 * _TOGETHER_NS
 _OFTEN_TOGETHER: Final = 0.5
@@ -40,7 +40,7 @@ class _Kind:
     target: int
 
     def back(self) -> _Kind:
-        """Return the sends of the other direction between the same stages."""
+        """Return the kind of the sends in the other direction between the same stages."""
         forward = self.op_type == ops.FORWARD_SEND
         other = ops.BACKWARD_SEND if forward else ops.FORWARD_SEND
         return _Kind(other, self.target, self.stage)
@@ -48,7 +48,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """A send, its receive, and the computation that the receive feeds."""
+    """A send, its receive, and the computation that uses the received data."""
 
     send: int
     receive: int
@@ -56,7 +56,7 @@ class _Pair:
 
 
 def propose_late_ends(draft: Draft) -> Proposal | None:
-    """Propose that sends end with their receives, where they are recorded longer."""
+    """Propose to end sends when their receives end, where longer sends are recorded."""
     pairs = zip(draft.arranged, draft.graphs, strict=True)
     return draft.proposal([end_with_receives(layout, graph) for layout, graph in pairs])
 
@@ -64,7 +64,7 @@ def propose_late_ends(draft: Draft) -> Proposal | None:
 def end_with_receives(
     layout: Layout, graph: Graph, regularly: float = _REGULARLY
 ) -> tuple[Layout, Sign] | None:
-    """Return the layout with sends that end with their receives; None if none ends late.
+    """Return the layout with sends that end with their receives; None if no send ends late.
 
     A clock difference makes the sends of one direction seem late and those of the other early by
     the same time, so only the sum of both directions counts.
@@ -81,7 +81,8 @@ def end_with_receives(
         by_kind.setdefault(_Kind(op_type, *stages), []).append(pair)
     few = sampled(layout)
     ends = few.start_ns + few.duration_ns
-    # (pairs, steps, dp): from the end of the computation that a send feeds to the end of the send
+    # Shape (pairs, steps, dp): time from the end of the computation that a send feeds to the end of
+    # the send, ns
     late: dict[_Kind, FloatArray] = {
         kind: ends[[pair.send for pair in pairs]] - ends[[pair.fed for pair in pairs]]
         for kind, pairs in by_kind.items()
@@ -116,7 +117,7 @@ def end_with_receives(
 
 
 def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
-    """Return all sends with a receive and a computation that depends on it."""
+    """Return all sends with a receive on which a computation depends."""
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     fed = {
         other: node
@@ -136,7 +137,7 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
 
 
 def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
-    """Return the latest arrival of the data that the recording proves, shape (steps, dp), ns.
+    """Return a lower bound of the time at which the data arrived, shape (steps, dp), ns.
 
     A receive may also be recorded until its wait, so a transfer may have run while its rank
     computed: only the time after the computation is known to be transfer.
@@ -150,7 +151,7 @@ def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
 
 
 def _share_ending_together(layout: Layout, pairs: list[_Pair]) -> float:
-    """Return the share of sends that end together with one that started at another time."""
+    """Return the share of sends that end together with a send that started at another time."""
     start = layout.start_ns[[pair.send for pair in pairs]]
     end = start + layout.duration_ns[[pair.send for pair in pairs]]
     order = np.argsort(start, axis=0)

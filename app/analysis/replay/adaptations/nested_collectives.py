@@ -23,24 +23,26 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT
 
-# A collective lies inside a computation, or follows another operation, if it does in this share of
-# cases.
+# Smallest share of cases in which a collective lies inside a computation, or follows another
+# operation, for this to be the rule of the job.
 REGULARLY: Final = 0.98
-# A set of waited-for collectives is preferred over the default if it explains this share of a
-# pass's duration better.
+# Reduction of the relative deviation between passes (see `_deviation`) for which a set of
+# waited-for collectives is preferred over the default.
 _CLEARLY: Final = 0.25
-# A collective overlaps its computation if its transfer takes this many times the shortest one.
+# A computation overlaps with a collective whose transfer takes more than this many times the
+# shortest transfer of its type, instead of waiting for it.
 _FAR_LONGER: Final = 3.0
-# Most collectives of a computation of which all subsets are tried.
+# Largest number of collectives inside a computation for which all subsets are tried: the number of
+# subsets grows as a power of two.
 _MOST_CLASSES: Final = 4
 
-# (stage, op type of the computation, how many collectives lie before it in the same computation)
+# (stage, op type of the computation, number of earlier collectives in the same computation)
 _Class = tuple[int, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A collective inside a computation."""
+    """A collective that runs inside a computation."""
 
     collective: int  # node
     computation: int  # node
@@ -49,7 +51,7 @@ class Nested:
 
 
 def propose_nested_collectives(draft: Draft) -> Proposal | None:
-    """Propose to replay collectives inside computations as operations that these wait for."""
+    """Propose that computations wait for the collectives inside them."""
     by_layout = [
         find_nested(sampled(layout), only_waits=draft.recording.only_waits)
         for layout in draft.arranged
@@ -68,7 +70,7 @@ def propose_nested_collectives(draft: Draft) -> Proposal | None:
 def find_nested(
     layout: Layout, *, only_waits: bool = False
 ) -> tuple[tuple[Nested, ...], Sign] | None:
-    """Return the collectives inside computations, and the sign; None if these wait for none.
+    """Return the collectives inside computations, and the sign; None if no computation waits.
 
     Parameters
     ----------
@@ -87,7 +89,8 @@ def find_nested(
             continue
         values, counts = np.unique(inside[inside != NOWHERE], return_counts=True)
         host = int(values[counts.argmax()])
-        # a collective of another chunk overlaps the computation, as in the paper's model
+        # A computation does not wait for a collective of another chunk: they overlap, as in the
+        # paper's model.
         if layout.nodes.mc[node] in {ABSENT, layout.nodes.mc[host]}:
             hosts[node] = host
             shares.append(share)
@@ -113,7 +116,7 @@ def _collectives(layout: Layout) -> list[int]:
 
 
 def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
-    """Return the class of each nested collective: its place among those of its computation."""
+    """Return the class of each nested collective: its position within its computation."""
     count: Counter[int] = Counter()
     classes: dict[int, _Class] = {}
     for node in sorted(hosts, key=lambda node: float(layout.launch[node])):
@@ -127,7 +130,7 @@ def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
 def waited_for(
     layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
 ) -> set[_Class]:
-    """Return the classes of collectives that computations wait for, rather than overlap with.
+    """Return the classes of collectives that computations wait for; others overlap.
 
     By default those whose transfer is not far longer than the shortest of their type: a longer one
     was recorded until the job waited for it later. Where a worker also has passes without
@@ -157,7 +160,7 @@ def _deviation(
     kind: tuple[int, str],
     waited: Collection[_Class],
 ) -> float:
-    """Return the relative difference of passes less `waited` collectives and passes without any.
+    """Return the relative difference between passes without `waited` collectives and bare passes.
 
     The largest over DP ranks and chunks; 0 if all passes have collectives.
     """
@@ -203,7 +206,7 @@ def _is_first(
     classes: Mapping[int, _Class],
     hosts: Mapping[int, int],
 ) -> bool:
-    """Return whether less of the computation's own time lies before a collective than after it."""
+    """Return whether a collective lies in the first half of its computation's own time."""
     earlier = [n for n, h in hosts.items() if h == host and classes[n][2] < classes[node][2]]
     every = [n for n, h in hosts.items() if h == host]
     before = layout.start_ns[node] - layout.start_ns[host]
@@ -214,7 +217,7 @@ def _is_first(
 
 
 def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
-    """Return the layout with waited-for collectives moved out of computations, next to them.
+    """Return the layout with waited-for collectives moved before or after their computations.
 
     A collective keeps its transfer duration. The waiting of each rank follows from its new place,
     since the computing that made a rank late may now lie after the collective.
@@ -234,7 +237,7 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
         duration[item.computation] -= length
 
     def put(node: int, begin: FloatArray) -> FloatArray:
-        """Place a collective at its begin on each rank, (steps, dp); return its ends."""
+        """Place a collective at its begin on each rank, shape (steps, dp); return its ends, ns."""
         start[node] = begin
         end: FloatArray = begin.max(axis=-1, keepdims=True) + transfer[node]
         duration[node] = np.maximum(end - begin, 0.0)
@@ -248,7 +251,8 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
     }
     for item in waited:
         if not item.first:
-            # after the computation and the collectives already placed behind it
+            # The collective begins after the computation and the collectives already placed after
+            # it.
             ends[item.computation] = put(item.collective, ends[item.computation])
     shares = {
         computation: shares_of(layout.start_ns, layout.duration_ns, computation, tuple(collectives))
@@ -283,7 +287,7 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
     for node in inside:
         after[node] = set()
     _place_between(layout, after, inside)
-    # dependents of a computation depend on its last collective
+    # Operations that depend on a computation depend on the last collective after it.
     last: dict[int, int] = {}
     for item in items:
         if item.waited and not item.first:
@@ -305,7 +309,7 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
 
 
 def _place_between(layout: Layout, after: dict[int, set[int]], inside: Collection[int]) -> None:
-    """Replace dependencies of collectives that the recording contradicts, in place.
+    """Replace, in place, dependencies of collectives that contradict the recorded order.
 
     A collective that begins before a dependency has ended follows the last computation that has;
     likewise for the operations that depend on it.

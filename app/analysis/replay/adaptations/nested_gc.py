@@ -18,12 +18,12 @@ from app.analysis.trace.model import GC
 
 
 def propose_nested_gc(draft: Draft) -> Proposal | None:
-    """Propose to leave out garbage collections inside computations."""
+    """Propose to drop garbage collections that lie inside computations."""
     return draft.proposal([without_nested_gc(layout) for layout in draft.arranged])
 
 
 def without_nested_gc(layout: Layout) -> tuple[Layout, Sign] | None:
-    """Return the layout without garbage collections inside computations; None without any.
+    """Return the layout without collections inside computations; None if there are none.
 
     `paused_ns` then has the time that they take of each computation.
     """

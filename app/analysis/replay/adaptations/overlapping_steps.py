@@ -1,4 +1,4 @@
-"""Begins of steps that differ from the paper's model: overlapping, uneven, after gathering.
+"""Adaptations to how steps begin: before all stages ended, unevenly, or after gathering.
 
 Steps overlap where no collective over all ranks ends them: without gradient clipping the first
 stage begins the next step while the last one is still in its own. A step's time is then that from
@@ -22,15 +22,18 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import with_edges
 from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
-# Steps overlap if this share of them does…
+# Steps overlap if this share of them begins before the previous step has ended…
 _REGULARLY: Final = 0.98
-# …with a median of this share of a step: an optimizer that ends a little later is no overlap.
+# …and if the median overlap is at least this share of a step: an optimizer that ends slightly late
+# is no overlap.
 _LEAST_OVERLAP: Final = 0.005
-# Stages begin steps as they end them if both offsets agree within this share of the largest offset.
+# Stages begin steps in the order and at the distances of their ends if begin and end offsets differ
+# by at most this share of the largest offset.
 _LIKE: Final = 0.25
-# Fewest consecutive steps for a usual gap.
+# Smallest number of consecutive steps for which a usual gap is computed.
 _LEAST_FOLLOWING: Final = 2
-# A first forward follows the gathering if it begins soon after it in this share of steps.
+# A first forward follows the gathering of parameters if it begins soon after it in this share of
+# steps.
 _MOSTLY: Final = 0.5
 
 
@@ -50,7 +53,7 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
 
 
 def _overlap(layout: Layout, last: list[int]) -> Sign | None:
-    """Return the sign of overlap between consecutive steps, which end with the `last` nodes."""
+    """Return the sign that consecutive steps, whose final nodes are `last`, overlap."""
     length = (layout.start_ns[last] + layout.duration_ns[last]).max(axis=(0, 2))
     period = np.diff(layout.begin_ns)
     overlap = length[:-1] - period
@@ -64,7 +67,7 @@ def _overlap(layout: Layout, last: list[int]) -> Sign | None:
 
 
 def _begun_as_ended(layout: Layout) -> Sign | None:
-    """Return the sign of overlap where no consecutive steps are recorded.
+    """Return the sign of overlapping steps where no consecutive steps are recorded.
 
     If steps overlap, a stage begins each step as much later than the others as it ends it.
     """
@@ -88,7 +91,7 @@ def _begun_as_ended(layout: Layout) -> Sign | None:
 
 
 def propose_uneven_begins(draft: Draft) -> Proposal | None:
-    """Propose chained steps on each rank, with the usual gap, where there is no pipeline.
+    """Propose chained steps with the usual gap on each rank of a job without a pipeline.
 
     Ranks leave the last collective of a step together. An optimizer that takes longer on one rank
     delays only the next step of that rank, which matters in short steps.
@@ -113,7 +116,7 @@ def propose_uneven_begins(draft: Draft) -> Proposal | None:
 
 
 def _usual_step_gap_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
-    """Return the usual gap between two steps of a rank.
+    """Return the usual gap between two steps of a rank, ns.
 
     The sum of the (lower) median over ranks of unexplained time and the minimum over ranks of
     recorded host operations: a gap of one rank alone, or slower host operations, are not usual.
@@ -132,7 +135,7 @@ def _usual_step_gap_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> fl
 
 
 def propose_gathered_first(draft: Draft) -> Proposal | None:
-    """Propose that each stage's first forward follows the gathering of all its parameters."""
+    """Propose that each stage's first forward waits until all of its parameters are gathered."""
     by_layout = [find_gathered_first(sampled(layout)) for layout in draft.layouts]
     first = next((item for item in by_layout if item is not None), None)
     if first is None:
@@ -145,7 +148,7 @@ def propose_gathered_first(draft: Draft) -> Proposal | None:
 
 
 def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
-    """Return for each stage's first forward the gathering collectives that it follows.
+    """Return the gathering collectives that each stage's first forward waits for.
 
     None if one begins before the last of them, and if all begin much later: then they wait for
     their data.
@@ -167,7 +170,7 @@ def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
             return None
         after[forward] = tuple(gathers.tolist())
         shares.append(share)
-        # nearer to the last gathering than that is to the first
+        # The forward begins sooner after the last gathering than the gatherings are apart.
         near = layout.start_ns[forward] - ends <= ends - gathered.min(axis=0)
         at_once |= bool(near.mean() >= _MOSTLY)
     if not at_once:

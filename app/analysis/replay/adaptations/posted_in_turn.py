@@ -1,4 +1,4 @@
-"""Receives posted in turn: after the previous computation of either direction.
+"""Receives posted in turn: after the previous computation, of whichever direction.
 
 In the paper's model a receive follows the previous computation of its own direction. A host that
 posts the receive of the next computation when the previous one ends does so after either direction.
@@ -21,22 +21,23 @@ from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.errors import UnanalyzableError
 
-# A receive is posted after a computation if it starts after its end in this share of cases.
+# A receive is posted after a computation if it starts after the computation's end in this share of
+# cases.
 _REGULARLY: Final = 0.98
-# Receives of a type on a stage are posted in turn if more than this share of them are.
+# Receives of a type on a stage are posted in turn if more than this share of the receives is.
 _MOSTLY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Receives posted in turn."""
+    """Receives posted in turn, with the computations that they follow."""
 
     after: dict[int, tuple[int, ...]]  # receive → the computation of the other direction before it
     sign: Sign
 
 
 def propose_posted_in_turn(draft: Draft) -> Proposal | None:
-    """Propose that receives posted in turn follow the computation before them."""
+    """Propose that receives posted in turn wait for the computation launched before them."""
     by_layout = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
     first = next((posted for posted in by_layout if posted is not None), None)
     if first is None or not _may_matter(draft, by_layout):
@@ -72,7 +73,7 @@ def _may_matter(draft: Draft, by_layout: Sequence[Posted | None]) -> bool:
 
 
 def in_turn(layout: Layout, graph: Graph) -> Graph:
-    """Return a graph in which receives posted in turn follow the computation before them.
+    """Return a graph in which receives posted in turn wait for the computation before them.
 
     The same graph if there are none, if they already do, or if that would form a cycle.
     """
@@ -94,14 +95,14 @@ def in_turn(layout: Layout, graph: Graph) -> Graph:
 
 
 def find_posted_in_turn(layout: Layout) -> Posted | None:
-    """Return the receives that are posted when a computation of the other direction ends.
+    """Return the receives that are posted when a computation of the other direction has ended.
 
     None if on no stage most receives of a type are.
     """
     stage = layout.nodes.pp
     computing = np.flatnonzero(layout.of_types(*COMPUTE))
     in_order = computing[np.lexsort((layout.launch[computing], stage[computing]))]
-    # sort key of nodes: stage, then launch
+    # Sort key of nodes: stage first, then launch
     turn = stage * np.int64(len(stage))
     turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     kinds = []
@@ -132,7 +133,7 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
 def _before(
     layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
 ) -> tuple[IntArray, IntArray]:
-    """Return receives and the computation of the other direction launched right before each.
+    """Return receives right after a computation of the other direction, and these computations.
 
     Parameters
     ----------

@@ -22,12 +22,12 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
-# An operation follows another if it begins after its end in this share of cases.
+# An operation follows another one if it begins after the other's end in this share of cases.
 _REGULARLY: Final = 0.98
 
 
 def propose_program_order(draft: Draft) -> Proposal | None:
-    """Propose that each operation follows the previous one of its rank."""
+    """Propose that each operation waits for the previous operation of its rank."""
     by_layout = [
         find_program_order(sampled(layout), graph)
         for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
@@ -43,7 +43,7 @@ def propose_program_order(draft: Draft) -> Proposal | None:
 
 
 def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign] | None:
-    """Return the operations of a rank in program order, and the sign.
+    """Return the operations of a rank in program order, and the sign that they run in it.
 
     None if operations overlap, or if the graph has that order already.
     """
@@ -84,7 +84,7 @@ class _Item:
 
 
 def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
-    """Yield the operations of a rank, but for garbage collections, which differ between ranks."""
+    """Yield the operations of a rank without garbage collections, which differ between ranks."""
     after = _after(graph)
     held = {node for collectives in graph.inside.values() for node in collectives}
     collections = set(layout.of(GC, 0).tolist())
@@ -103,7 +103,7 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
 
 
 def _end_ns(layout: Layout, item: _Item) -> FloatArray:
-    """Return the earliest possible end of an item: its begin and the time of its main node, ns."""
+    """Return the earliest possible end of an item: its begin plus its main node's duration, ns."""
     begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
     end: FloatArray = begin + layout.duration_ns[item.main]
     return end
@@ -118,7 +118,7 @@ def _after(graph: Graph) -> dict[int, set[int]]:
 
 
 def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph:
-    """Return the graph in which each item follows the one before it."""
+    """Return the graph in which each item waits for the previous item."""
     after = _after(graph)
     changed = {node: set(befores) for node, befores in after.items()}
     for item in items:
@@ -126,7 +126,7 @@ def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph
             changed[node] &= set(item.nodes)
     for before, item in pairwise(items):
         changed[item.first].add(before.last)
-    # Garbage collections keep their dependencies and precede the next item.
+    # Garbage collections are no items: they keep their dependencies and precede the next item.
     place = {node: number for number, item in enumerate(items) for node in item.nodes}
     for node in after.keys() - place.keys():
         last = max((place[other] for other in after[node] if other in place), default=-1)

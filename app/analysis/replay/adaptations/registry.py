@@ -1,4 +1,4 @@
-"""Registry of adaptations of the dependency model, and their choice for a session."""
+"""Registry of the adaptations of the dependency model, and selection for a session."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from app.errors import UnanalyzableError
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An adaptation of steps."""
+    """An adaptation of laid-out steps: its name and the function that proposes it."""
 
     name: Name
     may: Callable[[Precheck], bool]  # whether the precheck leaves its sign possible
-    # Returns the sign and the draft with the adaptation; None without the sign.
+    # Function that returns the sign and the adapted draft; None if the draft lacks the sign.
     propose: Callable[[Draft], Proposal | None]
 
 
-# Applied wherever their sign is found: without them a replay may be near the recording but wrong.
+# Adaptations that are applied whenever their sign is present: a replay without them may match the
+# recorded step time although its dependencies are wrong.
 _STRUCTURAL: Final = (
     _Step(Name.NESTED_GC, Precheck.collects_garbage, propose_nested_gc),
     _Step(Name.NESTED_COLLECTIVES, Precheck.may_nest_collectives, propose_nested_collectives),
@@ -61,17 +62,17 @@ _ON_TRIAL: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedRows:
-    """A trace before it is laid out, with the adaptations that its rows need."""
+    """A trace before its layout, with the adaptations that its rows need."""
 
     trace: Trace
-    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty if
+    # For each direction of entry: its virtual stages (stage, chunk) in forward order; empty if
     # microbatches pass chunk after chunk
     routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations that virtual stages need before a trace can be laid out."""
+    """Make the adaptations for virtual stages, without which a trace cannot be laid out."""
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
@@ -91,7 +92,7 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
 
 
 def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
-    """Return the adaptation of padded layouts; empty if no layout is padded."""
+    """Return the adaptation for padded layouts; empty if no layout is padded."""
     paddings = [group.padding for group in laid_out.groups if group.padding is not None]
     if not paddings:
         return ()
@@ -105,7 +106,7 @@ def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
 def adapt_refused(
     rows: AdaptedRows, refused: UnanalyzableError, without: Collection[Name]
 ) -> AdaptedRows:
-    """Make the adaptation of a trace that was refused for unmatched transfers.
+    """Adapt a trace that was refused because its transfers do not match.
 
     Raises
     ------
@@ -120,7 +121,7 @@ def adapt_refused(
 
 
 def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:
-    """Return the draft with the adaptations whose signs a session shows.
+    """Return the draft with all adaptations whose signs the session shows.
 
     Structural ones are always made. Those on trial stay if they reduce the discrepancy by
     `LEAST_GAIN`, alone or together with those tried just before, and do not move the typical step
@@ -150,15 +151,15 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     best = _on_trial(draft, tuple(made), before, precheck, without)
     blocked = any(item.name is Name.BLOCKING_TRANSFERS for item in best[1])
     if blocked and max(best[0].off_recording) >= LEAST_GAIN:
-        # Receives posted in turn resemble blocking calls, which are tried first.
+        # Blocking transfers are tried first, since their receives also look as if posted in turn.
         others = {*without, Name.BLOCKING_TRANSFERS}
         unblocked = _on_trial(draft, tuple(made), before, precheck, others)
         if unblocked[0].off_recording.is_nearer_than(best[0].off_recording):
             return unblocked
     ends = _LATE_ENDS.may(precheck) and best[1] == tuple(made)
     if ends and best[0].discrepancy >= LEAST_GAIN:
-        # Sends recorded too long and overlapping steps have opposite effects: alone neither may
-        # help.
+        # Late ends of sends and overlapping steps change step times in opposite directions, so
+        # either may fail to reduce the discrepancy unless both are applied.
         proposal = _proposed(_LATE_ENDS, draft, without)
         if proposal is not None:
             first = (*made, Adaptation(_LATE_ENDS.name, proposal.sign))
@@ -176,7 +177,7 @@ def _on_trial(
     precheck: Precheck,
     without: Collection[Name],
 ) -> tuple[Draft, tuple[Adaptation, ...]]:
-    """Return the draft with the adaptations on trial that help; see `adapt`.
+    """Return the draft with the adaptations on trial that reduce its discrepancy; see `adapt`.
 
     Parameters
     ----------
@@ -190,9 +191,10 @@ def _on_trial(
     tried, pending, nearest = draft, list[Adaptation](), before
     for step in _ON_TRIAL:
         if before is not None and before < LEAST_GAIN:
-            # no adaptation can reduce it by that much
+            # The remaining discrepancy is below `LEAST_GAIN`, so no further adaptation can reduce
+            # it by that much.
             break
-        # the precheck holds without other adaptations only, since these change times
+        # The precheck is valid only for the unadapted draft, since adaptations change times.
         allowed = made or pending or step.may(precheck)
         proposal = _proposed(step, tried, without) if allowed else None
         if proposal is None:

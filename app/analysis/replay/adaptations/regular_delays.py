@@ -30,39 +30,41 @@ from app.analysis.trace import model as ops
 # Types that hosts launch as soon as their input is ready. Receives are posted at any time, unless
 # they are posted in turn, and operations that end a step also wait for unrecorded ones.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
-# Receives, and the computation of the other direction. Only a receive posted in turn follows it.
+# Each receive type, and the computation type of the other direction: only a receive posted in turn
+# waits for such a computation.
 _RECEIVES: Final = {
     ops.FORWARD_RECV: ops.BACKWARD_COMPUTE,
     ops.BACKWARD_RECV: ops.FORWARD_COMPUTE,
 }
-# Launches of a kind are regularly late if this share of them is about as late as the median…
+# Launches of a kind are regularly late if at least this share of their delays is close to the
+# median delay (see `MOST_OF`)…
 _REGULARLY: Final = 0.75
-# …and all typical delays of a step add up to this share of it.
+# …and if the typical delays of a step add up to at least this share of the step.
 _LEAST_SHARE: Final = 0.005
-# The share of exponentially distributed delays, which are chance, that is late by `MOST_OF` of
-# their median. Over all kinds the share must be larger by `_CHANCE` standard deviations.
+# Expected share of delays above `MOST_OF` times their median if delays are random (exponentially
+# distributed). The share over all kinds must exceed it by `_CHANCE` standard deviations.
 _BY_CHANCE: Final = 0.5**MOST_OF
 _CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
-# An input from another stage (or the own one) comes last in at least this share of launches: those
-# of a rare last input are exceptions, with delays of their own.
+# Smallest share of launches in which a dependency on another stage (or on the own stage) ends last,
+# for these launches to be a kind: rarer cases are exceptions with other delays.
 _LEAST_OFTEN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchKind:
-    """Kind of launches, which have the same typical delay."""
+    """Launches with a common typical delay: equal in type, stage and dependencies."""
 
     op_type: str
     stage: int
-    # Type of the computation on the stage that the launch follows, or empty: hosts communicate
-    # between two forwards, but maybe not between a forward and a backward.
+    # Type of the previous computation on the stage, or empty: hosts may communicate between two
+    # forwards, but not between a forward and a backward.
     previous: str
     remote: bool  # whether the last input came from another stage
 
 
 def propose_regular_delays(draft: Draft) -> Proposal | None:
-    """Propose lags: the typical launch delay of each kind."""
+    """Propose launch lags equal to the typical launch delay of each kind."""
     delays: dict[LaunchKind, list[FloatArray]] = {}
     few = [sampled(layout) for layout in draft.layouts]
     for layout, graph in zip(few, draft.graphs, strict=True):
@@ -93,7 +95,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
                 typical[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
-    # the sum bounds their effect on a step
+    # Upper bound of the time by which the lags lengthen all sampled steps together
     total = sum(ns * count[kind] for kind, ns in typical.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
@@ -115,7 +117,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
 
 
 def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
-    """Return whether the delays of all kinds together are no more regular than chance.
+    """Return whether the delays of all kinds together are no more regular than random delays.
 
     Among many kinds some look regular by chance, especially with few launches. So the share of
     regular launches is averaged over all kinds, weighted by their total delay.
@@ -137,7 +139,7 @@ def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
 
 
 def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield operations that hosts launch as soon as possible, with their dependencies.
+    """Yield each operation that hosts launch as soon as possible, with its dependencies.
 
     Without the first computation of each stage, which waits for its data.
     """
@@ -157,7 +159,7 @@ def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ..
 
 
 def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[int, int]:
-    """Return receives posted in turn, with the computation right before each that they follow.
+    """Return receives posted in turn, each with the computation right before it.
 
     Of types and on stages where a receive follows a computation of the other direction.
     """
@@ -181,14 +183,15 @@ def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[
                 continue
             place = np.searchsorted(layout.launch[computes], layout.launch[node])
             before = int(computes[place - 1]) if place else -1
-            # The end of a computation that waits for collectives inside depends on these.
+            # The end of a computation that waits for nested collectives depends on those
+            # collectives.
             if before in befores and before not in graph.inside:
                 previous[node] = before
     return previous
 
 
 def _is_remote(layout: Layout, node: int, before: int) -> bool:
-    """Return whether a node's dependency brings input from another stage."""
+    """Return whether a node's dependency is an input from another stage."""
     nodes = layout.nodes
     received = layout.op_names[nodes.op[before]] in _RECEIVES
     return bool(nodes.pp[node] != nodes.pp[before]) or received
@@ -208,7 +211,7 @@ def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> L
 def _lags(
     layout: Layout, graph: Graph, typical: dict[LaunchKind, float]
 ) -> dict[tuple[int, int], float]:
-    """Return the typical delay of each (node, dependency), ns."""
+    """Return the typical launch delay of each (node, dependency), ns."""
     lags: dict[tuple[int, int], float] = {}
     for node, after in _followed(layout, graph):
         for other in after:

@@ -22,17 +22,18 @@ from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
-# A launch is about as late as the median if its delay is at least this share of it…
+# A delay is close to the median delay if it is at least this share of the median…
 MOST_OF: Final = 0.5
-# …and the median of each DP rank is at least this share of that of all ranks: a single late worker
-# is slow, and its delay not regular.
+# …and the delay is regular if the median delay of each DP rank is at least this share of the median
+# of all ranks: a single late worker is a straggler, not a property of the job.
 _ON_EVERY_RANK: Final = 0.25
-# Delays are clipped at Tukey's outer fence, so that single stalls do not count.
+# Delays are clipped at Tukey's outer fence (third quartile + 3 interquartile ranges), so that
+# single stalls do not change the mean.
 _FENCE: Final = 3.0
 
 
 def regular_share(late_ns: FloatArray) -> float:
-    """Return the share of launches that are about as late as the median.
+    """Return the share of launches whose delay is close to the median delay.
 
     0 if they are late on some DP ranks only, or not late at all.
 
@@ -53,7 +54,7 @@ def regular_share(late_ns: FloatArray) -> float:
 
 
 def typical_ns(late_ns: FloatArray) -> float:
-    """Return the mean delay, at least 0: launching is computing of the host, whose ideal is a mean.
+    """Return the mean launch delay, at least 0, ns; like all computing, it has a mean as ideal.
 
     Single stalls are clipped. Negative means come from clocks that jump and count as 0.
     """
@@ -62,13 +63,13 @@ def typical_ns(late_ns: FloatArray) -> float:
     return max(0.0, float(np.mean(np.minimum(launched, high + _FENCE * (high - low)))))
 
 
-# Size of a sample: lanes, and DP ranks at most.
+# Largest numbers of lanes and of DP ranks in a sample.
 _LANES: Final = 64
 _SAMPLED_RANKS: Final = 8
 
 
 def _chosen(layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return the indices of the steps and DP ranks of a sample; None if it is the whole layout."""
+    """Return the indices of the sampled steps and DP ranks; None if all are sampled."""
     steps, dp = len(layout.steps), layout.dp
     most = _LANES // min(dp, _SAMPLED_RANKS)
     if steps <= most and dp <= _SAMPLED_RANKS:
@@ -80,14 +81,14 @@ def _chosen(layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
 
 
 def sampled_times(layout: Layout, nodes: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return starts and durations of some nodes in the sample, shape (dp, nodes, steps), ns."""
+    """Return the sampled starts and durations of some nodes, shape (dp, nodes, steps), ns."""
     steps, ranks = _chosen(layout) or (np.arange(len(layout.steps)), np.arange(layout.dp))
     lanes = np.ix_(ranks, nodes, steps)
     return layout.start_ns.transpose(2, 0, 1)[lanes], layout.duration_ns.transpose(2, 0, 1)[lanes]
 
 
 def sampled(layout: Layout) -> Layout:
-    """Return the sample of a layout: a few evenly spread steps and DP ranks; small ones whole."""
+    """Return a layout's sample of evenly spread steps and DP ranks; all of a small layout."""
     places = _chosen(layout)
     if places is None:
         return layout
@@ -110,12 +111,13 @@ def sampled(layout: Layout) -> Layout:
 
 Lags = Mapping[tuple[int, int], float]
 
-# Launches are regularly late if this share is about as late as the median: of exponentially
-# distributed delays, which are chance, 71 % are.
+# Launches are regularly late if this share of their delays is close to the median: of exponentially
+# distributed (random) delays 71 % are.
 _REGULARLY: Final = 0.8
-# Fewest launches with a regular delay.
+# Smallest number of launches from which a regular delay is inferred.
 _FEWEST: Final = 20
-# Smallest regular delay, as a share of the duration of the launched computations.
+# Smallest regular delay, as a share of the duration of the launched computations, that is worth
+# modeling.
 _LEAST_AWAITED_SHARE: Final = 0.002
 
 
@@ -126,7 +128,7 @@ def lags_after_transfers(
     *,
     also: Collection[tuple[int, int]] = (),
 ) -> Lags:
-    """Return the regular launch delays of computations after the transfers that they need, ns.
+    """Return the regular delays from the end of a transfer to the launch of its computation, ns.
 
     A host that waits for its input launches nothing meanwhile, so its device then waits for the
     launch. Behind a straggler few devices wait for transfers; a replay without the straggler needs
@@ -181,11 +183,11 @@ def _late(
     after: Mapping[int, tuple[int, ...]],
     slow: NDArray[np.bool_],
 ) -> FloatArray:
-    """Return the delays of computations after their transfers, shape (…, dp), ns.
+    """Return the delays from the ends of transfers to their computations, shape (…, dp), ns.
 
     NaN where a computation waited for something else, and on `slow` workers, shape (pp, dp).
     """
-    # computations with equal numbers of dependencies are computed in one call
+    # Computations with equal numbers of dependencies share one NumPy call.
     alike: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
     for node, received in edges.items():
         others = tuple(end for end in after[node] if end not in received)
@@ -203,20 +205,21 @@ def _late(
     return np.concatenate(late_ns)
 
 
-# Size of the precheck's sample.
+# Numbers of steps and DP ranks in the precheck's sample.
 _STEPS: Final = 4
 _RANKS: Final = 2
-# Share of cases that must show a sign: lower than in its full test, since lanes are few.
+# Share of cases that must show a sign: lower than in the sign's full test, since the precheck looks
+# at a few lanes only.
 _MOST: Final = 0.96
-# Largest ratio of mean to median of regular delays.
+# Largest ratio of mean to median of launch delays, above which delays are irregular.
 _MEDIANS: Final = 2.0
-# Share of a type's receives that must be posted in turn.
+# Share of a type's receives that must be posted in turn for the precheck to pass.
 _HALF: Final = 0.5
 _LEAST_SHARE: Final = 0.005
 
 
 class Precheck:
-    """Necessary conditions of signs, tested on a few lanes of a layout.
+    """Necessary conditions of the adaptations' signs, tested on a few lanes of a layout.
 
     Arrays hold operations stage by stage in the order of their launch, shape (nodes, lanes).
     """
@@ -230,7 +233,8 @@ class Precheck:
         start = layout.start_ns[lanes].reshape(len(nodes), -1)
         end = start + layout.duration_ns[lanes].reshape(len(nodes), -1)
         self._step_ns = float(end.max())
-        # Stages are shifted apart on the time axis, so that they cannot interact.
+        # Stages are shifted apart on the time axis, so that operations of different stages never
+        # overlap.
         apart = nodes.pp[in_order, None] * (4 * self._step_ns)
         self._start: FloatArray = start + apart
         self._end: FloatArray = end + apart
@@ -246,11 +250,11 @@ class Precheck:
         return np.array([name in names for name in self._codes])[self._op]
 
     def collects_garbage(self) -> bool:
-        """Return whether any garbage collection takes time."""
+        """Return whether the layout has a garbage collection of a duration above 0."""
         return self._collects
 
     def may_nest_collectives(self) -> bool:
-        """Return whether a collective of DP ranks lies inside a computation."""
+        """Return whether DP collectives of some node regularly lie inside a computation."""
         if self._alone:
             return False
         chosen = self._of(DP_COLLECTIVES)
@@ -260,11 +264,11 @@ class Precheck:
         return bool((np.mean(np.asarray(inside.any(axis=1)), axis=1) >= _MOST).any())
 
     def has_no_pipeline(self) -> bool:
-        """Return whether there is one stage."""
+        """Return whether the job has a single pipeline stage."""
         return bool(self._stage[-1] == 0)
 
     def may_end_late(self) -> bool:
-        """Return whether sends end after their receives by a share of the computation they feed.
+        """Return whether sends end later than their receives by a relevant time.
 
         On average over both directions, so that differences between clocks cancel.
         """
@@ -274,13 +278,14 @@ class Precheck:
             receives = self._end[self._op == self._codes[direction.recv]]
             if len(sends) != len(receives) or not len(sends):
                 return bool(len(sends) and len(receives))
-            # receives are shifted by a stage, forward and backward: the shifts cancel
+            # Forward receives are shifted forward by one stage relative to their sends and backward
+            # receives back, so the shifts cancel in the sum.
             late += float(mean(sends.ravel()) - mean(receives.ravel()))
         typical = float(median((self._end - self._start)[self._computes].ravel()))
         return late > typical / (2 * int(self._stage[-1] + 1))
 
     def gathers_chunks(self) -> bool:
-        """Return whether a first forward begins after the gathering for more than one chunk."""
+        """Return whether the first forward follows the gathering of several chunks."""
         forwards = (self._op == self._codes[FORWARD_COMPUTE]).nonzero()[0]
         gathers = (self._op == self._codes[PARAMS_ALL_GATHER]).nonzero()[0]
         if len(gathers) <= self._stage[-1] + 1 or not len(forwards):
@@ -289,7 +294,7 @@ class Precheck:
         return float(np.mean(self._start[forwards[0]] >= self._end[gathers[first]])) >= _MOST
 
     def may_block(self) -> bool:
-        """Return whether transfers of a type end before the next computation begins."""
+        """Return whether all transfers of some type end before the next computation begins."""
         later = np.where(self._computes[:, None], self._start, np.inf)
         begins = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         chosen = self._of(P2P)
@@ -299,7 +304,7 @@ class Precheck:
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
 
     def may_post_in_turn(self) -> bool:
-        """Return whether receives are posted when a computation of the other direction ends."""
+        """Return whether receives start after a computation of the other direction has ended."""
         computes = self._computes.nonzero()[0]
         for direction in DIRECTIONS:
             receives = (self._op == self._codes[direction.recv]).nonzero()[0]
@@ -315,15 +320,16 @@ class Precheck:
         return False
 
     def may_delay(self) -> bool:
-        """Return whether computations begin late after the last end on their stage."""
+        """Return whether computations start late after the previous end on their stage."""
         launched = self._computes.copy()
-        # the first of each stage waits for its data
+        # The first computation of each stage is left out, since it waits for its data.
         firsts = launched.nonzero()[0]
         launched[firsts[np.flatnonzero(np.diff(self._stage[firsts], prepend=-1))]] = False
         starts = self._start[launched]
         if not len(starts):
             return False
-        # lanes are shifted apart as well, so that one search serves all
+        # Lanes are shifted apart on the time axis as well, so that a single search covers all
+        # lanes.
         apart = 4 * (self._stage[-1] + 1) * self._step_ns * np.arange(starts.shape[1])
         ends = np.sort(self._end + apart, axis=0).T.ravel()
         starts = starts + apart
@@ -335,25 +341,26 @@ class Precheck:
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns
 
 
-# Consecutive readings of one clock differ by at most this.
+# Largest difference between two consecutive readings of a clock, ns: starts and ends this close
+# count as equal.
 SAME_NS: Final = 1e3
 NOWHERE: Final = -1
 
 
 def computes_of(layout: Layout, stage: int) -> NDArray[np.int64]:
-    """Return the nodes of a stage that are computations."""
+    """Return the computation nodes of a stage."""
     return np.flatnonzero(layout.of_types(*COMPUTE) & (layout.nodes.pp == stage))
 
 
 def containing(layout: Layout, node: int) -> NDArray[np.int64]:
-    """Return the computation that contains a node in time, shape (steps, dp); else `NOWHERE`."""
+    """Return the computation around each occurrence of a node, (steps, dp); else `NOWHERE`."""
     computes = computes_of(layout, int(layout.nodes.pp[node]))
     if not len(computes):
         return np.full(layout.start_ns.shape[1:], NOWHERE)
     start, end = layout.start_ns[node], layout.start_ns[node] + layout.duration_ns[node]
     begins = layout.start_ns[computes]
     inside = (begins <= start + SAME_NS) & (end <= begins + layout.duration_ns[computes] + SAME_NS)
-    # excludes computations that take no time
+    # Computations that are no longer than the node cannot contain it.
     inside &= layout.duration_ns[computes] > layout.duration_ns[node]
     if layout.missing is not None:
         inside &= ~layout.missing[computes] & ~layout.missing[node]

@@ -18,16 +18,17 @@ from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.layout.pipeline import Route, VirtualStage
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, FORWARD_SEND, Trace
 
-# Key of the metadata: the stage of each chunk of the model, in the order of a forward.
+# Metadata key whose value lists the stage of each model chunk in forward order.
 PLACEMENT: Final = "placement"
-# In a V half of the forwards at the ends of the pipeline have a transfer, else all; the threshold.
+# Largest share of forwards at an end of the pipeline with a transfer in a V: half of the forwards
+# have one in a V, all in other placements, and this is between the two.
 _HALF: Final = 0.75
 _V_CHUNKS: Final = 2
 _REGULARLY: Final = 0.98
 
 
 def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
-    """Return the routes of forwards, and the sign; None if chunk follows chunk."""
+    """Return the routes of microbatches and the sign; None if they pass chunk after chunk."""
     given = placement_of(trace)
     if given is not None:
         default = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
@@ -49,7 +50,7 @@ def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
 
 
 def placement_of(trace: Trace) -> tuple[Route, ...] | None:
-    """Return the routes in the metadata; None if they give no possible ones.
+    """Return the routes that the metadata give; None if they give no possible route.
 
     ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
     a mapping of chunk to stage; where microbatches enter at both ends a list of two such lists,
@@ -70,7 +71,7 @@ def placement_of(trace: Trace) -> tuple[Route, ...] | None:
 
 
 def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
-    """Return a route; `count`, the number of chunks of each stage so far, is updated."""
+    """Return one route; increments `count`, the number of chunks assigned to each stage so far."""
     if isinstance(given, Mapping):
         keys = [str(number) for number in range(len(given))]
         named = {str(key): value for key, value in given.items()}
@@ -87,7 +88,7 @@ def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
 
 
 def _turns_back(trace: Trace) -> float | None:
-    """Return the confidence that microbatches turn back at the last stage; None if they do not."""
+    """Return the confidence in a turn of microbatches at the last stage; None without a turn."""
     last = trace.meta.sizes.pp - 1
     sent, received = _of(trace, FORWARD_SEND, 0), _of(trace, FORWARD_RECV, last)
     if sent or received:
@@ -105,7 +106,7 @@ def _of(trace: Trace, name: str, stage: int) -> int:
 
 
 def _passes_both_chunks(trace: Trace) -> bool:
-    """Return whether the last stage runs a microbatch's second chunk after its first.
+    """Return whether the last stage runs the second chunk of a microbatch after its first chunk.
 
     It does in a V. Where microbatches enter at both ends, the two chunks have different ones.
     """
@@ -124,7 +125,7 @@ def _passes_both_chunks(trace: Trace) -> bool:
 
 
 def _by_time(trace: Trace) -> float | None:
-    """Return the share of microbatches whose second chunk begins at the last stage first.
+    """Return the share of microbatches whose second chunk begins at the last stage before stage 0.
 
     None unless nearly all do.
     """

@@ -33,7 +33,7 @@ from app.analysis.replay.layout.dense import FloatArray
 
 
 class Tables(NamedTuple):
-    """A program as arrays. Members of all units are concatenated; a slot holds a live end."""
+    """A program as arrays: members of all units are concatenated, and a slot stores a live end."""
 
     unit_first: CodeArray  # (units + 1,): first member
     unit_spans: NDArray[np.bool_]  # (units,): whether it spans the DP ranks
@@ -50,7 +50,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(program: Program) -> Tables:
-    """Return a program as arrays."""
+    """Return a program converted to arrays."""
     unit_first, after_first = [0], [0]
     node_of: list[int] = []
     after_slot: list[int] = []
@@ -86,7 +86,7 @@ def tables_of(program: Program) -> Tables:
 
 
 def _lags_ns(program: Program) -> list[float]:
-    """Return the regular launch delay of each dependency; empty if all are 0."""
+    """Return the regular launch delay of each dependency, ns; empty if all are 0."""
     lags_ns = program.lags_ns
     if not lags_ns:
         return []
@@ -99,13 +99,13 @@ def _lags_ns(program: Program) -> list[float]:
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:
-    """Return the stage of each node, -1 for nodes without one; empty if `stage_of` is None."""
+    """Return the stage of each node, -1 for nodes without a stage; empty if `stage_of` is None."""
     if stage_of is None:
         return np.empty(0, dtype=np.int32)
     return np.array([stage_of.get(node, -1) for node in nodes], dtype=np.int32)
 
 
-# Most operations have one or two dependencies.
+# Number of dependencies up to which a shorter code path is used: most operations have one or two.
 _PAIR: Final = 2
 
 
@@ -132,17 +132,18 @@ class LaneWork(NamedTuple):
     carry: FloatArray
 
 
-# Rows are passed by number: creating a view takes longer than adding short rows.
+# The functions get the row's number instead of a view of the row: creating a view takes longer than
+# adding up a short row.
 @compiled  # pragma: no cover
 def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
-    """Set a row to its elementwise maximum with another."""
+    """Set a row to the elementwise maximum of itself and another row."""
     for i in range(into.shape[1]):
         into[to, i] = max(into[to, i], values[row, i])
 
 
 @compiled  # pragma: no cover
 def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last: int) -> None:
-    """Write the latest end of dependencies; the step's start without any.
+    """Write the latest end of the given dependencies to a row; 0, the step's start, without any.
 
     Written rows go through memory, so up to four rows are read at a time.
     """
@@ -164,7 +165,7 @@ def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last
 
 @compiled  # pragma: no cover
 def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: FloatArray) -> None:
-    """Write the latest end of dependencies with lags, and of the stage's step before if chained."""
+    """Write the latest end of dependencies plus lags and, if chained, of the previous step."""
     first, last = tables.after_first[member], tables.after_first[member + 1]
     begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
     common = 0.0 if first == last else -np.inf
@@ -182,7 +183,7 @@ def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: 
 
 @compiled  # pragma: no cover
 def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # noqa: FBT001
-    """Set all DP ranks of a step, or a lane and its partner, to their maximum."""
+    """Set all DP ranks of a step, or a lane and its partner, to their maximum in a row."""
     if partnered:
         lanes = ends.shape[1] // 2
         for i in range(lanes):
@@ -209,7 +210,7 @@ def _add(
     first: int,
     count: int,
 ) -> None:
-    """Write a row of ends: the later one of two plus `count` values from column `first` on.
+    """Write max(two rows of ends) plus `count` values from column `first` on.
 
     Unsigned indices spare a check for negative ones in each lane.
     """
@@ -222,7 +223,7 @@ def _add(
 def _add_common(
     ends: FloatArray, to: int, one: int, other: int, common: float, first: int, last: int
 ) -> None:
-    """Write the ends of some lanes: the later one of two plus a common duration."""
+    """Write max(two rows of ends) plus a common duration for the lanes from `first` to `last`."""
     for i in range(first, last):
         ends[to, i] = max(ends[one, i], ends[other, i]) + common
 
@@ -238,7 +239,7 @@ def _launch_late(
     first: int,
     raises: bool,  # noqa: FBT001
 ) -> None:
-    """Write the launches of a member after two ends with delays, or raise the row to them.
+    """Write max(two rows of ends) plus launch delays to a row, or raise the row to this sum.
 
     Delays begin at column `first`.
     """
@@ -257,7 +258,7 @@ def _launch_late(
 def replay_lanes(
     tables: Tables, work: LaneWork, first: int, last: int, tile: int, out: FloatArray
 ) -> None:
-    """Replay variants and write the end of each lane's step to `out`, shape (variants, lanes).
+    """Replay variants and write the end of each lane's step to `out`, shape (variants, lanes), ns.
 
     Of the lanes from `first` to `last`, `tile` at a time: what a variant has read of them is still
     in the cache when the next one reads it.
@@ -268,7 +269,7 @@ def replay_lanes(
 
 @compiled  # pragma: no cover
 def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: FloatArray) -> None:
-    """Replay variants of `lanes` lanes from `begin` on.
+    """Replay the variants of `lanes` lanes, beginning with lane `begin`.
 
     Partners are the second half of a row of ends.
     """
@@ -282,7 +283,8 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
     ideal, values, delays, masks = work.ideal, work.values, work.delays, work.masks
     own, own_delay = work.first_lane + begin, work.first_delay + begin
     width = 2 * lanes if partnered else lanes
-    # the last two rows: latest launch of the unit's members so far, and of the next member
+    # The last two rows hold launches: the latest launch of the unit's members so far, and the
+    # launch of the next member.
     ends = np.empty((tables.slots + 2, width))
     last_launch, launch = tables.slots, tables.slots + 1
     closed = np.empty(work.carry.shape[1:])
@@ -299,7 +301,8 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
                 starts |= after_first[m] == after_first[m + 1]
             after, after_last = after_first[first], after_first[last]
-            # A unit begins at the later one of two rows of ends, which are mostly the same.
+            # A unit begins at the maximum of the rows `one` and `other`; in most cases both are the
+            # same row.
             one = other = last_launch
             if plain and on_time:
                 if 1 <= after_last - after <= _PAIR and not starts and not unit_spans[u]:
@@ -372,9 +375,10 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
             carry[:] = closed
 
 
-# Number of live ends that fit in the cache of a core next to the durations read.
+# Number of live ends that fit in the cache of a core together with the durations being read.
 _CACHED_ENDS: Final = 1 << 15
-# Bytes of durations, read by all variants, that fit in the shared cache of a machine.
+# Number of bytes of durations, read once for each variant, that fit in the shared cache of a
+# machine.
 _CACHED_BYTES: Final = 3 << 20
 
 
@@ -386,7 +390,7 @@ def _by_lane(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledReplay:
-    """Executor with a compiled loop, on several threads for large blocks."""
+    """Executor with a compiled loop, which uses several threads for large blocks."""
 
     program: Program
     _tables: Tables = field(init=False)
@@ -396,32 +400,32 @@ class CompiledReplay:
 
     @property
     def lanes_at_once(self) -> int:
-        """Return the best number of lanes (step, DP rank) of a block."""
+        """Return the fastest size of a block as a number of lanes (step, DP rank)."""
         return _CACHED_ENDS // self._tables.slots
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself and releases the GIL."""
+        """Return whether the executor cuts large blocks itself and releases the GIL."""
         return True
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, steps of the block, dp), ns."""
         chain = self.program.chain
         if chain is None:
             return self._replay(batch, block, np.empty((0, 0, 0)), threads)
         width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
-        # the first step begins at once
+        # The carried ends are one gap before time 0, so that the first step begins at time 0.
         carry = np.full((len(batch.takes), chain.stages, width), -chain.step_gap_ns)
         parts = [self._replay(batch, part, carry, threads) for part in one_by_one(block)]
         return np.concatenate(parts, axis=1)
 
     def _replay(self, batch: Batch, block: Block, carry: FloatArray, threads: int) -> FloatArray:
-        """Return the ends of a block's steps; `carry` as in `LaneWork`."""
+        """Return the ends of a block's steps, ns; `carry` as in `LaneWork`."""
         nodes, steps, dp = block.recorded_ns.shape
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
         lanes = ends.shape[1]
-        # whole steps whose durations and ends fit in the cache
+        # A tile has as many whole steps as fit in the cache with their durations and ends.
         cached = _CACHED_BYTES // (8 * (nodes + self._tables.slots))
         tile = min(lanes, max(1, cached // dp) * dp)
         masks = np.tile(batch.masks, (1, tile // dp)) if len(batch.masks) else batch.masks
@@ -452,7 +456,8 @@ class CompiledReplay:
 
         threads = min(threads, threads_for(ends.size * nodes))
         by_lane = cut(lanes, threads, tile)
-        # Threads share lanes only if there is a single tile: caches are not shared.
+        # Threads split the variants of the same lanes only if there is a single tile, since the
+        # caches of cores are not shared.
         by_variant = cut(len(ends), threads if len(by_lane) == 1 else 1)
         in_threads(threads, run, list(product(by_variant, by_lane)))
         return ends.reshape(len(ends), end - first, dp)

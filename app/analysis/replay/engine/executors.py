@@ -35,10 +35,11 @@ from app.analysis.replay.engine.replay import (
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, Unit, sorted_graph
 
-# Names of mallopt's parameters (malloc.h).
+# Numbers of the parameters of `mallopt` (malloc.h)
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
-# Free memory at the end of the heap that the process keeps, bytes.
+# Free memory at the top of the heap that the process keeps instead of returning it to the system,
+# bytes.
 KEPT: Final = 256 << 20
 
 
@@ -51,19 +52,20 @@ def keep_freed_memory() -> bool:
     mallopt = of_glibc("mallopt")
     if mallopt is None:
         return False
-    # 0: no separate mappings, which would be returned as soon as they are freed
+    # The value 0 disables separate memory mappings, which would be returned to the system when
+    # freed.
     return all(
         mallopt(name, value) for name, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, KEPT))
     )
 
 
 def of_glibc(name: str) -> ctypes._NamedFuncPointer | None:
-    """Return a function of glibc; None elsewhere."""
+    """Return a function of glibc by name; None if the C library is not glibc."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
 
 
 def executor_for(program: Program, operations: int) -> Executor:
-    """Return the compiled executor if it is loaded or worth loading, else `ArrayReplay`.
+    """Return the compiled executor if it is loaded or worth its loading time, else `ArrayReplay`.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def executor_for(program: Program, operations: int) -> Executor:
 
 
 def warm_up() -> None:
-    """Load the compiled executor, so that every later replay uses it.
+    """Load the compiled executor, so that all later replays use it.
 
     Takes seconds the first time on a machine, when it is compiled and cached on disk. Also exempts
     all loaded objects from garbage collection, which otherwise scans them amid reports, and keeps
@@ -98,7 +100,7 @@ def warm_up() -> None:
 
 
 def executor_of(layout: Layout, graph: Graph, shortest_ns: FloatArray, operations: int) -> Executor:
-    """Return the executor of a layout's steps, with padding and cut computations where needed.
+    """Return the executor of a layout's steps, which handles padding and cut computations.
 
     Parameters
     ----------
@@ -136,9 +138,9 @@ def _executor_of(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Pieces of computations: the last one keeps the computation's node, others are new nodes."""
+    """Computations cut into pieces: the last piece keeps the node, the others get new nodes."""
 
-    # computation → its pieces and the collectives between them, in order
+    # Computation → its pieces, and the collectives between the pieces, both in order
     rows: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
     holder: Mapping[int, int]  # collective → the computation that waits for it
     base: tuple[int, ...]  # (new nodes,): computation of each
@@ -155,16 +157,16 @@ class _Cut:
         return cls(rows, holder, tuple(base))
 
     def first(self, node: int) -> int:
-        """Return the first piece of the node's computation; the node itself if it is not cut."""
+        """Return the first piece of a node's computation; the node itself if not cut."""
         computation = self.holder.get(node, node)
         return self.rows[computation][0][0] if computation in self.rows else node
 
     def last(self, node: int) -> int:
-        """Return the last piece of the node's computation; the node itself if it is not cut."""
+        """Return the last piece of a node's computation; the node itself if not cut."""
         return self.holder.get(node, node)
 
     def units(self, graph: Graph) -> list[Unit]:
-        """Return the graph's units with pieces in place of whole computations."""
+        """Return the units of the graph, with pieces instead of the cut computations."""
         units = []
         outer: dict[int, set[int]] = {computation: set() for computation in self.rows}
         alone: dict[int, Unit] = {}
@@ -187,7 +189,7 @@ class _Cut:
         return units
 
     def lags_ns(self, graph: Graph) -> dict[tuple[int, int], float]:
-        """Return the regular launch delays between first and last pieces, ns."""
+        """Return the regular delays between the last and the first pieces of computations, ns."""
         lags: dict[tuple[int, int], float] = {}
         for (node, before), lag in graph.lags_ns.items():
             edge = self.first(node), self.last(before)
@@ -202,28 +204,28 @@ def _piece(node: int, after: tuple[int, ...]) -> Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PiecewiseReplay:
-    """Executor of cut computations; its batches and blocks are those of whole ones."""
+    """Executor of cut computations; its batches and blocks describe the uncut computations."""
 
     program: Program
     inner: Executor
     cut: _Cut
-    # by computation, (pieces, steps, dp): share of each piece
+    # Computation → share of each piece in its duration, shape (pieces, steps, dp)
     shares: Mapping[int, FloatArray]
-    # The last durations of whole operations, and those of their pieces.
+    # Cache of one entry: the last durations of uncut operations, and the durations of their pieces.
     _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
-        """Return the best number of lanes (step, DP rank) of a block."""
+        """Return the fastest size of a block as a number of lanes (step, DP rank)."""
         return self.inner.lanes_at_once
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself and releases the GIL."""
+        """Return whether the executor cuts large blocks itself and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, steps of the block, dp), ns."""
         takes, values = self._takes(batch.takes, block)
         late = None if batch.late is None else self._late(batch.late)
         ideal = np.concatenate((block.ideal_ns, block.ideal_ns[list(self.cut.base)]))
@@ -236,7 +238,7 @@ class PiecewiseReplay:
         return self.inner.step_ends(replace(batch, takes=takes, late=late), whole, threads)
 
     def _cut_up(self, recorded_ns: FloatArray) -> FloatArray:
-        """Return the durations of nodes and pieces, (nodes + new nodes, steps, dp), ns."""
+        """Return the durations of nodes and pieces, shape (nodes + new nodes, steps, dp), ns."""
         for known, pieces_ns in self._known:
             if known is recorded_ns:
                 return pieces_ns
@@ -247,7 +249,7 @@ class PiecewiseReplay:
         return pieces_ns
 
     def _takes(self, takes: CodeArray, block: Block) -> tuple[CodeArray, FloatArray]:
-        """Return the duration codes of nodes and pieces, and the rows of values that they use."""
+        """Return the duration codes of nodes and pieces, and the rows of values for these codes."""
         cut = np.concatenate((takes, takes[:, list(self.cut.base)]), axis=1)
         rows = [block.values_ns]
         count = len(block.values_ns)
@@ -265,7 +267,7 @@ class PiecewiseReplay:
         return cut, rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _late(self, late: CodeArray) -> CodeArray:
-        """Return the launch delay codes: a first piece has that of its computation's entry."""
+        """Return the delay codes: a first piece takes the code of its computation's entry node."""
         cut = np.concatenate(
             (late, np.full((len(late), len(self.cut.base)), ON_TIME, dtype=np.int32)), axis=1
         )
@@ -276,7 +278,7 @@ class PiecewiseReplay:
         return cut
 
     def _entry(self, computation: int, collectives: tuple[int, ...]) -> int:
-        """Return the node among a computation and its collectives that follows none of these."""
+        """Return the node of a cut computation and its collectives that depends on no other."""
         inside = {computation, *collectives}
         after = {
             node: befores
@@ -293,7 +295,7 @@ def shares_of(
     computation: int,
     collectives: tuple[int, ...],
 ) -> FloatArray:
-    """Return the share of a computation's own time before, between and after its collectives.
+    """Return the shares of a computation's own time before, between and after its collectives.
 
     Parameters
     ----------

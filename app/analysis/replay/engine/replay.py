@@ -1,4 +1,4 @@
-"""Replay of the operations of a step under changed durations, many variants at once.
+"""Replay of a step's operations with changed durations, for many variants at the same time.
 
 An operation is launched at the last end of its dependencies. A computation ends after its duration,
 a communication its transfer duration after the last launch in its group (section 3.2 of
@@ -26,28 +26,28 @@ from app.analysis.replay.layout.dependency_graph import Graph
 class Program:
     """A graph prepared for replay by either executor."""
 
-    # For each unit: its members, the dependencies of each member, whether the group spans the DP
-    # ranks, and the nodes whose ends are not needed after it.
+    # For each unit: its members, the dependencies of each member, whether the unit's group spans
+    # the DP ranks, and the nodes whose ends no later unit needs.
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]  # nodes that may end last
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)  # as `Graph.lags_ns`
-    # None unless steps are chained: `Graph.chained`
+    # Chaining of steps, see `Graph.chained`; None if steps are not chained
     chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Chained steps: each stage begins a step when it has ended the one before."""
+    """Chained steps: each stage begins a step when it has ended its previous step."""
 
     stages: int
-    # node that begins a step → its stage, whose last end in the step before it follows
+    # Node that begins a step → the stage whose last end in the previous step the node follows
     begins: Mapping[int, int]
     closes: Mapping[int, int]  # node without dependents on its stage → its stage
     step_gap_ns: float  # regular gap between two steps of a stage
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
-    """Prepare a graph for replay.
+    """Return a graph prepared for replay, as a program.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
     }
     return Chain(
         stages=max(stage) + 1,
-        # nodes without a dependency on their own stage
+        # Nodes without a dependency on their own stage begin the stage's step.
         begins={
             node: stage[node]
             for node, after in follows
@@ -104,44 +104,46 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
 
 CodeArray = NDArray[np.int32]
 
-# Codes of an operation's duration in a variant. 0 and above: a row of the block's `values_ns`.
+# Codes for the duration of an operation in a variant. A code of 0 or more is a row of the block's
+# `values_ns`.
 IDEAL: Final = -1
 RECORDED: Final = -2
-# This and below: recorded on the DP ranks of a row of `Batch.masks`, ideal on others.
+# Codes from this value downwards: recorded on the DP ranks in a row of `Batch.masks`, ideal on all
+# others.
 FIRST_MASK: Final = -3
-# Code of an operation without a launch delay.
+# Code for an operation without a launch delay
 ON_TIME: Final = -1
 
-# (lane or partner, variant, step, DP rank)
+# Start of a step, shape (lane or partner, variant, step, DP rank)
 _STEP_START: FloatArray = np.zeros((1, 1, 1, 1))
-# Number of elements of one NumPy call. With fewer, calls cost more than computing; with more, the
-# live ends exceed the cache of a core.
+# Number of elements that a NumPy call works on. With fewer elements the overhead per call exceeds
+# the computing; with more, the live ends exceed the cache of a core.
 _BATCH_ELEMENTS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Variants of the same steps."""
+    """Variants of the same steps, given by codes."""
 
-    # (variants, nodes): code of each node's duration: IDEAL, RECORDED, a row of `Block.values_ns`,
-    # or FIRST_MASK and below for the rows of `masks`
+    # Shape (variants, nodes): duration code of each node: IDEAL, RECORDED, a row of
+    # `Block.values_ns`, or FIRST_MASK and below for the rows of `masks`
     takes: CodeArray
     masks: NDArray[np.bool_]  # (masks, dp): DP ranks that keep their recorded duration
-    # (variants, nodes): row of `Block.delays_ns` with each node's launch delay, or ON_TIME
+    # Shape (variants, nodes): row of `Block.delays_ns` with each node's launch delay, or ON_TIME
     late: CodeArray | None = None
-    # Whether each DP rank is replayed against one ideal partner, which stands for all others,
-    # rather than against the other DP ranks.
+    # Whether each DP rank is replayed against a single ideal partner, which represents all other DP
+    # ranks, instead of against the other DP ranks.
     partnered: bool = False
 
     def part(self, variants: slice) -> Batch:
-        """Return some of the variants."""
+        """Return the batch of some of the variants."""
         late = None if self.late is None else self.late[variants]
         return Batch(self.takes[variants], self.masks, late, self.partnered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Durations of some steps, ns."""
+    """Durations and launch delays of some steps, ns."""
 
     steps: slice  # the block's steps among all
     recorded_ns: FloatArray  # (nodes, all steps, dp)
@@ -152,7 +154,7 @@ class Block:
 
 
 def one_by_one(block: Block) -> Iterator[Block]:
-    """Yield the steps of a block as blocks of their own."""
+    """Yield a block for each step of a block."""
     first, end, _ = block.steps.indices(block.recorded_ns.shape[1])
     for number in range(end - first):
         here = slice(number, number + 1)
@@ -165,25 +167,25 @@ def one_by_one(block: Block) -> Iterator[Block]:
 
 
 class Executor(Protocol):
-    """Executor of steps."""
+    """Interface of the executors, which replay the steps of a program."""
 
     @property
     def program(self) -> Program:
-        """Return the executed program."""
+        """Return the program that the executor replays."""
         ...
 
     @property
     def lanes_at_once(self) -> int:
-        """Return the best number of lanes (step, DP rank) of a block."""
+        """Return the fastest size of a block as a number of lanes (step, DP rank)."""
         ...
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself and releases the GIL."""
+        """Return whether the executor cuts large blocks itself and releases the GIL."""
         ...
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return the ends of steps, shape (variants, the block's steps, dp), ns.
+        """Return the ends of steps, shape (variants, steps of the block, dp), ns.
 
         Since each step's begin; of chained steps since the begin of the block. With at most
         `threads` threads.
@@ -193,28 +195,29 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayReplay:
-    """Executor with one NumPy call for each node."""
+    """Executor with a NumPy call for each node."""
 
     program: Program
-    # Called with node, launches and ends, (lane or partner, variant, step, DP rank), of each node.
+    # Callback for each node with its launches and ends, shape (lane or partner, variant, step, DP
+    # rank).
     observe: Callable[[int, FloatArray, FloatArray], None] | None = None
 
     @property
     def lanes_at_once(self) -> int:
-        """Return the best number of lanes (step, DP rank) of a block."""
+        """Return the fastest size of a block as a number of lanes (step, DP rank)."""
         return _BATCH_ELEMENTS // 8
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself and releases the GIL."""
+        """Return whether the executor cuts large blocks itself and releases the GIL."""
         return False
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:  # noqa: ARG002
-        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, steps of the block, dp), ns."""
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
         if self.program.chain is not None:
-            # the first step begins at once
+            # The carried ends are one gap before time 0, so that the first step begins at time 0.
             carry = [_STEP_START - self.program.chain.step_gap_ns] * self.program.chain.stages
             for step, part in enumerate(one_by_one(block)):
                 ends[:, step : step + 1] = self._replay(batch, part, carry)
@@ -228,8 +231,8 @@ class ArrayReplay:
     def _replay(  # noqa: C901 - one walk
         self, batch: Batch, block: Block, carry: list[FloatArray]
     ) -> FloatArray:
-        """Return the ends of a block's steps; `carry` has each stage's last end if chained."""
-        # The hot loop for short steps, so attributes are bound to local names.
+        """Return the ends of a block's steps, ns; `carry` has each stage's last end if chained."""
+        # Attributes are bound to local names, since this loop dominates the time of short steps.
         times = _Times(batch, block)
         maximum, ends_last = np.maximum, self.program.ends_last
         chain = self.program.chain
@@ -274,7 +277,7 @@ class ArrayReplay:
         ends: Mapping[int, FloatArray],
         carry: Sequence[FloatArray],
     ) -> FloatArray:
-        """Return the earliest launch of a node, with lags and chained steps, ns."""
+        """Return the earliest launch of a node, after lags and its stage's previous step, ns."""
         chain = self.program.chain
         begins = chain is not None and node in chain.begins
         latest = _STEP_START
@@ -287,7 +290,7 @@ class ArrayReplay:
 
 
 def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
-    """Return the latest end of a node's dependencies; the step's start without any, ns."""
+    """Return the latest end of a node's dependencies, ns; 0, the step's start, without any."""
     if not after:
         return _STEP_START
     latest = ends[after[0]]
@@ -312,7 +315,7 @@ class _Times:
         self._shape = (2 if batch.partnered else 1, len(batch.takes), *self._recorded.shape[1:])
 
     def launch(self, node: int, ready: FloatArray) -> FloatArray:
-        """Return the launch of a node: the last end of its dependencies and its launch delay."""
+        """Return the launch of a node: the last end of its dependencies plus its launch delay."""
         if self._late is None or max(self._late[node]) == ON_TIME:
             return ready
         launch = np.array(np.broadcast_to(ready, self._shape))
@@ -322,7 +325,7 @@ class _Times:
         return launch
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Return the end of a node that begins to compute or transfer at `begin`."""
+        """Return the end of a node that begins its computation or transfer at `begin`."""
         takes = self._takes[node]
         alike = len(set(takes)) == 1
         end: FloatArray
@@ -352,20 +355,21 @@ class _Times:
         return duration
 
 
-# Duration of a transfer in an empty place: it ends before all others, so that nothing waits for it.
-# With duration 0 its dependents would still wait until both sides are launched.
+# Duration of a transfer in an empty place of the padding: the transfer ends before all others, so
+# that no operation waits for it. With a duration of 0, dependent operations would still wait until
+# both sides are launched.
 NO_TRANSFER: Final = -np.inf
 
 
 def transfers_padded(layout: Layout) -> NDArray[np.bool_]:
-    """Return the empty places of transfers, shape (nodes, steps, dp)."""
+    """Return which places of transfers are empty, shape (nodes, steps, dp)."""
     if layout.padding is None:
         return np.zeros(layout.start_ns.shape, dtype=bool)
     return np.asarray(layout.padding.where() & layout.padding.transfers[:, None, None])
 
 
 def without_transfers(ideal_ns: FloatArray, nodes: NDArray[np.bool_]) -> FloatArray:
-    """Return ideal durations with `NO_TRANSFER` in place of 0, shape (nodes,).
+    """Return ideal durations with `NO_TRANSFER` for transfers in empty places, shape (nodes,), ns.
 
     Parameters
     ----------
@@ -377,26 +381,27 @@ def without_transfers(ideal_ns: FloatArray, nodes: NDArray[np.bool_]) -> FloatAr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedReplay:
-    """Executor of padded steps: transfers of duration 0 in empty places do not happen."""
+    """Executor of padded steps, in which transfers in empty places do not take place."""
 
     program: Program
     inner: Executor
     transfers: NDArray[np.bool_]  # (nodes, steps, dp): empty places of transfers
-    # The last durations and the same with `NO_TRANSFER` in empty places.
+    # Cache of one entry: the last durations, and the same durations with `NO_TRANSFER` in empty
+    # places.
     _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
-        """Return the best number of lanes (step, DP rank) of a block."""
+        """Return the fastest size of a block as a number of lanes (step, DP rank)."""
         return self.inner.lanes_at_once
 
     @property
     def tiles(self) -> bool:
-        """Return whether it cuts large blocks itself and releases the GIL."""
+        """Return whether the executor cuts large blocks itself and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
-        """Return the ends of steps, shape (variants, the block's steps, dp), ns."""
+        """Return the ends of steps, shape (variants, steps of the block, dp), ns."""
         nodes = np.asarray(self.transfers.any(axis=(1, 2)))
         ideal = without_transfers(block.ideal_ns, nodes)
         values = block.values_ns
@@ -415,7 +420,7 @@ class PaddedReplay:
         return without
 
     def _values(self, batch: Batch, block: Block) -> FloatArray:
-        """Return the rows of values with `NO_TRANSFER` in empty places of transfers.
+        """Return the rows of values with `NO_TRANSFER` for transfers in empty places.
 
         Each row belongs to one node in all variants.
         """

@@ -1,4 +1,4 @@
-"""Simulator of a session: recorded and ideal durations, and step times of variants.
+"""Simulator of a session: recorded and ideal durations, and step times of variants, ns.
 
 Own durations exclude waiting; ideal ones have no stragglers. Nanoseconds. Source: section 3.2 of
 "Understanding Stragglers in Large Model Training Using What-if Analysis".
@@ -29,13 +29,15 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace import model as ops
 
-# A transfer duration below this is a fault of a clock or the recording and counts as 0; negative
-# ones above it are clock noise and kept.
+# Transfer durations below this value are faults of a clock or of the recorder and count as 0;
+# negative durations above it are clock noise and are kept.
 FAULT_NS = -10e6
-# Number of transfers computed at a time; nodes with as many are changed in place, without copies.
+# Number of transfer durations that a NumPy call works on; nodes of this size or more are changed in
+# place, without copies.
 _AT_A_TIME: Final = 1 << 12
 
-# Computing differs because work is divided unevenly: divided evenly, all ranks take the mean.
+# Op types whose ideal is the mean instead of the median: their durations differ because work is
+# divided unevenly, and with an even division every rank would take the mean.
 IDEAL_IS_MEAN = frozenset(
     {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE, ops.OPTIMIZER, ops.GC}
 )
@@ -43,21 +45,21 @@ IDEAL_IS_MEAN = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Durations:
-    """Durations without waiting."""
+    """Durations without waiting, recorded and ideal."""
 
-    # (nodes, steps, dp): computation as recorded; communication from the last launch in its group
-    # (transfer duration)
+    # Shape (nodes, steps, dp): computation as recorded; communication from the last launch in its
+    # group to its end (transfer duration)
     recorded_ns: FloatArray
-    # (nodes,): duration of the node's op type without stragglers
+    # Shape (nodes,): duration of the node's op type without stragglers
     ideal_ns: FloatArray
 
 
-# As `Durations.recorded_ns`, and the number of faulty transfer durations that count as 0.
+# `Durations.recorded_ns`, and the number of faulty transfer durations that were set to 0.
 OwnDurations: TypeAlias = tuple[FloatArray, int]
 
 
 def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
-    """Return durations without waiting: those of communication from the last launch in its group.
+    """Return recorded durations without waiting: of communication the transfer duration.
 
     Returns
     -------
@@ -69,7 +71,8 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     recorded = layout.duration_ns.copy(order="C")
     padded = None if layout.padding is None else layout.padding.where()
     if padded is not None:
-        # padded places have no transfer, so none is faulty
+        # Padded places have no transfer, so their infinite duration keeps them from counting as
+        # faulty.
         recorded[padded] = np.inf
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
@@ -78,7 +81,7 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
             alike.setdefault((len(unit.members), unit.across_dp), []).append(unit.members)
     at_a_time = max(1, _AT_A_TIME // recorded[0].size)
     for (_, across_dp), groups in alike.items():
-        # Groups of one size share NumPy calls, which cost most in short steps.
+        # Groups of the same size share NumPy calls, whose overhead dominates in short steps.
         for first in range(0, len(groups), at_a_time):
             together = groups[first : first + at_a_time]
             members: list[NDArray[np.intp] | slice]
@@ -99,7 +102,7 @@ def _take_off_waiting(
     *,
     across_dp: bool,
 ) -> int:
-    """Change durations of groups to transfer durations in place; return the number of faulty ones.
+    """Subtract waiting from the durations of groups in place; return the number of faulty ones.
 
     Parameters
     ----------
@@ -125,7 +128,8 @@ def _take_off_waiting(
             faulty = transfer < FAULT_NS
             clamped += int(faulty.sum())
             transfer[faulty] = 0.0
-        # A slice has been changed in place.
+        # A slice is a view, so the durations were changed in place; an index array needs this
+        # write.
         if not isinstance(nodes, slice):
             recorded[nodes] = transfer
     return clamped
@@ -141,7 +145,7 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     by_type: dict[int, list[FloatArray]] = {}
     for layout, values in zip(layouts, recorded, strict=True):
         padded = None if layout.padding is None else layout.padding.where()
-        # nodes of an op type are contiguous
+        # The nodes of an op type are contiguous, so each op type is a slice.
         codes, firsts = np.unique(layout.nodes.op, return_index=True)
         ends = [*firsts[1:].tolist(), len(layout.nodes)]
         for code, first, end in zip(codes.tolist(), firsts.tolist(), ends, strict=True):
@@ -166,13 +170,14 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     ]
 
 
-# Returns rows of durations or delays of some steps, (rows, those steps, dp), ns; thread-safe.
+# Function of a slice of steps that returns rows of durations or delays, shape (rows, steps of the
+# slice, dp), ns; called by several threads.
 RowsOfSteps = Callable[[slice], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keep:
-    """Variant in which some operations keep recorded durations and all others become ideal."""
+    """Variant in which some operations keep recorded durations and the others have ideal ones."""
 
     cells: NDArray[np.bool_]  # (dp, pp): workers whose operations are kept
     types: NDArray[np.bool_]  # (op types,): op types that are kept
@@ -180,16 +185,16 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """Variant in which some nodes have other durations than recorded."""
+    """Variant in which some nodes have other durations than the recorded ones."""
 
     nodes: IntArray  # (replaced,)
-    # returns their durations in a slice of steps, (replaced, steps, dp)
+    # Returns the durations of these nodes in a slice of steps, shape (replaced, steps, dp), ns
     times_ns: RowsOfSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulator:
-    """Simulator of one layout: step times of variants, ns, in the layout's order of steps."""
+    """Simulator of a layout: step times of variants, ns, in the order of the layout's steps."""
 
     layout: Layout
     durations: Durations
@@ -198,7 +203,7 @@ class Simulator:
     def keep(
         self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
     ) -> Keep:
-        """Return the variant that keeps the given workers and op types; by default all."""
+        """Return the variant that keeps the given workers and op types; all by default."""
         layout = self.layout
         if cells is None:
             cells = np.ones((layout.dp, layout.pp), dtype=bool)
@@ -217,15 +222,15 @@ class Simulator:
         return self._step_times(self._kept(keeps))
 
     def ideal_step_times(self) -> FloatArray:
-        """Return the step times with every operation ideal, shape (steps,), ns (T_ideal)."""
+        """Return the step times with all operations ideal (T_ideal), shape (steps,), ns."""
         none = self._kept([self.keep(types=[])])
         if self._chained:
             return np.asarray(self._step_times(none)[0])
-        # All steps are equal.
+        # All ideal steps are equal, so a single step is replayed.
         return np.full(len(self.layout.steps), self._ends(none, slice(0, 1)).max())
 
     def worker_step_times(self) -> tuple[FloatArray, FloatArray]:
-        """Return the step times with a single worker, or a single DP rank, as recorded.
+        """Return the step times if only a single worker, or a single DP rank, is as recorded.
 
         All other operations are ideal (T^-w of the paper, behind S_w). The other DP ranks are then
         equal at all times, so one ideal partner at the collectives stands for all of them: each
@@ -253,7 +258,7 @@ class Simulator:
     def delayed_step_times(
         self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps | FloatArray
     ) -> FloatArray:
-        """Return the step times with the launch delays of some op types, (variants, steps), ns.
+        """Return the step times with the launch delays of op types, shape (variants, steps), ns.
 
         Parameters
         ----------
@@ -290,7 +295,7 @@ class Simulator:
         late: CodeArray | None = None,
         delays_ns: RowsOfSteps | FloatArray | None = None,
     ) -> FloatArray:
-        """Return the step times of variants given by codes, shape (variants, steps), ns.
+        """Return the step times of variants that are given by codes, shape (variants, steps), ns.
 
         Parameters
         ----------
@@ -332,7 +337,7 @@ class Simulator:
         return self.executor.program.chain is not None
 
     def _since_last(self, ends: FloatArray) -> FloatArray:
-        """Return step times from ends; of chained steps (axis 1) since the previous end."""
+        """Return step times from ends, ns; of chained steps (axis 1) the differences of ends."""
         return np.diff(ends, axis=1, prepend=0.0) if self._chained else ends
 
     def _ends(
@@ -356,7 +361,7 @@ class Simulator:
         return self.executor.step_ends(batch, block, threads)
 
     def blocks(self) -> list[slice]:
-        """Return slices of steps that fit in the cache; all steps if they are chained."""
+        """Return slices of steps that fit in the cache; a single slice if steps are chained."""
         count = len(self.layout.steps)
         if self._chained:
             return [slice(0, count)]
@@ -364,11 +369,11 @@ class Simulator:
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def _at_once(self) -> list[slice]:
-        """Return slices of steps for variants whose durations and delays are arrays."""
+        """Return slices of steps that are replayed together if durations are arrays."""
         return [slice(0, len(self.layout.steps))] if self.executor.tiles else self.blocks()
 
     def _kept(self, keeps: Sequence[Keep]) -> Batch:
-        """Return the batch of variants that keep some operations."""
+        """Return the batch of variants that keep the recorded durations of some operations."""
         nodes = self.layout.nodes
         cells, types = np.array([k.cells for k in keeps]), np.array([k.types for k in keeps])
         some = cells.any(axis=1)

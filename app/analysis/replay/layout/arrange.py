@@ -1,4 +1,4 @@
-"""Arrangement of the rows of a trace in dense layouts, one for each shape of steps.
+"""Arrangement of the rows of a trace in dense layouts, a layout for each shape of steps.
 
 Recorders and our own storage write the operations of a rank and step together, in the same order in
 every step and at equal distances. The rows of such a rank are a matrix (step, operation), which is
@@ -50,13 +50,14 @@ from app.errors import Fault, UnanalyzableError
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
 
-# Number of DP ranks written at a time: neighbors share cache lines.
+# Number of DP ranks whose values are written together, since neighboring DP ranks share cache
+# lines.
 _TOGETHER: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRuns:
-    """Consecutive rows of one rank and step; arrays of shape (runs,)."""
+    """Runs of consecutive rows of the same rank and step; arrays of shape (runs,)."""
 
     first: NDArray[np.int64]  # first row
     end: NDArray[np.int64]  # row after the last
@@ -79,7 +80,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Rows of one rank as a matrix (step, operation)."""
+    """Rows of a rank as a matrix (step, operation)."""
 
     first: int  # first row
     stride: int  # rows from a step to the next
@@ -89,7 +90,7 @@ class _Block:
 
 
 def find_runs(trace: Trace) -> BlockRuns:
-    """Return the runs of consecutive rows of one rank and step."""
+    """Return the runs of consecutive rows of the same rank and step."""
     first = trace.stretches().first
     end = np.append(first[1:], len(trace))
     return BlockRuns(
@@ -98,7 +99,7 @@ def find_runs(trace: Trace) -> BlockRuns:
 
 
 def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
-    """Return the dense arrays of a regular trace; None if the trace is not regular."""
+    """Return the dense arrays of a regular trace; None if the trace is irregular."""
     workers = trace.meta.sizes.workers
     step_count, odd = divmod(len(runs.first), workers)
     if odd or int(trace.op.max()) >= len(REPLAYED_OP_TYPES):
@@ -114,7 +115,7 @@ def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
 
 
 def _blocks(runs: BlockRuns, in_order: NDArray[np.int64]) -> Iterator[_Block]:
-    """Yield the block of each rank whose runs have equal lengths and distances."""
+    """Yield a block for each rank whose runs have equal lengths and equal distances."""
     first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
     stride = np.diff(first, axis=1)
     regular = (length == length[:, :1]).all(axis=1)
@@ -137,7 +138,7 @@ def _transpose(
     begin_ns: NDArray[np.int64],
     blocks: list[_Block],
 ) -> Dense | None:
-    """Return the dense arrays of blocks; None if a block differs from the template of its stage."""
+    """Return the dense arrays of blocks; None if a stage's operations differ between blocks."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
         return None
@@ -157,7 +158,7 @@ def _transpose(
         if (order >= shape.ravel()[kind]).any():
             return None
         nodes = first_node[kind] + order.astype(np.int64)
-        # in order of DP ranks: there is one block for each worker
+        # The stage's blocks in order of DP ranks; each worker has a single block
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
         if any(block.size != len(op) for block in mine):
             return None
@@ -180,7 +181,7 @@ def _transpose(
 
 
 def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: int) -> bool:
-    """Return whether all blocks have in each step the op types and orders of a template."""
+    """Return whether all blocks have the op types and orders of the template in each step."""
     ops, orders = trace.op[template], trace.order[template]
     return all(
         (_matrix(trace.op, block, steps) == ops).all()
@@ -192,7 +193,7 @@ def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: i
 def _transpose_rows(
     values: IntArray, less: IntArray, blocks: Sequence[_Block], nodes: IntArray, out: FloatArray
 ) -> None:
-    """Write the values of a stage's blocks into `out`.
+    """Write the values of a column for the blocks of a stage into `out`.
 
     Parameters
     ----------
@@ -213,19 +214,20 @@ def _transpose_rows(
 
 
 def _matrix(column: NDArray[Number], block: _Block, steps: int) -> NDArray[Number]:
-    """Return a block of a column as a view of shape (steps, operations)."""
+    """Return a block's values of a column as a view of shape (steps, operations)."""
     item, data = column.itemsize, np.ascontiguousarray(column).data
     strides = (block.stride * item, item)
     return np.ndarray((steps, block.size), column.dtype, data, block.first * item, strides)
 
 
 MAX_NAMED_WORKERS = 3
-# Most operations of one step of one DP rank, far above any pipeline.
+# Largest number of operations of a step on a DP rank, far above any real pipeline; traces with more
+# are refused.
 MAX_NODES = 2_000_000
 
 
 def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) -> LaidOut:
-    """Return a trace's operations by node, step and DP rank, one layout for each shape of steps.
+    """Return a trace's operations by node, step and DP rank, in a layout for each shape of steps.
 
     Each worker (DP rank, stage) is represented by one of its recorded ranks. The shape of a step is
     the number of operations of each type on each stage, and the order of its computations. Dropped
@@ -268,7 +270,7 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
 
 
 def _is_plain(shape: IntArray, pp: int) -> bool:
-    """Return whether steps have a forward, a backward, and both sides of recorded transfers."""
+    """Return whether a shape has forwards, backwards, and both sides of its recorded transfers."""
     kinds = shape.reshape(-1, pp).sum(axis=1)
     recorded = dict(zip(REPLAYED_OP_TYPES, (kinds > 0).tolist(), strict=False))
     both = all(recorded[direction.send] == recorded[direction.recv] for direction in DIRECTIONS)
@@ -276,7 +278,7 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
 
 
 def _unanswered(trace: Trace) -> tuple[str, ...]:
-    """Return the types of sends whose receives were not recorded, which are left out.
+    """Return the types of sends that are left out because their receives were not recorded.
 
     In recorded jobs receives are posted late, and without them the wait of a send would count as
     transfer. Computations of neighboring stages then depend directly on one another.
@@ -286,8 +288,8 @@ def _unanswered(trace: Trace) -> tuple[str, ...]:
 
 
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
-    """Return the layout of a regular trace."""
-    # the rows of DP rank 0 in the first step: the template of microbatches and chunks
+    """Return the layout of a regular trace from its dense arrays."""
+    # The rows of DP rank 0 in the first step, whose microbatches and chunks hold for all lanes
     template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
     first, end = runs.first[template].tolist(), runs.end[template].tolist()
     lane = np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
@@ -311,7 +313,7 @@ def _group_by_shape(
     *,
     pads: bool,
 ) -> tuple[list[Layout], dict[int, str]]:
-    """Return the layouts of an irregular trace, by shape of step, and (step → reason to drop)."""
+    """Return the layouts of an irregular trace by shape, and (step → reason why it is dropped)."""
     left_out, routes = left_out_and_routes
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
@@ -407,7 +409,7 @@ def _from_placed(
 
 
 def _require_chunks(trace: Trace) -> None:
-    """Raise ``trace.missing_model_chunk`` for computations without a chunk of several."""
+    """Raise ``trace.missing_model_chunk`` if a computation names none of its stage's chunks."""
     if trace.meta.sizes.vpp == 1:
         return
     computes = np.array([name in COMPUTE for name in trace.op_names])
@@ -455,7 +457,7 @@ def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
 def _steps_of_all_ranks(
     runs: BlockRuns, ranks: NDArray[np.int32]
 ) -> tuple[IntArray, dict[int, str]]:
-    """Return the steps with all analyzed ranks, and (other step → the ranks missing, in words)."""
+    """Return the steps of all analyzed ranks, and (incomplete step → its missing ranks as text)."""
     workers = ranks.size
     analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
     steps, index = np.unique(runs.step[analyzed], return_inverse=True)
@@ -482,7 +484,7 @@ def _count(
     chosen: tuple[IntArray, NDArray[np.bool_]],
     routes: Sequence[Route],
 ) -> tuple[Census, StepRows]:
-    """Return the numbers of operations of each lane, and their rows, of chosen steps and types.
+    """Return the numbers of operations by lane, and their rows, for the chosen steps and types.
 
     A lane is one step of one DP rank.
     """
@@ -505,7 +507,7 @@ def _count(
     counts = np.bincount(lane * (known * pp) + rows.kind, minlength=len(steps) * dp * known * pp)
     forwards = trace.op[row] == REPLAYED_OP_TYPES.index(FORWARD_COMPUTE)
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
-    # (stage, chunk) as one number
+    # Each virtual stage (stage, chunk) as a single number
     places = np.unique(trace.pp[row[forwards]] + chunk * pp)
     flow = flow_of(((int(p % pp), int(p // pp)) for p in places), routes)
     census = Census(
@@ -520,7 +522,7 @@ def _count(
 
 
 def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> IntArray:
-    """Return the largest number of distinct named microbatches of a lane, shape (steps,)."""
+    """Return the largest number of distinct microbatch names in a lane, shape (steps,)."""
     named = mb != ABSENT
     if not named.any():
         return np.zeros(size[0], dtype=np.int64)
@@ -531,7 +533,7 @@ def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> 
 
 
 def _name_nodes(trace: Trace, lane: IntArray, shape: IntArray, pp: int) -> Nodes:
-    """Return the nodes of a shape, with microbatches and chunks from the rows of a lane."""
+    """Return the nodes of a shape; their microbatches and chunks come from the rows of a lane."""
     kind = np.repeat(np.arange(len(shape)), shape)
     first = np.concatenate(([0], np.cumsum(shape)))
     order = np.arange(len(kind)) - first[kind]

@@ -1,4 +1,4 @@
-"""Dense layout of operations: arrays of shape (nodes, steps, DP ranks), and array types.
+"""Dense layout of operations: arrays of shape (nodes, steps, DP ranks), and their types.
 
 All DP ranks and all steps of one shape run the same operations, so a session is an array
 ``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline: (op type, stage,
@@ -24,7 +24,7 @@ _NONE = np.empty(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class DroppedStep:
-    """A step that is not analyzed, and why."""
+    """A step that is not analyzed, and the reason."""
 
     step: int
     """Number of the training step."""
@@ -33,7 +33,7 @@ class DroppedStep:
 
 
 def no_complete_step(dropped: Sequence[DroppedStep]) -> UnanalyzableError:
-    """Return the error of a trace of which all steps are dropped."""
+    """Return the error for a trace whose steps are all dropped."""
     return UnanalyzableError(
         "No step is complete on all workers",
         code="trace.no_complete_step",
@@ -46,7 +46,7 @@ def no_complete_step(dropped: Sequence[DroppedStep]) -> UnanalyzableError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nodes:
-    """Operations of one step on one DP rank, sorted by op type, stage and order.
+    """Operations of a step on a DP rank, sorted by op type, stage and order.
 
     Every array has the shape (nodes,).
     """
@@ -56,14 +56,15 @@ class Nodes:
     order: NDArray[np.int32]  # order within op type and stage
     mb: NDArray[np.int32]  # microbatch in the template lane
     mc: NDArray[np.int32]  # model chunk in the template lane
-    # lazy indices: (op, pp) → its nodes, which are contiguous; pp → its nodes
+    # Indices, built on first use: (op code, stage) → its nodes, which are contiguous; stage → its
+    # nodes
     _places: dict[tuple[int, int], NDArray[np.intp]] = field(
         init=False, repr=False, default_factory=dict
     )
     _stages: dict[int, NDArray[np.intp]] = field(init=False, repr=False, default_factory=dict)
 
     def on(self, pp: int) -> NDArray[np.intp]:
-        """Return the nodes of a stage, ascending, read-only."""
+        """Return the nodes of a stage, ascending; the array is read-only."""
         if pp not in self._stages:
             mine = np.flatnonzero(self.pp == pp)
             mine.flags.writeable = False
@@ -71,7 +72,7 @@ class Nodes:
         return self._stages[pp]
 
     def of(self, op: int, pp: int) -> NDArray[np.intp]:
-        """Return the nodes of an op code on a stage, read-only."""
+        """Return the nodes of an op code on a stage, ascending; the array is read-only."""
         if not self._places:
             changes = (self.op[1:] != self.op[:-1]) | (self.pp[1:] != self.pp[:-1])
             first = [0, *(changes.nonzero()[0] + 1).tolist()] if len(self.op) else []
@@ -79,7 +80,7 @@ class Nodes:
             every.flags.writeable = False
             keys = zip(self.op[first].tolist(), self.pp[first].tolist(), strict=True)
             bounds = zip(keys, first, [*first[1:], len(every)], strict=True)
-            # one update: other threads must not see a partial index
+            # A single update fills the whole index, since other threads must not see a part of it.
             self._places.update({key: every[begin:end] for key, begin, end in bounds})
         return self._places.get((op, pp), _NONE)
 
@@ -89,19 +90,20 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
-    """Empty places of microbatches that a DP rank does not run in a step, while others run more.
+    """Empty places: nodes of microbatches that a DP rank does not run in a step but others do.
 
     There a computation takes no time, and no transfer waits for its peer.
     """
 
-    # (nodes,): index of the step's microbatch that each node belongs to; -1 for no microbatch
+    # Shape (nodes,): index of the node's microbatch within the step; -1 for nodes without a
+    # microbatch
     microbatch: IntArray
     transfers: NDArray[np.bool_]  # (nodes,): whether the node is a transfer
     counts: IntArray  # (steps, dp): number of microbatches of each rank
     # Length of the pipeline bubble in microbatches: (p - 1) / v (Narayanan and others, "Efficient
     # Large-Scale Language Model Training", section 2.2).
     bubble: float
-    # Number of microbatches in a group: that of stages for interleaved schedules.
+    # Number of microbatches in a group: the number of stages in interleaved schedules, else 1.
     group: int = 1
 
     def where(self) -> NDArray[np.bool_]:
@@ -109,11 +111,11 @@ class Padding:
         return np.asarray(self.microbatch[:, None, None] >= self.counts)
 
     def of(self, nodes: NDArray[np.intp], steps: slice) -> NDArray[np.bool_]:
-        """Return which places of some nodes and steps are empty, shape (nodes, steps, dp)."""
+        """Return which places of the given nodes and steps are empty, shape (nodes, steps, dp)."""
         return np.asarray(self.microbatch[nodes, None, None] >= self.counts[steps])
 
     def weights(self, count: float | FloatArray) -> FloatArray:
-        """Return the factor of each node's duration if ranks run `count` microbatches.
+        """Return the factor on each node's duration if ranks run `count` microbatches.
 
         A fractional number is rounded to whole groups, and computations are scaled so that a step
         with its bubble keeps its length. Shape (nodes,), or (nodes, …) for several numbers.
@@ -127,7 +129,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Steps of one shape as dense matrices."""
+    """Steps of the same shape as dense arrays."""
 
     op_names: tuple[str, ...]  # name of each op code
     nodes: Nodes
@@ -137,26 +139,26 @@ class Layout:
     ranks: NDArray[np.int32]  # (dp, pp): global rank that represents each worker
     launch: FloatArray  # (nodes,): sort key of the launch order of each stage
     begin_ns: FloatArray  # (steps,): first recorded start of each step
-    # (nodes, steps, dp): operations that the recorder lost; None if there are none. Their
+    # Shape (nodes, steps, dp): operations that the recorder lost; None if there are none. Their
     # times are 0 until they are re-created (`app.analysis.replay.missing_operations`).
     missing: NDArray[np.bool_] | None = None
-    # (nodes,): nodes that may be missing without a loss; None if nothing is missing
+    # Shape (nodes,): nodes that may be missing without being lost; None if nothing is missing
     free: NDArray[np.bool_] | None = None
-    # (dp, pp): workers without any recorded operation (`app.analysis.replay.missing_operations`);
-    # None if there are none
+    # Shape (dp, pp): workers without any recorded operation
+    # (`app.analysis.replay.missing_operations`); None if there are none
     absent: NDArray[np.bool_] | None = None
-    # for each direction its virtual stages (stage, chunk) in the order of a forward; empty if
+    # For each direction of entry: its virtual stages (stage, chunk) in forward order; empty if
     # microbatches pass chunk after chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
-    # by computation, (steps, dp): time of garbage collections inside it
+    # Computation → time of garbage collections inside it, shape (steps, dp), ns
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # by computation that waits inside for collectives, (pieces, steps, dp): share of its own time
-    # before, between and after these
+    # Computation that waits for collectives inside it → shares of its own time before, between and
+    # after these collectives, shape (pieces, steps, dp)
     shares: Mapping[int, FloatArray] = field(default_factory=dict)
-    # (steps, dp): time from the first host operation before a step to the rank's first start in
-    # it, without a pipeline; None if there are none
+    # Shape (steps, dp): time from the first host operation before a step to the rank's first start
+    # in the step, ns, in jobs without a pipeline; None if there are no host operations
     opened_ns: FloatArray | None = None
-    # None if all DP ranks run equally many microbatches; empty places are also `missing`
+    # Empty places, which are also `missing`; None if all DP ranks run equally many microbatches
     padding: Padding | None = None
 
     @property
@@ -171,7 +173,7 @@ class Layout:
 
     @property
     def operations(self) -> int:
-        """Return the number of operations, including lost ones."""
+        """Return the number of operations, including lost operations."""
         empty = 0 if self.padding is None else int(np.count_nonzero(self.padding.where()))
         return self.start_ns.size - empty
 
@@ -192,15 +194,15 @@ class Layout:
         )
 
     def codes(self, *names: str) -> list[int]:
-        """Return the codes of the named op types."""
+        """Return the op codes of the named types."""
         return [self.op_names.index(name) for name in names]
 
     def of(self, name: str, stage: int) -> NDArray[np.intp]:
-        """Return the nodes of an op type on a stage, in order, read-only."""
+        """Return the nodes of an op type on a stage, in order; the array is read-only."""
         return self.nodes.of(self.op_names.index(name), stage)
 
     def of_types(self, *names: str) -> NDArray[np.bool_]:
-        """Return which nodes are of the named op types, shape (nodes,)."""
+        """Return a mask of the nodes of the named op types, shape (nodes,)."""
         chosen = np.zeros(len(self.op_names), dtype=bool)
         chosen[self.codes(*names)] = True
         return np.asarray(chosen[self.nodes.op])
@@ -208,7 +210,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
-    """A session's steps by shape, those of the shape with most steps first.
+    """A session's steps by shape; the shape with most steps comes first.
 
     `unanswered` names types of sends that are left out because their receives were not recorded.
     """

@@ -1,4 +1,4 @@
-"""Dependency graph of the operations of one step, shared by all steps of the same shape.
+"""Dependency graph of the operations of a step, shared by all steps of the same shape.
 
 Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
 A graph describes one DP rank; the others share it. Dependencies follow the recorded launch order,
@@ -32,22 +32,22 @@ from app.errors import Fault, UnanalyzableError
 
 __all__ = ["COMPUTE", "DP_COLLECTIVES", "LOCAL", "P2P", "Graph", "Unit"]
 
-# Types that run on the worker itself; every other known type moves data.
+# Types that run on the worker itself; all other known types move data between workers.
 LOCAL = COMPUTE | {ops.OPTIMIZER, ops.GC}
-# Collectives of all DP ranks of a stage.
+# Types of collectives in which all DP ranks of a stage take part.
 DP_COLLECTIVES = frozenset(
     {ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.SEPARATE_ALL_REDUCE}
 )
-# Error code if transfers and computations do not match.
+# Error code for transfers that cannot be matched with computations.
 TRANSFERS_UNMATCHED = "trace.transfers_unmatched"
-# Error code if operations depend on one another in a cycle.
+# Error code for operations that depend on one another in a cycle.
 DEPENDENCY_CYCLE = "trace.dependency_cycle"
 P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACKWARD_RECV})
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes that complete together: one operation, or one communication group."""
+    """Nodes that complete together: a single operation, or a communication group."""
 
     members: tuple[int, ...]  # nodes
     after: tuple[tuple[int, ...], ...]  # for each member the nodes that it depends on
@@ -57,19 +57,19 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Dependency graph of a step: units in topological order."""
+    """Dependency graph of the operations of a step: units in topological order."""
 
     units: tuple[Unit, ...]
     last: tuple[int, ...]  # nodes without dependents, which may end last
-    # Whether a stage (without a pipeline a rank) begins a step when it has ended the one before,
-    # rather than when all have.
+    # Whether each stage (in jobs without a pipeline each rank) begins a step when it has ended its
+    # previous step, instead of when all stages have.
     chained: bool = False
-    # (node, dependency) → regular launch delay; 0 for others
+    # (node, dependency) → regular launch delay, ns; 0 for pairs that are not listed
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # regular gap between two chained steps
+    # Regular gap between two chained steps, ns
     step_gap_ns: float = 0.0
-    # By computation: the collectives that it waits for inside, in order. In the graph they precede
-    # or follow it; executors cut the computation at each of them.
+    # Computation → the collectives inside it that it waits for, in order. In the graph these
+    # collectives precede or follow the computation; executors cut the computation at each of them.
     inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def lag_ns(self, node: int, before: int) -> float:
@@ -83,7 +83,7 @@ def with_edges(
     added: Mapping[int, Iterable[int]],
     removed: Mapping[int, Iterable[int]],
 ) -> Graph:
-    """Return a graph with changed dependencies.
+    """Return a graph with dependencies added and removed.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def sorted_graph(
     chained: bool = False,
     lags_ns: Mapping[tuple[int, int], float] | None = None,
 ) -> Graph:
-    """Return the graph of units in any order; the other arguments are those of `Graph`."""
+    """Return the graph of units given in any order; the other arguments are those of `Graph`."""
     ordered = _in_order(units, layout)
     followed = {node for unit in ordered for nodes in unit.after for node in nodes}
     last = tuple(node for unit in ordered for node in unit.members if node not in followed)
@@ -127,9 +127,9 @@ def sorted_graph(
 
 
 def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
-    """Return units in topological order (Kahn's algorithm)."""
+    """Return units in topological order, by Kahn's algorithm."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
-    # A repeated dependency is counted twice, and later subtracted twice, so no sets are needed.
+    # A repeated dependency is added to the count twice and subtracted twice, so no sets are needed.
     followers: list[list[int]] = [[] for _ in units]
     waiting = [0] * len(units)
     for i, unit in enumerate(units):
@@ -155,7 +155,7 @@ def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
 def _raise_cycle(
     units: Sequence[Unit], before: list[set[int]], waiting: list[int], layout: Layout
 ) -> None:
-    """Raise ``trace.dependency_cycle`` with the operations of one cycle."""
+    """Raise ``trace.dependency_cycle`` with the operations of a cycle."""
     unit = next(i for i, count in enumerate(waiting) if count > 0)
     seen: list[int] = []
     while unit not in seen:
@@ -202,20 +202,20 @@ def build_graph(layout: Layout) -> Graph:
 
 @dataclass(slots=True)
 class _Builder:
-    """Collects the dependencies of each node, stage by stage."""
+    """Collector of the dependencies of each node, stage by stage."""
 
     layout: Layout
     after: dict[int, set[int]] = field(init=False)  # node → its dependencies
     _by_kind: dict[tuple[str, int], list[int]] = field(init=False)  # (op type, stage) → nodes
     _launch: list[float] = field(init=False)
     _chunk: list[int] = field(init=False)
-    # chunk of each node, 0 if none is recorded
+    # Model chunk of each node; 0 if no chunk is recorded
     _computed: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)
-    # (direction, stage) → [(receive, computation that it feeds)]
+    # (direction, stage) → [(receive, computation that uses the received data)]
     _fed: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
-    # (direction, stage) → [(send, computation whose result it sends)]
+    # (direction, stage) → [(send, computation whose result the send transfers)]
     _emptied: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class _Builder:
         return sorted(found, key=lambda n: (self._launch[n], n))
 
     def chain(self, nodes: Iterable[int]) -> None:
-        """Let each node follow the one before it."""
+        """Make each node depend on the previous node of the sequence."""
         before: int | None = None
         for node in nodes:
             if before is not None:
@@ -261,7 +261,7 @@ class _Builder:
             before = node
 
     def add_stage(self, stage: int) -> None:
-        """Add the dependencies within one stage."""
+        """Add the dependencies between operations of the same stage."""
         compute = self.of(stage, *COMPUTE)
         self.chain(compute)
         for name in P2P:
@@ -281,7 +281,7 @@ class _Builder:
                     self.after[receive].add(computes[position[node] - 1])
             for send, node in self._emptied[direction, stage]:
                 self.after[send].add(node)
-        # While the pipeline fills, backward transfers wait for the next to last forward.
+        # While the pipeline fills, the first backward transfers follow the last forward but one.
         backwards = set(self.of(stage, ops.BACKWARD_COMPUTE))
         first_backward = next((i for i, node in enumerate(compute) if node in backwards), 0)
         if first_backward > 1:
@@ -296,7 +296,7 @@ class _Builder:
         name: str,
         neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Return a stage's transfers of one type with their computations, in order."""
+        """Return a stage's transfers of a type, each with its computation, in order."""
         transfers = self.of(stage, name)
         if not transfers:
             return []
@@ -317,12 +317,12 @@ class _Builder:
         )
 
     def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
-        """Return computation → its transfer, of one virtual stage."""
+        """Return (computation → its transfer) for the computations of a virtual stage."""
         chunk = stage[1]
         return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
 
     def _add_parameters(self, stage: int) -> None:
-        """Let a chunk's first forward follow its last params-all-gather."""
+        """Make each chunk's first forward depend on the chunk's last params-all-gather."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         forwards = self.of(stage, ops.FORWARD_COMPUTE)
         for chunk, gather in self._by_chunk(gathers).items():
@@ -337,7 +337,7 @@ class _Builder:
         return chunks
 
     def _add_end_of_step(self, stage: int, compute: list[int]) -> None:
-        """Chain the operations that end a step, and the data-parallel collectives."""
+        """Chain the operations at the end of a step, and the data-parallel collectives."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         scatters = self.of(stage, ops.GRADS_REDUCE_SCATTER)
         reduces = self.of(stage, ops.SEPARATE_ALL_REDUCE)
@@ -360,7 +360,7 @@ class _Builder:
                 self.after[after_backward[0]].add(scatters[-1])
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool, bool]]:
-        """Yield (members, is communication, spans DP ranks), each node in one group."""
+        """Yield each group (members, is communication, spans DP ranks); a node is in one."""
         grouped: set[int] = set()
         for members, across_dp in (*self._p2p_groups(), *self._step_end_groups()):
             if not grouped.isdisjoint(members):
@@ -373,7 +373,7 @@ class _Builder:
                     yield (node,), name not in LOCAL, name in DP_COLLECTIVES
 
     def _p2p_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the pairs of sends of a virtual stage and receives of the next one."""
+        """Yield the pairs of a virtual stage's sends and the next stage's matching receives."""
         for direction in DIRECTIONS:
             for sender, receiver in self._flow.links(direction):
                 if sender[0] == receiver[0]:
@@ -384,7 +384,7 @@ class _Builder:
                     yield (sends[one], receives[other]), False
 
     def add_handovers(self) -> None:
-        """Add direct dependencies between computations where no transfer is recorded."""
+        """Add direct dependencies between computations whose transfers are not recorded."""
         for direction in DIRECTIONS:
             computes = {
                 stage: [
@@ -411,13 +411,14 @@ class _Builder:
             yield members, True
 
 
-# Size of the cache: a graph takes about half a kilobyte a node, so 16 MiB at most.
+# Number of graphs in the cache: a graph takes about half a kilobyte a node, so the cache takes 16
+# MiB at most.
 MOST_GRAPHS: Final = 16
 MOST_NODES: Final = 1 << 11
 
 
 class _Structure(NamedTuple):
-    """Key of the cache: everything that a graph is derived from."""
+    """Key of the cache: all properties of a layout from which its graph is derived."""
 
     op_names: tuple[str, ...]
     nodes: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Host operations between steps: loading of batches, checkpoints, evaluation.
+"""Host operations between steps: loading of batches, checkpoints and evaluation.
 
 They are no part of a step, even where they are recorded within one, and are not replayed.
 """
@@ -20,7 +20,7 @@ _END: Final = _FIRST + len(BETWEEN_STEPS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostOperations:
-    """Operations between steps as columns of equal length; times by the aligned clocks of ranks."""
+    """Host operations as columns of equal length; times by the aligned clocks of ranks."""
 
     kind: IntArray  # index into `BETWEEN_STEPS`
     step: IntArray
@@ -45,7 +45,7 @@ class HostOperations:
         )
 
     def earlier(self, by_ns: FloatArray) -> HostOperations:
-        """Return them with times earlier by `by_ns`, shape (operations,)."""
+        """Return the operations with their times moved earlier by `by_ns`, shape (operations,)."""
         return replace(self, start_ns=self.start_ns - by_ns, end_ns=self.end_ns - by_ns)
 
 
@@ -57,7 +57,7 @@ NONE: Final = HostOperations(
 
 
 def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
-    """Return a trace without host operations, and the rows of these."""
+    """Return a trace without host operations, and the row numbers of the host operations."""
     if not len(trace) or int(trace.op.max()) < _FIRST:
         return trace, np.empty(0, dtype=np.intp)
     between = (trace.op >= _FIRST) & (trace.op < _END)
@@ -68,7 +68,7 @@ def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
 
 
 def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
-    """Return a layout with `opened_ns` set from the host operations at `rows`.
+    """Return a layout with `opened_ns` computed from the host operations at `rows`.
 
     A host operation before a step is recorded in that step, or last in the step before.
     """
@@ -93,7 +93,7 @@ def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
 def host_operations_of(
     trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None
 ) -> HostOperations:
-    """Return the host operations at `rows` of a trace.
+    """Return the host operations at the given rows of a trace.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Route of microbatches through virtual stages, and launch order of each stage.
+"""Routes of microbatches through virtual stages, and the launch order of each stage.
 
 A model chunk of a stage is a *virtual stage*. Microbatches go forward through chunk 0 of all
 stages, then chunk 1, and so on; backward in reverse. A stage without a chunk is skipped. A
@@ -20,7 +20,7 @@ from app.analysis.trace import model as ops
 
 COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
 
-# (pipeline stage, model chunk)
+# (pipeline stage, model chunk of this stage)
 VirtualStage = tuple[int, int]
 # Virtual stages in the order in which a forward passes them.
 Route = tuple[VirtualStage, ...]
@@ -28,7 +28,7 @@ Route = tuple[VirtualStage, ...]
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The op types of one direction through the pipeline."""
+    """Op types of a direction through the pipeline, forward or backward."""
 
     compute: str
     send: str
@@ -42,7 +42,7 @@ DIRECTIONS = (FORWARD, BACKWARD)
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Virtual stages in the order in which a forward passes them."""
+    """Virtual stages in forward order, and the neighbors of each."""
 
     stages: tuple[VirtualStage, ...]
     _source: Mapping[VirtualStage, VirtualStage]
@@ -53,15 +53,15 @@ class Flow:
         return np.bincount([stage for stage, _ in self.stages], minlength=pp).astype(np.int64)
 
     def source(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return the virtual stage that another gets its input from; None at the model's begin."""
+        """Return the virtual stage that sends the input of `stage`; None at the model's begin."""
         return (self._source if direction is FORWARD else self._target).get(stage)
 
     def target(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return the virtual stage that another sends its result to; None at the model's end."""
+        """Return the virtual stage that receives the result of `stage`; None at the model's end."""
         return (self._target if direction is FORWARD else self._source).get(stage)
 
     def links(self, direction: Direction) -> Iterator[tuple[VirtualStage, VirtualStage]]:
-        """Yield (sender, receiver) of neighboring virtual stages."""
+        """Yield the pairs (sender, receiver) of neighboring virtual stages."""
         for sender in self.stages:
             receiver = self.target(direction, sender)
             if receiver is not None:
@@ -69,7 +69,7 @@ class Flow:
 
 
 def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> Flow:
-    """Return the flow of microbatches through the virtual stages that compute forwards.
+    """Return the flow of microbatches through the virtual stages that run forwards.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> 
 
 
 def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[list[int], ...]:
-    """Return the possible sets of a stage's computations that have a transfer, likeliest first.
+    """Return the possible sets of a stage's computations with a transfer, likeliest first.
 
     Computations with a neighbor on another stage; with any neighbor; all: some recorders write a
     transfer for every computation, even at the ends of the pipeline or model.
@@ -137,14 +137,16 @@ def pair_up(
     return list(zip(ones, others, strict=False))
 
 
-# Number of lanes that determine the launch order, although each lacks some operations.
+# Number of evenly spread lanes from which the launch order is inferred, although each lacks some
+# operations.
 LANES_ASKED: Final = 17
-# Most groups of steps: each costs a graph and its replays.
+# Largest number of groups of steps with different launch orders: each group needs a graph and
+# replays of its own.
 MAX_GROUPS: Final = 16
 
 
 def agreed_order(starts: FloatArray) -> FloatArray:
-    """Return a score of each operation, which ascends in launch order.
+    """Return a score for each operation that ascends in launch order, shape (operations,).
 
     Parameters
     ----------
@@ -170,7 +172,7 @@ def agreed_order(starts: FloatArray) -> FloatArray:
 
 
 def follows(starts: FloatArray) -> NDArray[np.bool_]:
-    """Return which lanes launch in the order of the rows, shape (lanes,).
+    """Return which lanes launch operations in the order of the rows, shape (lanes,).
 
     Parameters
     ----------
@@ -183,7 +185,7 @@ def follows(starts: FloatArray) -> NDArray[np.bool_]:
 
 
 def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = None) -> FloatArray:
-    """Return a sort key of the launch order of each stage, if no lane has all nodes, (nodes,).
+    """Return a sort key by launch order within each stage, shape (nodes,), for incomplete lanes.
 
     Parameters
     ----------
@@ -203,13 +205,13 @@ def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = No
 
 
 def split_by_order(layout: Layout) -> list[Layout]:
-    """Return a layout's steps split by the launch order of computations on DP rank 0."""
+    """Split a layout's steps by the launch order of computations on DP rank 0."""
     alike = _in_order(layout, layout.launch)
     if alike.all():
         return [layout]
     parts: list[Layout] = []
     while len(parts) < MAX_GROUPS:
-        # the first remaining step is the next template
+        # The first remaining step determines the launch order of the next part.
         alike = _in_order(layout, _starts(layout)[:, 0, 0])
         part = layout.of_steps(np.flatnonzero(alike))
         starts = _starts(part)
@@ -225,14 +227,14 @@ def split_by_order(layout: Layout) -> list[Layout]:
 
 
 def _starts(layout: Layout) -> FloatArray:
-    """Return recorded starts, shape (nodes, steps, dp), NaN where operations are missing."""
+    """Return recorded starts, shape (nodes, steps, dp), ns; NaN where operations are missing."""
     if layout.missing is None:
         return layout.start_ns
     return np.where(layout.missing, np.nan, layout.start_ns)
 
 
 def _in_order(layout: Layout, launch: FloatArray) -> NDArray[np.bool_]:
-    """Return which steps DP rank 0 computes in the order of `launch`, shape (steps,).
+    """Return in which steps DP rank 0 computes in the order of `launch`, shape (steps,).
 
     Nodes with NaN in `launch` are left out.
     """

@@ -1,4 +1,4 @@
-"""Slots: the operation of its step to which each row of a trace belongs.
+"""Slots: position of each trace row among the operations of its kind in a step.
 
 A *kind* is an op type on a stage; the operations of a kind in a lane have slots 0, 1, … in launch
 order. Where a recorder lost some, microbatch and chunk identify the slot, else time: a send
@@ -20,24 +20,26 @@ from app.analysis.replay.robust_statistics import median_of_known
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 
-# Largest clock noise of one host.
+# Largest clock noise between operations of the same host, ns.
 TOLERANCE_NS: Final = 1e6
-# Cost factor of a send before the end of its computation, or a receive after the begin of it.
+# Factor on the cost of the impossible: a send before the end of its computation, or a receive after
+# the begin of its computation.
 IMPOSSIBLE: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Cost of assigning operations to the slots of their kind."""
+    """Cost function for assigning the operations of a kind to slots."""
 
-    # (steps, DP ranks) of lanes → expected time of each slot, (lanes, slots); NaN where unknown
+    # (step, DP rank) of each lane → expected time of each slot, shape (lanes, slots), ns; NaN if
+    # unknown
     expected: Callable[[IntArray, IntArray], FloatArray]
-    # (starts, ends, expected times) → costs
+    # (starts, ends, expected times) → cost of each assignment
     cost: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
 class LaneTimes:
-    """Starts and ends of the operations whose slots are known, NaN for the others."""
+    """Starts and ends of the operations with known slots, ns; NaN for all others."""
 
     def __init__(
         self,
@@ -58,30 +60,30 @@ class LaneTimes:
         start: FloatArray,
         end: FloatArray,
     ) -> None:
-        """Set the times of nodes, shape (lanes, nodes), in some lanes."""
+        """Set the starts and ends of nodes, shape (lanes, nodes), in some lanes."""
         self._start[nodes, step[:, None], dp[:, None]] = start
         self._end[nodes, step[:, None], dp[:, None]] = end
 
     def begin(self, step: IntArray) -> FloatArray:
-        """Return the begins of steps, shape (lanes,)."""
+        """Return the begin of each lane's step, shape (lanes,), ns."""
         return np.asarray(self._begin[step])
 
     def starts(self, nodes: IntArray, step: IntArray, dp: IntArray) -> FloatArray:
-        """Return starts of nodes, shape (lanes, nodes)."""
+        """Return the starts of nodes, shape (lanes, nodes), ns."""
         return np.asarray(self._start[nodes[None], step[:, None], dp[:, None]])
 
     def ends(self, nodes: IntArray, step: IntArray, dp: IntArray) -> FloatArray:
-        """Return ends of nodes, shape (lanes, nodes)."""
+        """Return the ends of nodes, shape (lanes, nodes), ns."""
         return np.asarray(self._end[nodes[None], step[:, None], dp[:, None]])
 
     def typical(self, nodes: IntArray) -> FloatArray:
-        """Return the median start of each node after its step's begin, shape (nodes,)."""
+        """Return the median time from the step's begin to each node's start, shape (nodes,), ns."""
         since = self._start[nodes] - self._begin[:, None]
         return median_of_known(since.reshape(len(nodes), -1).T)
 
 
 def after(times: LaneTimes, computes: IntArray) -> Judge:
-    """Return the judge of sends: they start when their computation has ended."""
+    """Return the judge of sends, which start when their computation has ended."""
     return Judge(
         lambda step, dp: times.ends(computes, step, dp),
         lambda starts, _, expected: _one_sided(starts - expected),
@@ -89,7 +91,7 @@ def after(times: LaneTimes, computes: IntArray) -> Judge:
 
 
 def before(times: LaneTimes, computes: IntArray) -> Judge:
-    """Return the judge of receives: they end when the computation that they feed begins."""
+    """Return the judge of receives, which end when the computation that needs them begins."""
     return Judge(
         lambda step, dp: times.starts(computes, step, dp),
         lambda _, ends, expected: _one_sided(expected - ends),
@@ -97,7 +99,7 @@ def before(times: LaneTimes, computes: IntArray) -> Judge:
 
 
 def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
-    """Return the judge of all other operations: they start as in other lanes."""
+    """Return the judge of other operations, which start at the typical time of other lanes."""
     typical = times.typical(nodes)
     return Judge(
         lambda step, _: times.begin(step)[:, None] + typical,
@@ -106,12 +108,12 @@ def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
 
 
 def _one_sided(distance: FloatArray) -> FloatArray:
-    """Return the cost of a distance from a computation; negative is on the impossible side."""
+    """Return the cost of the distance to a computation; negative distances are impossible."""
     return np.where(distance < -TOLERANCE_NS, -IMPOSSIBLE * distance, np.abs(distance))
 
 
 def bridged(times: FloatArray) -> FloatArray:
-    """Return times with NaN interpolated between known ones of the row."""
+    """Return times with each NaN interpolated between the known times of its row."""
     known = ~np.isnan(times)
     filled = np.where(known, times, 0.0)
     place = np.arange(times.shape[1])
@@ -121,7 +123,7 @@ def bridged(times: FloatArray) -> FloatArray:
 
 
 def assign(costs: FloatArray) -> IntArray:
-    """Return ascending slots for the operations of each lane at the least total cost.
+    """Return the cheapest ascending assignment of each lane's operations to slots.
 
     Parameters
     ----------
@@ -156,15 +158,15 @@ _UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """Operations of the steps of one shape, arrays of shape (rows,)."""
+    """Rows of the operations of all steps of a shape; arrays of shape (rows,)."""
 
     row: IntArray  # row of the trace
     step: IntArray  # index of the step
     dp: IntArray
     kind: IntArray  # op code × PP + stage
     order: IntArray
-    # (steps × dp, kinds): number of operations of each kind of each lane; None if all run
-    # equally many microbatches
+    # Shape (steps × dp, kinds): number of operations of each kind that each lane ran; None if all
+    # DP ranks run equally many microbatches
     own: IntArray | None = None
 
 
@@ -182,7 +184,7 @@ class Placed:
 def place(
     trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
 ) -> Placed:
-    """Return the operations of rows in dense arrays, by the slot of each.
+    """Return the operations of rows in dense arrays, each at the slot of its row.
 
     With nothing lost, or with gaps in the recorded order, the order is the slot. Else microbatch
     and chunk identify the slot, else time: see `Judge`.
@@ -222,7 +224,7 @@ class _Placing:
             self._place_fewer(~ragged)
         if ragged.any():
             self._resolve(ragged, counts)
-        # rows whose slot only time can tell, sorted by lane, kind and order
+        # Rows whose slot can be inferred from times only, sorted by lane, kind and order
         unknown = np.flatnonzero(ragged)
         unknown = unknown[self.slot[unknown] < 0]
         unknown = unknown[np.lexsort((self.rows.order[unknown], self.group[unknown]))]
@@ -235,7 +237,7 @@ class _Placing:
         return Placed(start, duration, missing, mb, mc)
 
     def _renumber(self, chosen: NDArray[np.bool_]) -> None:
-        """Set the slots of chosen rows to their rank within lane and kind."""
+        """Set the slots of the chosen rows to their position in order within lane and kind."""
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
         group = self.group[rows]
@@ -244,7 +246,7 @@ class _Placing:
         self.slot[rows] = np.arange(len(rows)) - np.repeat(first, length)
 
     def _place_fewer(self, whole: NDArray[np.bool_]) -> None:
-        """Set slots by name in lanes with fewer microbatches, unless names differ between ranks.
+        """Set slots by microbatch in lanes with fewer microbatches, if ranks name them alike.
 
         Schedules that run chunk after chunk leave out some microbatches of each chunk.
         """
@@ -257,18 +259,19 @@ class _Placing:
             microbatch = np.searchsorted(names, self.trace.mb[self.rows.row[mine]])
             share = self.own.ravel()[self.group[mine]] / self.shape[kind]
             if (microbatch >= np.rint(share * len(names))).any():
-                # microbatches have other names on other ranks
+                # The ranks name microbatches differently, so the recorded order is kept.
                 self.slot[mine] = in_order
 
     def _resolve(self, ragged: NDArray[np.bool_], counts: IntArray) -> None:
-        """Set the slots of lanes that lack operations of a kind, by order or name."""
+        """Set the slots of lanes that lack operations of a kind, by order or microbatch."""
         rows = np.flatnonzero(ragged)
         order, kind = self.rows.order[rows], self.rows.kind[rows]
         beyond = np.zeros(len(counts), dtype=bool)
         beyond[self.group[rows[order >= self.shape[kind]]]] = True
         numbered = ~beyond[self.group[rows]]
         if (numbered & (order >= counts[self.group[rows]])).any():
-            # gaps in the order: the recorder numbers lost operations too
+            # The order has gaps, so the recorder numbers lost operations as well and the order is
+            # the slot.
             self.slot[rows] = np.where(numbered, order, _UNKNOWN)
             rows, kind = rows[~numbered], kind[~numbered]
         self.slot[rows] = np.where(self.shape[kind] == 1, 0, _UNKNOWN)
@@ -276,7 +279,7 @@ class _Placing:
             self._resolve_by_name(code, rows[kind == code])
 
     def _resolve_by_name(self, kind: int, ragged: IntArray) -> None:
-        """Set the slots of rows of one kind by microbatch and chunk, if these are unique."""
+        """Set the slots of rows of a kind by microbatch and chunk, if this pair is unique."""
         every = np.flatnonzero(self.rows.kind == kind)
         mb = self.trace.mb[self.rows.row].astype(np.int64)
         mc = self.trace.mc[self.rows.row].astype(np.int64) + 1
@@ -299,7 +302,7 @@ class _Placing:
         self.slot[ragged] = slots[np.searchsorted(names, key[ragged])]
 
     def _fill(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
-        """Return starts and durations of rows with a slot, and which places are filled."""
+        """Return the starts and durations of rows with a slot, and which places have a row."""
         size = (int(self.first[-1]), self.steps, self.dp)
         known = self.slot >= 0
         rows, row = self.rows, self.rows.row[known]
@@ -313,7 +316,7 @@ class _Placing:
         return start, duration, filled
 
     def _names(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the microbatch and chunk of each node in its first lane."""
+        """Return the microbatch and chunk of each node, taken from the first lane with the node."""
         node = self.first[self.rows.kind] + self.slot
         column = self.rows.step * self.dp + self.rows.dp
         rows = np.lexsort((column, node))
@@ -331,12 +334,13 @@ class _Placing:
         duration: FloatArray,
         filled: NDArray[np.bool_],
     ) -> None:
-        """Set the slots of operations that only time can tell."""
+        """Set the slots of operations whose slots can be inferred from times only."""
         begin = np.full(self.steps, np.iinfo(np.int64).max)
         np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
         times = LaneTimes(start, start + duration, filled, begin.astype(np.float64))
         lanes = _Lanes.of(unknown, self.group[unknown], len(self.shape))
-        # computations first: transfers are judged by them
+        # Computations come first, since the slots of transfers are inferred from their
+        # computations.
         for kind in sorted(set(lanes.kind.tolist()), key=self._is_transfer):
             judge = self._judge(kind, times)
             for count in np.unique(lanes.length[lanes.kind == kind]).tolist():
@@ -348,7 +352,7 @@ class _Placing:
     def _assign_by_time(
         self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
     ) -> None:
-        """Set the slots of `rows`, shape (lanes, count), of one kind in several lanes."""
+        """Set the slots of `rows`, shape (lanes, count), operations of a kind in several lanes."""
         starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
         ends = starts + self.trace.duration_ns[self.rows.row[rows]]
         expected = bridged(judge.expected(*lane))
@@ -369,7 +373,7 @@ class _Placing:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
     def _judge(self, kind: int, times: LaneTimes) -> Judge:
-        """Return the judge of a kind."""
+        """Return the judge that assigns the operations of a kind to slots."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]
         nodes = np.arange(self.first[kind], self.first[kind + 1])
@@ -382,7 +386,7 @@ class _Placing:
         return by_typical_start(times, nodes)
 
     def _computes(self, stage: int, name: str, count: int, *, sends: bool) -> IntArray | None:
-        """Return the computation of each transfer, (transfers,); None if numbers do not match."""
+        """Return the computation of each transfer, (transfers,); None if their numbers differ."""
         kind = ops.REPLAYED_OP_TYPES.index(name) * self._pp + stage
         nodes = np.arange(self.first[kind], self.first[kind + 1])
         _, chunks = self._names_of(nodes)
@@ -405,7 +409,7 @@ class _Placing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
-    """Stretches of rows of one lane and kind."""
+    """Stretches of consecutive rows of the same lane and kind."""
 
     order: IntArray  # (rows,)
     first: IntArray  # (stretches,): index into `order`
@@ -415,11 +419,11 @@ class _Lanes:
 
     @classmethod
     def of(cls, order: IntArray, group: IntArray, kinds: int) -> _Lanes:
-        """Return the stretches of equal `group`, which is lane × kinds + kind."""
+        """Return the stretches of rows with equal `group`, which is lane × kinds + kind."""
         first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
         lane, kind = np.divmod(group[first], kinds)
         return cls(order, first, np.diff(first, append=len(order)), lane, kind)
 
     def rows(self, chosen: IntArray, count: int) -> IntArray:
-        """Return the rows of stretches of length `count`, shape (stretches, count)."""
+        """Return the rows of stretches with `count` rows each, shape (stretches, count)."""
         return np.asarray(self.order[self.first[chosen, None] + np.arange(count)])

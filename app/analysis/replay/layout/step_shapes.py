@@ -1,4 +1,4 @@
-"""Shape of a step: operations of each type on each stage, and microbatches of each DP rank.
+"""Shape of a step: operations of each type and stage, and microbatches of each DP rank.
 
 All DP ranks share a shape. Recorders lose operations, so a *lane* (one step of one DP rank) may
 hold fewer: computations and transfers follow from the number of microbatches and the route through
@@ -23,7 +23,7 @@ from app.analysis.trace import model as ops
 
 
 def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
-    """Return durations as if all DP ranks ran as many microbatches as the one with most.
+    """Return durations filled up to the same number of microbatches on all DP ranks, ns.
 
     An empty place gets the rank's typical duration: of a computation the mean in the step, so that
     sums over microbatches stay comparable; of a transfer the median.
@@ -64,14 +64,15 @@ def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     return durations
 
 
-# A step is dropped if a larger share of its operations is missing, or of those of one worker.
+# Largest shares of missing operations, of a step and of a worker in it: a step with larger shares
+# is dropped.
 MOST_MISSING: Final = 0.10
 MOST_MISSING_OF_WORKER: Final = 0.25
-# Deviating counts are a shape of their own if this many steps agree on them, else missing
-# operations.
+# Steps with unusual numbers of operations form a shape of their own if this many steps have the
+# same numbers; else operations count as missing.
 SHARE_OF_SHAPE: Final = 0.15
 STEPS_OF_SHAPE: Final = 2
-# Fewest steps of the final batch size after a ramp.
+# Smallest number of steps with the final batch size after a warm-up ramp.
 STEPS_AFTER_WARM_UP: Final = 5
 
 _CODE: Final = {name: code for code, name in enumerate(ops.REPLAYED_OP_TYPES)}
@@ -82,28 +83,28 @@ Counts = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Census:
-    """Recorded numbers of operations."""
+    """Recorded numbers of operations by step, DP rank, type and stage."""
 
     steps: NDArray[np.int64]  # (steps,): ascending
     counts: Counts  # (steps, dp, op types, pp): operations of each lane
-    # (steps,): number of distinct microbatches named by computations; 0 without names
+    # Shape (steps,): number of distinct microbatches that computations name; 0 without names
     microbatches: NDArray[np.int64]
     flow: Flow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """Numbers of operations that the steps have run."""
+    """Numbers of operations that the steps ran, including lost operations."""
 
     expected: Counts  # (steps, op types, pp)
-    # (op types, pp): kinds that may be missing without a loss: garbage collections, which differ
-    # between ranks, and sends of which only the receives are recorded
+    # Shape (op types, pp): kinds whose operations may be missing without being lost: garbage
+    # collections, which differ between ranks, and sends of which only the receives are recorded
     free: NDArray[np.bool_]
     dropped: dict[int, str]  # index of each dropped step → reason
 
 
 def infer_shapes(census: Census) -> Shapes:
-    """Return the operations that each step has run, and the steps that are dropped."""
+    """Return the operations that each step ran, and the steps that are dropped with reasons."""
     counts = census.counts
     most = counts.max(axis=1)
     trains = (most[:, _CODE[ops.BACKWARD_COMPUTE]] > 0).any(axis=-1)
@@ -130,7 +131,8 @@ def _microbatches(census: Census, training: NDArray[np.intp]) -> NDArray[np.int6
         return np.zeros(len(training), dtype=np.int64)
     largest = (-(-counts // chunks)).max(axis=(1, 2, 3)).astype(np.int64)
     named = census.microbatches[training]
-    # far more names than operations are not shared along the pipeline and do not count
+    # More names than operations are plausible if operations are lost, but far more names mean that
+    # stages name microbatches differently, so these names do not count.
     number = np.where((named > largest) & (named * 4 <= largest * 5 + 4), named, largest)
     ragged = (counts != number[:, None, None, None] * chunks).any(axis=(1, 2, 3))
     values, frequency = np.unique(number, return_counts=True)
@@ -145,7 +147,7 @@ def _expected(
     microbatches: NDArray[np.int64],
     free: NDArray[np.bool_],
 ) -> Counts:
-    """Return the operations that training steps have run, (training steps, op types, pp).
+    """Return the operations that training steps ran, shape (training steps, op types, pp).
 
     Marks unrecorded sends as free, in place.
     """
@@ -192,7 +194,7 @@ def _expected(
 def _transfers(
     flow: Flow, direction: Direction, pp: int, *, sending: bool
 ) -> list[tuple[int, ...]]:
-    """Return the possible numbers of transfers of a microbatch on each stage, ascending."""
+    """Return the possible numbers of transfers for each microbatch, ascending, by stage."""
     neighbor = flow.target if sending else flow.source
     per_stage = []
     for stage in range(pp):
@@ -203,7 +205,7 @@ def _transfers(
 
 
 def _agreed(counts: Counts) -> NDArray[np.bool_]:
-    """Return where no operation of one type seems lost, shape (steps, stages).
+    """Return where no operation of a type seems lost, shape (steps, stages).
 
     DP ranks run equally many. With a single one, stages are compared: a step that runs fewer does
     so on all of them, a loss is on one.
@@ -220,7 +222,7 @@ def _agreed(counts: Counts) -> NDArray[np.bool_]:
 
 
 def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
-    """Return the number of operations of one kind that each step ran, shape (steps,).
+    """Return the number of operations of a kind that each step ran, shape (steps,).
 
     Parameters
     ----------
@@ -247,7 +249,7 @@ def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
 
 
 def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:
-    """Return the steps of a ramp of the batch size, which only grows and then stays."""
+    """Return the steps of a warm-up ramp, in which the batch size grows and then stays equal."""
     full = int(microbatches.max())
     ramps = bool((np.diff(microbatches) >= 0).all())
     if not ramps or int((microbatches == full).sum()) < STEPS_AFTER_WARM_UP:
@@ -259,7 +261,7 @@ def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dic
 
 
 def _different_numbers(counts: Counts) -> str | None:
-    """Return the reason that DP ranks run different numbers of microbatches, if none is lost.
+    """Return a reason if DP ranks run different numbers of microbatches and none are lost.
 
     Parameters
     ----------
@@ -280,7 +282,7 @@ def _different_numbers(counts: Counts) -> str | None:
 def _too_incomplete(
     census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
 ) -> dict[int, str]:
-    """Return the steps with surplus or too many missing operations, and the reasons."""
+    """Return the steps with surplus or with too many missing operations, and the reasons."""
     lacks = expected[:, None] - census.counts
     reasons: dict[int, str] = {}
     surplus = np.asarray((lacks < 0).any(axis=(1, 2, 3)))
@@ -309,21 +311,22 @@ def _too_incomplete(
     return reasons
 
 
-# Fewest steps in which DP ranks differ, or the only one: one may be cut off by the recording's end.
+# Smallest number of steps with different numbers of microbatches, since the end of the recording
+# may cut off a single step; a session of one step needs one.
 _FEWEST: Final = 2
-# Smallest share of lanes whose other operations match the number of microbatches.
+# Smallest share of lanes in which the number of operations agrees with the number of microbatches.
 _AGREE: Final = 0.9
 _FORWARD: Final = _CODE[ops.FORWARD_COMPUTE]
 _BACKWARD: Final = _CODE[ops.BACKWARD_COMPUTE]
 _WGRAD: Final = _CODE[ops.WGRAD_COMPUTE]
 _TRANSFERS: Final = tuple(_CODE[name] for way in DIRECTIONS for name in (way.send, way.recv))
-# Op codes of operations that belong to a microbatch.
+# Op codes of the operations that belong to a microbatch.
 PIPELINED: Final = (_FORWARD, _BACKWARD, _WGRAD, *_TRANSFERS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uneven:
-    """Different numbers of microbatches of DP ranks."""
+    """Different numbers of microbatches on the DP ranks of a step."""
 
     census: Census  # as if all had run as many microbatches as the one with most
     counts: IntArray  # (steps, dp): number of microbatches
@@ -331,14 +334,14 @@ class Uneven:
     chunks: IntArray  # (pp,): number of model chunks
 
     def own(self, shape: IntArray, steps: NDArray[np.intp]) -> IntArray:
-        """Return the number of operations of each kind that lanes ran, shape (lanes, kinds)."""
+        """Return the number of operations of each kind that each lane ran, shape (lanes, kinds)."""
         fewer = self.counts.max() - self.counts[steps].ravel()
         return np.asarray(np.maximum(shape - fewer[:, None] * self.each.ravel(), 0))
 
     def padding(
         self, nodes: Nodes, steps: NDArray[np.intp], missing: NDArray[np.bool_] | None
     ) -> Padding | None:
-        """Return the padding of some steps; None if no place is empty.
+        """Return the padding of the given steps; None if no place is empty.
 
         Parameters
         ----------
@@ -348,7 +351,7 @@ class Uneven:
         if missing is None:
             return None
         most = int(self.counts.max())
-        # (nodes,): index of the microbatch of each node, -1 for no microbatch
+        # Shape (nodes,): index of the microbatch of each node; -1 for nodes without a microbatch
         microbatch = np.full(len(nodes), -1, dtype=np.int64)
         for code in PIPELINED:
             for stage in range(int(nodes.pp.max(initial=-1)) + 1):
@@ -368,7 +371,7 @@ class Uneven:
 
 
 def find_uneven(census: Census) -> Uneven | None:
-    """Return the numbers of microbatches of DP ranks, if they differ.
+    """Return the number of microbatches of each DP rank; None if all numbers are equal.
 
     None if all are equal, or where operations are lost: a rank lacks others too, or backwards do
     not match forwards.
@@ -392,7 +395,7 @@ def find_uneven(census: Census) -> Uneven | None:
     lossy = np.maximum(forwards, backwards)
     own = np.where(whole_lane, numbers, (-(-lossy // chunks)).max(axis=-1)).astype(np.int64)
     most = int(own[trains].max())
-    # evaluation steps stay unchanged: they are dropped later
+    # Evaluation steps keep their numbers, since they are dropped later.
     own = np.where(trains[:, None], own, most)
     fewer = most - own
     named = np.where(trains & (census.microbatches > 0), most, census.microbatches)
@@ -401,7 +404,7 @@ def find_uneven(census: Census) -> Uneven | None:
 
 
 def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
-    """Return the number of operations of a microbatch, shape (op types, pp).
+    """Return the number of operations for each microbatch, shape (op types, pp).
 
     None if it differs between DP ranks, or if the number of other operations does.
 
@@ -426,7 +429,7 @@ def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
 
 
 def numbered(mb: NDArray[np.int32], mc: NDArray[np.int32], most: int) -> IntArray:
-    """Return the index of the microbatch of each operation of one type on a stage, in their order.
+    """Return the microbatch index of each operation of a type on a stage, shape (operations,).
 
     By recorded microbatch if there are `most` distinct ones; else by order within each chunk.
     """
