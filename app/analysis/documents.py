@@ -1,9 +1,9 @@
 """The only reader of YAML and JSON documents that users wrote.
 
-Time and memory stay in proportion to a text: JSON may have megabytes, YAML a quarter of one (its
-reader takes a thousand times as long a byte), and what multiplies or hides is refused: aliases,
-repeated keys, numbers that JSON does not have, nesting that no document of ours needs, numbers of
-thousands of digits.
+Time and memory are proportional to the length of a text: JSON may have megabytes, YAML a quarter of
+a megabyte (its reader takes a thousand times as long per byte). Refused is content that multiplies
+or hides other content: aliases, repeated keys, numbers that JSON does not have, nesting that no
+document of this project needs, numbers of thousands of digits.
 """
 
 from __future__ import annotations

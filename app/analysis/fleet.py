@@ -1,7 +1,7 @@
 """Distribution statistics of a fleet and the published values of the what-if paper.
 
-Cumulative distributions, rank correlation and classes by doubling, for the figures of sections 4
-and 5 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
+Contains cumulative distributions, rank correlation and classes of doubling sizes, for the figures
+of sections 4 and 5 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
 """
 
 from __future__ import annotations

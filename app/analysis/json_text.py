@@ -1,8 +1,8 @@
 """The only writer of JSON documents that are dataclasses: reports and plans.
 
-Fields are keys, in their order. A field whose name would be a word of Python ends with an
-underscore, which its key does not have. A field that is marked with `OMITTED` has no key where it
-has its default; every other None is a ``null``.
+Fields are keys, in their order. If a field's name would be a keyword of Python, it ends with an
+underscore, which the key does not have. A field marked with `OMITTED` has no key if it has its
+default; any other None is written as ``null``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choice between compiled loops and NumPy, and threads for compiled loops.
 
-Loading the compiler takes about half a second, as long as the analysis of a million operations
-in NumPy, so this module must not import numba.
+Loading the compiler takes about half a second, as long as NumPy takes to analyze a million
+operations, so this module must not import numba.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def compiled_pays(operations: int) -> bool:
 def in_rows(array: _Array) -> _Array:
     """Return the array as C-contiguous and writable, the form for which the loops are compiled.
 
-    For a slice, a transposed or a repeated array they would be compiled once more, which takes
-    five seconds.
+    The loops are compiled when the program is installed. For a slice, a transposed or a repeated
+    array, a loop would be compiled once more, which takes five seconds.
     """
     if array.flags.c_contiguous and array.flags.writeable:
         return array

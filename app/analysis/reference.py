@@ -1,6 +1,7 @@
 """Reference of a document's fields: their types and the docstrings below them.
 
-The documentation's site lists them, and the OpenAPI document takes its descriptions from here.
+The documentation's site lists the fields, and the OpenAPI document takes its descriptions from
+them.
 """
 
 from __future__ import annotations

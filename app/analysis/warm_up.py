@@ -1,6 +1,7 @@
 """Compile all loops after an installation: ``python -m app.analysis.warm_up``.
 
-Compiling takes some ten seconds, once on a machine: it is kept on disk. Loading takes a half.
+Compiling takes about ten seconds, once on a machine, as the code is cached on disk. Loading from
+the cache takes half a second.
 """
 
 from __future__ import annotations

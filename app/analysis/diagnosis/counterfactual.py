@@ -43,7 +43,7 @@ _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatAr
 class Claim:
     """The launch delays of a cause.
 
-    Causes that are looked for in different phases share no time; those of one phase may.
+    Causes of different phases share no time; causes of one phase may.
     """
 
     phase: int
@@ -314,9 +314,9 @@ _FEWEST_PASSES: Final = 3  # fewer passes of a worker through a chunk have no ty
 def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
     """Return a mean step's loss by contention, seconds; 0 if ranks share no processors.
 
-    Measured by a replay in which each operation takes its median time on its rank; a rank's lasting
-    slowness is not part of it. Without a pipeline, the difference among collectives of one type,
-    which carry more or less data, is no loss either.
+    The loss is measured by a replay in which each operation takes its median time on its rank; a
+    rank's lasting slowness is not part of the loss. Without a pipeline, differences among
+    collectives of one type, which transfer different amounts of data, are no loss either.
     """
     if not observation.shares_processors:
         return 0.0
@@ -332,9 +332,10 @@ def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
 def single_operation_loss_s(observation: Observation, metrics: Metrics) -> float:
     """Return a mean step's loss by single long operations, seconds, for a session of few steps.
 
-    Few steps do not show whether an operation takes long once or recurrently. Measured by a replay
-    in which computations take the median of the worker's passes through the same chunk, where there
-    are enough, and transfers at most the ideal. 0 for enough steps to have an interval.
+    Few steps do not show whether an operation takes long once or repeatedly. The loss is measured
+    by a replay in which computations take the median of the worker's passes through the same chunk,
+    if there are enough passes, and transfers take at most the ideal time. 0 if there are enough
+    steps for an interval.
     """
     if len(observation.layout.steps) >= FEWEST_DRAWN:
         return 0.0

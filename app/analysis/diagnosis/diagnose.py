@@ -68,7 +68,7 @@ class Diagnosis:
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay with them is within `limit` of the recording, else none.
 
-        That replay contains late launches with a cause, so it may be near the recording where the
+        This replay contains late launches with a cause, so it may be near the recording even if the
         replay of durations alone is not.
         """
         return self.causes if self.discrepancy <= limit else ()
@@ -219,8 +219,8 @@ def _discrepancy(replays: Counterfactuals, recorded_s: float) -> float:
 def _cannot_judge(signs: Signs) -> dict[str, str]:
     """Return the causes that the session lacks the data to judge, each with the reason.
 
-    Causes that the job cannot have are not included: without overlap nothing waits for a
-    reduce-scatter, and with one stage none is too heavy.
+    Causes that the job cannot have are not included: without overlap no computation waits for a
+    reduce-scatter, and with one stage no stage is too heavy.
     """
     shared = signs.observation.shares_processors
     reasons = {
@@ -293,8 +293,8 @@ def _with_reduction(
 ) -> Diagnosis:
     """Return the diagnosis with a slowdown of steps that include the unrecorded reduction.
 
-    The gradient reduction remains without the causes; steps without it would be shorter, and the
-    causes would weigh too much.
+    The gradient reduction remains without the causes: steps without the reduction would be shorter,
+    and the causes' share would be too large.
     """
     waits = unrecorded_reducing(observation).values()
     reducing_ns = {
@@ -332,8 +332,8 @@ def causes_without_replay(
 ) -> tuple[Cause, ...]:
     """Return the causes, without cost, that are certain without a replay, such as slow workers.
 
-    A worker's own computing time does not depend on the quality of the replay; its share of the
-    loss does.
+    A worker's own computing time does not depend on the quality of the replay; the worker's share
+    of the loss does.
     """
     signs = Signs(observation, metrics.recorded_step_s / NS, earlier)
     among = [k for k in KINDS.values() if k.needs_no_replay and k.cannot_judge(signs) is None]

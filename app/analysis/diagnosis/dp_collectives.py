@@ -138,8 +138,8 @@ def collectives_of(observation: Observation) -> Collectives:
 def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Return transfer times of a stage's collectives, ns, and the ranks whose group is slow.
 
-    A group waits for its own ranks only: with several groups, transfers are measured from the
-    latest start within each.
+    A group waits only for its own ranks: with several groups, a transfer begins at the latest start
+    within the group.
     """
     layout, taken_ns = observation.layout, observation.recorded_ns[nodes]
     # A collective of the whole world has a single group, so it cannot show a slow group.

@@ -76,7 +76,7 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
 def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
     """Return the transfer time of each type on each stage in the median step, seconds.
 
-    Without waiting for others, on the median rank.
+    The times are those of the median rank, without waits for other ranks.
     """
     layout, recorded_ns = observation.layout, observation.recorded_ns
     names = [name for name in layout.op_names if name in TRANSFERS]
@@ -100,8 +100,8 @@ def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
 def configuration_of(meta: SessionMeta, layout: Layout) -> str:
     """Return a digest of the properties that two sessions must share to be compared.
 
-    Sizes, the numbers of computations of each stage, and the metadata of the job without those of
-    its machines.
+    The properties are the sizes, the numbers of computations of each stage, and the metadata of the
+    job except those of its machines.
     """
     counts = [[len(layout.of(name, stage)) for stage in range(layout.pp)] for name in COMPUTATIONS]
     metadata = {key: value for key, value in meta.extra.items() if key not in _OF_SESSION}
@@ -205,8 +205,8 @@ class Past:
     def alone(self, *, shared: bool) -> FloatArray:
         """Return each worker's slowdown ÷ the other workers', shape (pp,), for one DP rank.
 
-        1 for workers that are not slower by enough, which is more where ranks share processors
-        (`shared`). All workers must be known.
+        The ratio is 1 for workers that are not slower by enough; the limit is higher if ranks share
+        processors (`shared`). The times of all workers must be known.
         """
         own = self.ratio[:, 0]
         others = np.array([np.median(np.delete(own, stage)) for stage in range(len(own))])
@@ -258,7 +258,8 @@ def _slow_transfers(
 ) -> dict[tuple[str, int], SlowTransfers]:
     """Return the transfers far slower than in the fastest earlier sessions, by type and stage.
 
-    Sessions after the network has become slow do not hide it.
+    As the fastest sessions are the reference, sessions recorded after the network became slow do
+    not hide the slowdown.
     """
     slow = {}
     for name, by_stage in now.transfers_s.items():

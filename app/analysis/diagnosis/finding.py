@@ -41,7 +41,7 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Forwards that stall, counted."""
+    """Stalls of forwards, by step and by worker."""
 
     kind: Literal["stalls"] = "stalls"
     by_step_s: tuple[float, ...]

@@ -1,7 +1,8 @@
 """Waits within tensor- and context-parallel groups, and the ranks that cause these waits.
 
-All ranks of a group end a collective together, so the last to arrive has the shortest record; no
-common clock is needed. In a ring of context-parallel ranks it is the one that computes longest.
+All ranks of a group end a collective together, so the rank that arrives last has the shortest
+record; no common clock is needed. In a ring of context-parallel ranks, the last rank is the rank
+that computes longest.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
 def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES) -> list[Waits]:
     """Return the waits of each worker whose collectives are recorded by several ranks.
 
-    For a worker with several groups of ranks, those of the group that waits longest: the others
-    wait for it at the collectives of the other kind, where all of them meet.
+    If a worker has several groups of ranks, the waits are those of the group that waits longest:
+    the other groups wait for this group at the collectives of the other kind, in which all groups
+    meet.
     """
     trace = observation.trace
     rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in types]))
@@ -165,7 +167,8 @@ def waiting_groups(
 ) -> list[Waiting]:
     """Return the groups that wait for a rank, the longest wait first.
 
-    They wait at least `to_median` times as long as the median group; by default the threshold.
+    A group's wait is at least `to_median` times the wait of the median group; by default the
+    threshold's number.
     """
     total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
@@ -201,8 +204,8 @@ def computing_ns(observation: Observation) -> FloatArray:
 def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncertainty:
     """Return the uncertainty of a step in which some groups wait only as long as healthy groups.
 
-    The slowest DP rank decides a step, so a group's uncertainty weighs as its share of the DP
-    ranks. Where no healthy group is recorded, the wait may be twice the typical one.
+    The slowest DP rank decides a step, so a group's uncertainty is weighted by its share of the DP
+    ranks. If no healthy group is recorded, the wait may be twice the typical wait.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
     reference = (
@@ -218,7 +221,7 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
 def unsure_of_typical(typical: float, groups: int) -> float:
     """Return a step interval's relative half width if groups wait for the typical time.
 
-    Healthy groups differ independently, so the mean wait of several is better known.
+    Healthy groups differ independently, so the mean wait of several groups is better known.
     """
     return THRESHOLDS.differ * typical / sqrt(groups)
 
@@ -229,7 +232,7 @@ def computations_without(
     """Return the computing time lost to waits of some groups, by node, (steps, dp), ns.
 
     Each wait counts for the computation that contains it, less the wait of a healthy group, which
-    is the same share of each wait.
+    is subtracted as the same share of every wait.
     """
     layout = observation.layout
     lost_ns: dict[int, FloatArray] = {}
@@ -294,8 +297,8 @@ def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
 def ring_waits(observation: Observation) -> list[Waits]:
     """Return the waits of each context-parallel ring for its rank that computes longest.
 
-    One wait per computation, at any of its transfers: how early a rank waits depends on its
-    distance to the slow one. Empty where no rings are recorded.
+    Each computation has one wait, which may be at any of its transfers: how early a rank waits
+    depends on its distance to the slow rank. Empty if no rings are recorded.
     """
     return list(_ring_waits(observation)) if has_rings(observation.trace) else []
 
@@ -303,8 +306,8 @@ def ring_waits(observation: Observation) -> list[Waits]:
 def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
     """Return which workers seem slow only as they wait for a ring's missing rank, (pp, dp).
 
-    None of their recorded ranks computes longer than `slow` times the busiest ranks of the stage's
-    other workers (the median).
+    None of the recorded ranks of such a worker computes longer than `slow` times the busiest ranks
+    of the stage's other workers (the median).
     """
     trace, sizes = observation.trace, observation.trace.meta.sizes
     waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)

@@ -1,8 +1,8 @@
 """The headline: the slowdown of a job as shown to users, and its interval.
 
 The published S (what-if paper) compares a job with an ideal that is a mean and contains the
-straggler, so it underestimates a strong one. Where causes explain the lost time, the job is
-compared with itself without them.
+straggler, so S underestimates a strong straggler. If causes explain the lost time, the job is
+compared with the job without these causes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def headline(
 ) -> Headline:
     """Return the slowdown against the job without the reported causes.
 
-    Where causes do not explain the loss, S with its interval.
+    If causes do not explain the loss, the headline is S with its interval.
     """
     named = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
@@ -150,11 +150,11 @@ def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s:
 def interval_of(judged: Judged) -> Interval | None:
     """Return the 95 % interval of a slowdown from the analyzed steps; None for too few steps.
 
-    It combines the variation among steps with the uncertainty of the steps without the causes.
-    Launches that are late for no known cause make the recorded step longer than the replayed one:
-    they remain without the causes, which lowers the slowdown, and the causes may hide more of them.
-    But where hosts wait for transfers, late launches may follow from transfers that the causes
-    delay, and belong to the causes entirely.
+    The interval combines the variation among steps with the uncertainty of the steps without the
+    causes. Launches that are late for no known cause make the recorded step longer than the
+    replayed step: they remain without the causes, which lowers the slowdown, and the causes may
+    hide more such launches. But if hosts wait for transfers, late launches may follow from
+    transfers that the causes delay, and belong to the causes entirely.
     """
     reference_s, uncertainty = judged.reference_s, judged.uncertainty
     by_work_s = reference_s if uncertainty.work is None else reference_s * uncertainty.work

@@ -1,7 +1,8 @@
 """Late launches: all late launches, those by interpreter pauses, and those that begin steps.
 
-A replay with all late launches reproduces the recording. A paused interpreter launches nothing;
-backwards are launched from C++, so only forwards are late, now and then, on changing workers.
+A replay with all late launches reproduces the recording. A paused interpreter launches no
+operation; backwards are launched from C++, so pauses delay only forwards, occasionally and on
+changing workers.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class StalledLaunches:
 def late_launches(observation: Observation) -> dict[int, FloatArray]:
     """Return the launch delays of late operations, by node, shape (steps, dp), ns.
 
-    Where the gradient reduction is not recorded, the operation after the last computation waits in
-    it for the slowest DP rank, which is no delay: all ranks get the delay of the last one.
+    If the gradient reduction is not recorded, the operation after the last computation waits in the
+    reduction for the slowest DP rank. This wait is no delay: all ranks get the delay of the last
+    rank.
     """
     layout = observation.layout
     delays, _ = launch_delays(observation.group)
@@ -87,8 +89,8 @@ def reduces_unrecorded(observation: Observation) -> bool:
 def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatArray]]:
     """Return the time of the unrecorded gradient reduction, by stage; empty if it is recorded.
 
-    For each stage the operation after its last computation, and its wait, shape (steps, dp), ns:
-    that of the DP rank that computes longest.
+    The value of a stage is the operation after its last computation and the wait of this operation,
+    shape (steps, dp), ns: on every rank the wait of the DP rank that computes longest.
     """
     if not reduces_unrecorded(observation):
         return {}
@@ -211,9 +213,9 @@ def _beyond_typical(delays: FloatArray) -> FloatArray:
 def first_delays(observation: Observation) -> dict[int, FloatArray]:
     """Return launch delays of the first operations of each stage, by node, (steps, dp), ns.
 
-    The first all-gather of parameters, the first forward on stage 0, and the first receive on the
-    other stages (on stage 0 only if launched before that forward: a recorder may write a receive
-    without a peer, and virtual stages have receives amid the step).
+    First operations are the first all-gather of parameters, the first forward on stage 0, and the
+    first receive on the other stages (on stage 0 only if launched before that forward: a recorder
+    may write a receive without a peer, and virtual stages have receives amid the step).
     """
     layout = observation.layout
     late_ns = {}

@@ -137,7 +137,7 @@ class Hosts:
     def whole_host(self, workers: Collection[Worker]) -> str | None:
         """Name the host whose workers are exactly these workers; None without such a host.
 
-        None also where the job has a single host: then all workers of a host are all of the job.
+        None also if the job has a single host, as the workers of this host are the whole job.
 
         Examples
         --------

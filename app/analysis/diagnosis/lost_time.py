@@ -64,11 +64,11 @@ def named_loss(
 ) -> tuple[tuple[int, ...], Loss]:
     """Return the numbers of the findings worth naming, and the loss of a mean step.
 
-    The reference is the session without these findings, if it is about as fast as a healthy one
-    (which loses a little against the ideal, too). Otherwise the reference is ideal, and the
-    remaining loss is unknown, except where the slowdown by the causes alone exceeds the published S
-    (which ignores late launches), or where the remainder is at most `chance_s`, the loss of a mean
-    step by chance.
+    The reference is the session without these findings, if it is about as fast as a healthy session
+    (which loses a little against the ideal, too). Otherwise the reference is the ideal, and the
+    remaining loss is unknown, unless the slowdown by the causes alone exceeds the published S
+    (which ignores late launches), or the remainder is at most `chance_s`, the loss of a mean step
+    by chance.
 
     Parameters
     ----------

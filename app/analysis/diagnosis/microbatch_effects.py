@@ -1,8 +1,9 @@
 """Computation times split into the effects of worker, microbatch and chance.
 
 Time = typical time of the worker × factor of the microbatch (sequence lengths) × residual (a slow
-spell or a single stall). The factor is nearly the same on every stage: attention takes Σs² and the
-rest Σs, so the times of a stage rise with those of the others at a rate of its own.
+spell or a single stall). The factor is nearly the same on every stage: attention takes time in
+proportion to Σs² and the rest to Σs, so the times of a stage rise with the times of other stages,
+each stage at its own rate.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def compare_microbatches(
 ) -> Difference:
     """Return whether microbatches differ in length, by their times within a step and DP rank.
 
-    There a worker's slow spells, in which forwards and backwards are long together too, cancel out.
+    Within a step and DP rank, a worker's slow spells cancel out, in which forwards and backwards
+    take long together too.
 
     Parameters
     ----------
@@ -194,7 +196,8 @@ def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
 def _scatter(factor: SingleArray) -> tuple[float, float]:
     """Return the relative standard deviation over all microbatches, and on the median DP rank.
 
-    The latter keeps a single DP rank with slow spells from counting as a difference everywhere.
+    The value of the median DP rank prevents a single DP rank with slow spells from counting as a
+    difference on all ranks.
     """
     lanes = factor.reshape(-1, factor.shape[-1])
     low, high = quantiles(lanes, (0.16, 0.84))
@@ -218,7 +221,7 @@ def _few_are_long(
 ) -> bool:
     """Return whether a few microbatches are long; arguments: which are, (passes, steps, dp).
 
-    With one stage they must be on many DP ranks: otherwise a worker has bursts.
+    With one stage, many DP ranks must have long microbatches: otherwise a worker has bursts.
     """
     both = forward & backward
     count = int(both.sum())
@@ -256,8 +259,9 @@ def divide_out(
 ) -> dict[str, Microbatches]:
     """Return the microbatches by type, and divide `relative` by their factors in place.
 
-    A factor is that within the step times that of the DP rank's microbatches in the step. With one
-    stage both types get the backwards' factor, as no stall of the interpreter lengthens backwards.
+    A microbatch's factor is its factor within the step × the factor of the DP rank's microbatches
+    in the step. With one stage both types get the factor of backwards, as no stall of the
+    interpreter lengthens backwards.
     """
     error = chance_margin(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
     several = len(relative[BACKWARD_COMPUTE]) > 1
@@ -300,7 +304,7 @@ def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float)
 def chance_margin(scatter: float, passes: Passes, *, lasting: bool) -> float:
     """Return how far the median of a worker's microbatches may differ from its peers' by chance.
 
-    Relative; of the whole session if `lasting`, else of one step.
+    The margin is relative to the median: over the whole session if `lasting`, else in one step.
     """
     _, count, steps, _ = passes.times_ns.shape
     # All model chunks compute the same microbatches, so these count once.
@@ -312,9 +316,9 @@ def chance_margin(scatter: float, passes: Passes, *, lasting: bool) -> float:
 def rank_length_factor(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     """Return each DP rank's microbatch length ÷ the typical length, by time, shape (…, dp).
 
-    The factor is common to all stages (first axis of `times`), and at most `error` from 1: more, on
-    some stages, comes from a slow worker or slow peers; more on all stages alike, from longer
-    microbatches.
+    The ratio is common to all stages (first axis of `times`), and differs from 1 by at most
+    `error`. A larger difference on some stages comes from a slow worker or slow peers; a larger and
+    equal difference on all stages comes from longer microbatches.
     """
     telling = rise >= THRESHOLDS.telling * rise.max()
     by = rise[telling].reshape(-1, *[1] * (times.ndim - 1))
@@ -351,7 +355,7 @@ class Effects:
 def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
     """Return `Effects.worker` with the times of each stage split separately.
 
-    Less precise, as the effects of microbatches are found as in a job with one stage.
+    The result is less precise, as the effects of microbatches are found as in a job with one stage.
     """
     stages = [
         split_effects(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)

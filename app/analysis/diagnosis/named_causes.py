@@ -1,6 +1,6 @@
 """Causes of a report with cost and confidence, within steps and between steps.
 
-Costs are seconds of a mean step with the gap before it.
+Costs are in seconds of a mean step including the gap before it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ THRESHOLDS: Final = Thresholds()
 def slower_than_before(observation: Observation, past: Past) -> Finding | None:
     """Return the transfers that are slower than in earlier sessions; None if none are.
 
-    Without the cause they take as long as then. A single slower stage of several is named.
+    Without the cause, transfers take as long as in the earlier sessions. If a single stage of
+    several is slower, the finding names this stage.
     """
     if not past.slow_transfers:
         return None

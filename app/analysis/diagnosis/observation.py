@@ -1,7 +1,8 @@
 """Data of a session for the finders of causes: microbatch computations, delays, healthy times.
 
 A pass is a computation of one microbatch in one direction. A worker at fault is replayed with the
-median of its peers, and workers differ; where all hosts are at fault, no healthy time is known.
+median of its peers, which differ among themselves; if all hosts are at fault, no healthy time is
+known.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Observation(Memoized):
     def recorded_ns(self) -> FloatArray:
         """Return durations without waiting, shape (nodes, steps, dp), ns.
 
-        Where DP ranks run different numbers of microbatches, the missing ones are filled in.
+        If DP ranks run different numbers of microbatches, the missing microbatches are filled in.
         """
         return filled_ns(self.group)
 
@@ -121,7 +122,8 @@ class Observation(Memoized):
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
         """Return a node's launch delay after the last of its inputs ends, shape (steps, dp), ns.
 
-        Without explained delays; regular delays, also between steps, count only if `regular`.
+        Explained delays are subtracted; regular delays, also between steps, count only if
+        `regular`.
         """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
@@ -171,7 +173,7 @@ class Observation(Memoized):
     def comparable_within_stages(self) -> bool:
         """Return whether each stage has as many forwards as backwards.
 
-        Then the workers of a stage can be compared, even where stages have other model chunks.
+        Then the workers of a stage can be compared, even if other stages have other model chunks.
         """
         return bool(self._counts.all() and (self._counts == self._counts[0]).all())
 
@@ -263,7 +265,7 @@ def sample(values: NDArray[Real]) -> NDArray[Real]:
 def scatter_of_most(values: NDArray[Real]) -> float:
     """Return the standard deviation estimated from values near the median, as if normal.
 
-    Half of the values may be outliers. 0 for fewer than four values.
+    Up to half of the values may be outliers. 0 for fewer than four values.
     """
     if values.size < _FEWEST:
         return 0.0
@@ -307,8 +309,8 @@ THRESHOLDS: Final = Thresholds()
 def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
     """Return the uncertainty of a step in which workers at fault compute like their peers.
 
-    All other workers count as healthy. The slowest DP rank decides a step, and one of many is
-    seldom the slowest: a worker's uncertainty weighs as its share of the DP ranks.
+    All other workers count as healthy. The slowest DP rank decides a step, and a single rank of
+    many is seldom the slowest: a worker's uncertainty is weighted by its share of the DP ranks.
     """
     layout = observation.layout
     healthy = np.ones((layout.pp, layout.dp), dtype=bool)
@@ -333,8 +335,8 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
 def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
     """Return the share of the job that waits for the given workers at fault.
 
-    The larger share of other DP ranks or other stages. The rest is waited for itself: its late
-    launches lengthen the step with the cause and without.
+    The share is the share of the other DP ranks or of the other stages, whichever is larger. The
+    rest of the job is waited for: its late launches lengthen the step with and without the cause.
     """
     ranks, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     layout = observation.layout

@@ -1,7 +1,7 @@
 """Steps that begin much later than other steps, and their interval in steps.
 
-A job that stops every n steps does work there that is not part of a step, such as a checkpoint. A
-job that waits for data begins every step late, and some steps later still.
+A job that stops every n steps does work at these steps that is not part of a step, such as a
+checkpoint. A job that waits for data begins every step late, and some steps later than others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FEWEST: Final = 3
 def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
     """Return the interval of the struck steps, in steps; 0 if they are not periodic.
 
-    The greatest common divisor of their distances, if every recorded step at that interval is
-    struck. A single step has no interval.
+    The interval is the greatest common divisor of the distances between struck steps, if every
+    recorded step at this interval is struck. A single step has no interval.
 
     Parameters
     ----------
@@ -108,8 +108,9 @@ def stands_still(signs: Signs, late_ns: FloatArray) -> bool:
 def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None:
     """Return the steps that stand still, given each step's lateness; None if none do.
 
-    A single step, or several at even intervals. Where all steps wait for their data too, some stand
-    still beyond that; then few of them are chance.
+    The result is a single step, or several steps at equal intervals. If all steps wait for their
+    data too, some steps stand still for longer than this wait; then a small number of such steps is
+    chance.
     """
     struck = _beyond(observation, late_ns, THRESHOLDS.others)
     if struck is None:
@@ -126,8 +127,9 @@ def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None
 def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bool_] | None:
     """Return the latest steps that may stand still, shape (steps,); None without any.
 
-    One or two steps that begin far later than others, or several at even intervals, which may be
-    chance; on all DP ranks, or on the slowest. Late data would look the same.
+    The result is one or two steps that begin far later than the other steps, or several steps at
+    equal intervals, which may be chance; the delay is on all DP ranks, or on the slowest DP rank.
+    Late data would look the same.
     """
     observation = signs.observation
     if any(node in observation.explained.late_ns for node in first):
@@ -153,7 +155,7 @@ def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bo
 def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -> Struck | None:
     """Return the latest steps and their interval, if periodic by chance with at most `chance`.
 
-    However different their lateness: exactly the steps of a period are the latest.
+    The amounts of lateness do not matter: exactly the steps of a period must be the latest.
     """
     steps = observation.layout.steps
     latest, count = np.argsort(-beyond_ns, kind="stable"), len(steps)

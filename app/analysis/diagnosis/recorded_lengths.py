@@ -49,7 +49,8 @@ class RecordedLengths:
 def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
     """Return recorded lengths of microbatches; None if too few, or stages not comparable.
 
-    Of about `most` microbatches, sampled by steps and DP ranks; of all where it is None.
+    About `most` microbatches are included, sampled by steps and DP ranks; all microbatches if
+    `most` is None.
     """
     recorded = observation.trace.meta.extra.get(_KEY)
     if not isinstance(recorded, dict):
@@ -82,7 +83,7 @@ def some_lengths(observation: Observation) -> RecordedLengths | None:
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
     """Return Σs and Σs² of a microbatch, given its DP rank's metadata; None without lengths.
 
-    None if they hold no list of lengths.
+    None if the metadata contain no list of lengths.
     """
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
@@ -128,7 +129,7 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
     """Return the cost of each DP rank's microbatches by their lengths, shape (steps, dp).
 
     The cost is linear in Σs and Σs² of the step with non-negative coefficients, fitted to the
-    computing times. None if lengths of a step or DP rank are missing, or all are alike.
+    computing times. None if lengths of a step or DP rank are missing, or all are equal.
 
     Parameters
     ----------
@@ -155,8 +156,8 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
 def _fit(terms: FloatArray, taken: FloatArray) -> FloatArray | None:
     """Return the non-negative least-squares fit of times by `terms`, shape (values,).
 
-    `terms` has the shape (terms, values); all subsets are tried, as there are three. None if no
-    fit is positive.
+    `terms` has the shape (terms, values); as there are three terms, all subsets are tried. None if
+    no fit is positive.
     """
     least, best = np.inf, None
     for size in range(1, len(terms) + 1):

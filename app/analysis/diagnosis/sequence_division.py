@@ -61,9 +61,9 @@ def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
 def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> list[Waiting]:
     """Return the groups with only the part of their wait that an even division removes.
 
-    That is the last rank's lateness against the mean of all ranks, as the work that one rank loses
-    goes to the others. The variation from collective to collective and among groups remains; a
-    single group does not show the latter.
+    This part is the last rank's lateness relative to the mean of all ranks, as the work that the
+    last rank loses goes to the other ranks. The variation among collectives and among groups
+    remains; a single group does not show the variation among groups.
     """
     typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
@@ -85,7 +85,7 @@ def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> li
 def if_divided(group: Waiting) -> float:
     """Return the log ratio of a step with an even division to a step without waits, two ranks.
 
-    Divided evenly, each of them does half of the difference.
+    With an even division, each of the two ranks computes half of the difference.
     """
     share = min(group.share, THRESHOLDS.most)
     return log((1 - share / 2) / (1 - share))
@@ -105,8 +105,8 @@ def division(observation: Observation, groups: Sequence[Waiting]) -> str:
 def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
     """Return the wait of an evenly divided group, as a share of its computing time.
 
-    A rank's time is its share of the work times chance, and the group waits for the latest by
-    chance. The median over collectives excludes pauses.
+    A rank's time is its share of the work × a factor of chance, and the group waits for the rank
+    that is latest by chance. The median over collectives excludes pauses.
     """
     taken: dict[tuple[int, int], list[FloatArray]] = defaultdict(list)
     for group in groups:
@@ -125,8 +125,8 @@ def _by_kind(
 ) -> Iterator[tuple[tuple[int, int], FloatArray]]:
     """Yield each kind of collective with the time of its ranks before it, (collectives, ranks), ns.
 
-    A kind is an operation type and a place within its computation; each collective of a computation
-    gets an equal part of its time.
+    A kind is an operation type and its place within the computation; each collective of a
+    computation gets an equal part of the computation's time.
     """
     layout, (dp, _) = observation.layout, waits.cell
     nodes, steps = holders(observation, waits)

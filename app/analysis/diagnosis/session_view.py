@@ -1,8 +1,8 @@
 """Signs of a session that all finders of causes share; heavy stages apart from slow workers.
 
-With one DP rank a worker has no peers, but its stage has: where layers are divided evenly, the
-other stages compute the same. Embedding and head may make the first or the last stage heavy with as
-many layers as the others; for these stages both causes are named.
+With one DP rank a worker has no peers, but its stage has peers: if layers are divided evenly, the
+other stages compute equally long. Embedding and head may make the first or the last stage heavy
+even with as many layers as the other stages; for these stages both causes are named.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ THRESHOLDS: Final = Thresholds()
 class StageOrWorker:
     """Reason why a stage takes longest: heavy, or a slow worker; in doubt if both are possible.
 
-    Both are set only if earlier sessions distinguish them.
+    Both fields are set only if earlier sessions distinguish the two causes.
     """
 
     heavy: Finding | None
@@ -82,7 +82,7 @@ class StageOrWorker:
 def heaviest_stage(observation: Observation, slower: FloatArray | None = None) -> Finding | None:
     """Return the heaviest stage; without the cause all stages compute equally long; None if equal.
 
-    `slower`, shape (pp,), is the slowdown of each stage's worker, where it is known.
+    `slower`, shape (pp,), is the slowdown of each stage's worker, if known.
     """
     if not observation.comparable:
         return None
@@ -129,7 +129,7 @@ def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWor
     """Return the stage that takes longest, as too heavy or, with one DP rank, as a slow worker.
 
     With one DP rank, earlier sessions show which worker has become slow. A stage that took as long
-    then is heavy, or its worker was already slow.
+    in the earlier sessions is heavy, or its worker was already slow.
     """
     heavy = heaviest_stage(observation)
     by_layers = _by_layers(observation, heavy)

@@ -135,7 +135,7 @@ def _in_steps(
 ) -> tuple[_InSteps, IntArray]:
     """Return operations placed in their step, or `following` steps later, and their indices.
 
-    Without operations whose step is not of the most frequent shape.
+    Operations whose step does not have the most frequent shape are left out.
     """
     number = operations.step[some] + following
     step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)

@@ -1,7 +1,7 @@
 """Gaps between the steps of a session: recorded operations, and lost idle time.
 
-Ranks may record operations between steps. The rest of a gap is idle: usually short and constant;
-idle time above the usual is lost.
+Ranks may record operations between steps. The rest of a gap is idle time, which is usually short
+and constant; idle time above the usual is lost.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
 def lost_between(shares: Shares, causes_s: float, turn_s: float) -> float:
     """Return the share of the time that is lost between steps.
 
-    Recorded operations before each step are usual for the budget, and lost all the same.
+    Operations that are recorded before every step count as usual in the budget, but are lost time
+    here.
 
     Parameters
     ----------

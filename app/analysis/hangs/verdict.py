@@ -1,10 +1,10 @@
 """Verdict on a hang: the ranks that other ranks wait for, the reason, and the action.
 
-Culprits come from the wait-for graph of pending operations. Where that leads to no rank (gloo
-records no transfers; many jobs have no recorder), silent ranks are blamed, and without any the
-stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch, or
-if most ranks are in the same lines; as all run the same program, they wait for a rank that is
-elsewhere.
+Culprits come from the wait-for graph of pending operations. If the graph leads to no rank (gloo
+records no transfers; many jobs have no recorder), silent ranks are blamed. Without silent ranks,
+the stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch,
+or if most ranks are at the same lines; as all ranks run the same program, they wait for a rank at
+another line.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class StackSplit:
 def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
     """Return the ranks that wait and the ranks that do not; None if their stacks do not show it.
 
-    That is: fewer than half of the ranks have a stack, all wait, or more than a quarter (and more
-    than one) do not.
+    Stacks do not show it if fewer than half of the ranks have a stack, if all ranks wait, or if
+    more than a quarter of them (and more than one) do not wait.
 
     Examples
     --------
@@ -205,8 +205,9 @@ _IN_A_CYCLE: Final = 0.6  # ranks that wait for one another may have failed othe
 def judge_hang(job: JobState) -> Hang:
     """Return the verdict on a stopped job.
 
-    Culprits are the sinks of the wait-for graph: ranks that others wait for and that wait for none.
-    Where ranks disagree on an operation, they are the culprits, as no other rank can resolve it.
+    Culprits are the sinks of the wait-for graph: ranks that other ranks wait for and that wait for
+    no rank. If ranks disagree on an operation, these ranks are the culprits, as no other rank can
+    resolve the mismatch.
     """
     waits = Waits.of(job)
     culprits = list(_mismatches(job, waits.operations)) or [
@@ -301,7 +302,7 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
 def _since(operation: Operation) -> tuple[bool, float, int]:
     """Return a sort key: collectives first, then the begin of the wait, then the waiting ranks.
 
-    Transfers come last, as sends that a rank enqueues ahead wait from the beginning.
+    Transfers come last, as a send that a rank enqueues ahead waits from the beginning of the hang.
     """
     since_ns = operation.first.since_ns
     is_transfer = operation.first.peer is not None
@@ -347,7 +348,7 @@ def _culprit(  # noqa: PLR0913, PLR0917 - the fields of a culprit
 def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
     """Yield ranks that wait for one another, each in an operation that the next has not entered.
 
-    Where all have entered the operations of the others, none is to blame.
+    If all ranks of a cycle have entered the operations of the others, no rank is to blame.
     """
     for cycle in waits.cycles():
         operations = [waits.operations[waits.of_rank[rank]] for rank in cycle]

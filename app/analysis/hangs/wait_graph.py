@@ -1,8 +1,8 @@
 """The wait-for graph of ranks and their pending operations.
 
 A rank waits for its first pending operation. An operation waits for the ranks that have not entered
-it, and for those whose first pending operation is another one. Operations are nodes, so that a
-group of n = 16,384 ranks has n edges and not n².
+it, and for the ranks whose first pending operation is another operation. Operations are nodes, so
+that a group of n = 16,384 ranks has n edges and not n².
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Waits:
     def distances(self, targets: Iterable[int]) -> dict[int, int]:
         """Return each rank's distance in operations to the nearest target it waits for, by rank.
 
-        Directly or indirectly; 0 for the targets themselves.
+        A rank waits for a target directly or through other ranks; the distance of a target is 0.
         """
         awaiting: dict[int, list[int]] = {}
         for number, operation in enumerate(self.operations):

@@ -88,7 +88,7 @@ def analyze(
 ) -> Analysis:
     """Replay a session with and without stragglers, and return its report and heatmaps.
 
-    The report of a session that cannot be replayed has arrivals and breakdown alone; see
+    The report of a session that cannot be replayed has only arrivals and breakdown; see
     `app.analysis.report.unreplayed`.
 
     Parameters
@@ -358,7 +358,7 @@ def _recovery(
 ) -> tuple[float | None, float | None, Interval | None, float, float]:
     """Return the fields of a `Recovery`: attribution by removal and addition, interval, step times.
 
-    With one stage, the last stage has an addition of 0 (what-if paper, section 5.2).
+    With one stage, the attribution to the last stage by addition is 0 (what-if paper, section 5.2).
     """
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
     removed_s, kept_s = float(mean(contribution.removed_s)), float(mean(contribution.kept_s))

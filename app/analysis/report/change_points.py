@@ -101,7 +101,8 @@ def _best_cut(logs: FloatArray, least: float) -> tuple[int, float] | None:
 def _least_variance(logs: FloatArray) -> float:
     """Return the lower bound of a window's variance, from differences of consecutive sessions.
 
-    The sessions of a short window may agree by chance.
+    Without this bound, the sessions of a short window that are equal by chance would have no
+    variance.
     """
     if logs.size < 2 * FEWEST:
         return LEAST_SPREAD**2
@@ -112,7 +113,8 @@ def _least_variance(logs: FloatArray) -> float:
 def _windows(size: int) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of the whole series, then of shorter windows that overlap by half.
 
-    A change that was reverted does not show in a cut of the whole series.
+    Shorter windows are needed as a change that was reverted does not show in a cut of the whole
+    series.
     """
     length = float(size)
     while length >= 2 * FEWEST:

@@ -70,8 +70,8 @@ class Lanes:
     """Operations as columns of equal length, sorted by DP rank, stage and start.
 
     `start_ns` is the launch; `begin_ns` the begin of the computation or transfer, later than the
-    launch where an operation waits for its group; `ratio` the duration without waiting ÷ ideal.
-    Times count from the step's first start.
+    launch if an operation waits for its group; `ratio` the duration without waiting ÷ ideal. Times
+    count from the step's first start.
     """
 
     dp: NDArray[np.int32]

@@ -85,7 +85,7 @@ class DroppedOperations:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of a session, received and missing."""
+    """The chunks of a session, accepted and refused."""
 
     chunks: int
     """How many were accepted."""

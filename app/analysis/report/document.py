@@ -382,7 +382,7 @@ class Report:
     def lost_gpu_hours(self) -> float:
         """Return the loss against the headline's reference, in GPU-hours of all GPUs.
 
-        Of all GPUs together, in the analyzed steps.
+        The loss is the sum over the analyzed steps.
         """
         late = self.headline.kind is HeadlineKind.LAUNCHES
         steps_s = sum(self.step_times.recorded if late else self.step_times.simulated)
@@ -397,8 +397,8 @@ class Report:
     def known_waste(self) -> float | None:
         """Return the known loss as a share of a step.
 
-        The headline's; without a verdict, the share of the named causes. None if no cause is
-        named either.
+        This is the headline's loss; without a verdict, the share of the named causes. None if no
+        cause is named either.
         """
         if self._headline_holds:
             return self.headline.waste
@@ -408,7 +408,8 @@ class Report:
     def has_verdict(self) -> bool:
         """Return whether the slowdown is known, against the ideal or the job without its causes.
 
-        The latter also where only a replay with late launches is near the recording.
+        The slowdown against the job without its causes is also known if only a replay with late
+        launches is near the recording.
         """
         return self.fidelity.verdict or self.headline.kind is HeadlineKind.LAUNCHES
 
@@ -428,15 +429,15 @@ class Report:
     def _headline_holds(self) -> bool:
         """Return whether the step time of the headline's reference is known.
 
-        The replay without the causes contains late launches, S does not.
+        The replay without the causes contains late launches; the ideal of S does not.
         """
         return self.fidelity.verdict or self.headline.kind.without_causes
 
     def breakdown_of_worst(self) -> tuple[RankBreakdown, tuple[RankBreakdown, ...]] | None:
         """Return the breakdown of the rank that others wait for longest, and of its peers.
 
-        Without arrivals, of the rank that computes longest, and of the ranks of its stage. None
-        without a breakdown.
+        Without arrivals, it is the breakdown of the rank that computes longest, and of the ranks of
+        its stage. None without a breakdown.
         """
         if self.breakdown is None or not self.breakdown.ranks:
             return None

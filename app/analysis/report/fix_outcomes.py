@@ -1,7 +1,7 @@
 """Fixes that a job applied according to its later metadata; outcomes against predictions.
 
-The recorded steps of the last session before a fix and the first one after it are compared. A gain
-is a share of a step, so the prediction holds for the session that made it.
+The recorded steps of the last session before a fix and of the first session after it are compared.
+A gain is a share of a step, so a prediction holds for the session whose report contains it.
 """
 
 from __future__ import annotations

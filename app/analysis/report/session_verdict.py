@@ -1,6 +1,7 @@
 """Verdict of a session: the part of its report for lists, alert rules, costs and messages.
 
-Includes the measures for the fleet figures, after sections 4 and 5 of the what-if paper.
+The module also computes the measures for the fleet's figures, after sections 4 and 5 of the what-if
+paper.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ class VerdictWorker:
 class VerdictFix:
     """The best recommendation; `gain` is the share of the step time that it is predicted to save.
 
-    An upper bound with `at_most`.
+    If `at_most` is set, `gain` is an upper bound.
     """
 
     title: str
@@ -324,8 +325,8 @@ class SessionVerdict:
     def lost(self) -> float | None:
         """Return the largest known loss, the first loss that the sentence mentions.
 
-        A share of a step for stragglers; a share of the time for losses of all workers, if worth
-        mentioning. None if unknown.
+        The loss is a share of a step for stragglers, and a share of the time for losses of all
+        workers, if worth mentioning. None if unknown.
         """
         shares = [] if self.known is None else [self.known.waste]
         losses = self.losses
@@ -429,7 +430,7 @@ def _cause(report: Report, cause: NamedCause) -> VerdictCause:
 def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
     """Return the names of a cause's places: hosts instead of workers, whose hosts may change.
 
-    A cause of the job itself shows at other workers in each session, and has no place.
+    A cause of the job itself affects other workers in each session, so it has no place.
     """
     where = cause.where
     if where.workers:

@@ -85,7 +85,7 @@ def fidelity_of(
 def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool) -> Clocks:
     """Return the offsets of the ranks' clocks, with warnings.
 
-    Without warnings for recordings of different sessions (`timed` is False).
+    Recordings of different sessions (`timed` is False) get no warnings.
     """
     clocks = replayed.clocks
     step_s = metrics.recorded_step_s
@@ -141,7 +141,7 @@ def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
 
 
 def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> bool:
-    """Return whether clocks differ, beyond operation types whose ends are recorded late."""
+    """Return whether clocks differ; a single type of ends recorded late does not count."""
     layout = replayed.layout
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
     return clocks_apart_ns(layout, replayed.graph, offsets_ns) > CLOCK_WARNING * step_ns

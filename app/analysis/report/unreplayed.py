@@ -54,11 +54,11 @@ _NEVER: Final = np.iinfo(np.int64).max
 def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDuration, ...]]:
     """Return the trace with impossible durations replaced, and a list of these durations.
 
-    Unlike `app.analysis.replay.impossible_times`, which compares with peers, this uses the rank
-    alone: a duration is impossible if it is far above the median of its type on the rank, and the
-    rank computes again in the first half of it (the same type, or a later step). It is replaced by
-    the median, or the time until the rank computes again if shorter. The same object if all
-    durations are possible.
+    `app.analysis.replay.impossible_times` compares a rank with its peers; this function uses the
+    rank alone: a duration is impossible if it is far above the median of its type on the rank, and
+    the rank computes again in the first half of the duration (the same type, or a later step). The
+    replacement is the median, or the time until the rank computes again if that is shorter. Returns
+    the same object if all durations are possible.
     """
     usual_ns = _usual_ns(trace)
     far = trace.duration_ns > FAR_ABOVE * usual_ns
@@ -131,8 +131,8 @@ def _next_computation_ns(trace: Trace) -> IntArray:
 def whole_steps(trace: Trace) -> Trace:
     """Return a trace in which each rank computes from its first start in a step to its last end.
 
-    A nanosecond each of forward and backward, then an optimizer, for which no other stage waits; on
-    a common clock, as far as collectives align it.
+    Each rank has a nanosecond of forward and a nanosecond of backward in a step, then an optimizer,
+    for which no other stage waits; times are on a common clock, as far as collectives align it.
     """
     lanes = lanes_of(trace, most=len(trace))
     lane = np.unique(lanes.lane)

@@ -1,7 +1,7 @@
 """Checkpoint: every stage begins some steps late, at equal intervals.
 
 A session is often shorter than two intervals, so a single late step counts as a checkpoint too,
-with less confidence: data that are late would be late repeatedly.
+with less confidence: late data would make several steps late.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class _Standstill:
 def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | None:
     """Return a single step that stands still, or several at equal intervals; None without any.
 
-    Where weights are not sharded, a single DP rank may write them. `first` is how late each first
-    operation launches, by node, shape (steps, dp), ns.
+    If weights are not sharded, a single DP rank may write them. `first` are the launch delays of
+    first operations, by node, shape (steps, dp), ns.
     """
     observation = signs.observation
     stages = by_stage(observation, first)
@@ -149,8 +149,8 @@ def _by_sign(signs: Signs) -> Finding | None:
 def _late_ns(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
     """Return launch delays of first operations by checkpoints, by node, shape (steps, dp), ns.
 
-    A stage that is late in other steps too waits for something else as well: of its delay, as much
-    counts as the other stages take to write.
+    A stage that is late in other steps too also waits for another reason: of its delay, the part
+    counts that the other stages take to write the checkpoint.
     """
     least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
     ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)

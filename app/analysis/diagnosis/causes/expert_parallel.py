@@ -1,8 +1,8 @@
 """Expert-parallel imbalance: experts that receive more tokens than others delay their group.
 
-A layer with experts has two all-to-alls, to the experts and back, and all ranks of the group end
-each together. The rank with the busiest experts arrives last at the second one; at the first, all
-arrive together unless a rank itself is slow.
+A layer with experts has two all-to-alls, one to the experts and one back, and all ranks of the
+group end each all-to-all together. The rank with the busiest experts arrives last at the second
+all-to-all; at the first, all ranks arrive together unless a rank itself is slow.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ def _even_wait_ns(
 ) -> float | None:
     """Return an estimate of the total wait after experts that all receive equally many tokens, ns.
 
-    The ranks' differences in computing before the experts, scaled by the experts' share of the
-    time: a late start, or a weight gradient since the last all-to-all, does not lengthen the
-    experts. None if too little is recorded. `table` holds the rows of the group's all-to-alls,
-    sorted by step and order, shape (collectives, ranks); `computations_ns` the start times of each
-    rank's computations.
+    The estimate is the ranks' differences in computing before the experts, scaled by the experts'
+    share of the time: a late start, or a weight gradient since the last all-to-all, does not
+    lengthen the experts. None if too little is recorded. `table` are the rows of the group's
+    all-to-alls, sorted by step and order, shape (collectives, ranks); `computations_ns` are the
+    start times of each rank's computations.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
     follows = (np.diff(step) == 0) & (np.diff(order) == 1)
@@ -300,7 +300,8 @@ def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence
 def _sent_tokens(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> float:
     """Return the number of tokens of a worker in a step; NaN if the metadata give no number.
 
-    The metadata hold them as [dp][pp] if one rank reports all, or by rank if each reports its own.
+    The metadata contain tokens as [dp][pp] if one rank reports for all ranks, or by rank if each
+    rank reports its own tokens.
     """
     dp, pp = cell
     try:

@@ -1,7 +1,7 @@
 """Garbage collection: single forwards, not backwards, stall on random ranks in random steps.
 
-A pause of the interpreter amid a forward's kernels lengthens it; a pause before them delays its
-launch.
+A pause of the interpreter between the kernels of a forward lengthens the forward; a pause before
+the first kernel delays the forward's launch.
 """
 
 from __future__ import annotations

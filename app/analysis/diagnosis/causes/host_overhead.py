@@ -90,8 +90,8 @@ class _Idling:
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
     """Return launch delays of nodes, with regular delays, shape (nodes, steps, dp), ns.
 
-    0 if the last input comes directly from another stage: that delay contains a transfer that
-    was not recorded.
+    The delay is 0 if a node's last input comes directly from another stage, as the delay then
+    contains a transfer that was not recorded.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
     start, duration = layout.start_ns, layout.duration_ns
@@ -116,7 +116,7 @@ def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatAr
 def _idling(observation: Observation, steps: slice, *, quick: bool = False) -> _Idling:
     """Return the time that devices wait for their hosts in some steps.
 
-    `quick` is for few steps: all stages at once, and without `launch_ns`, which is 0.
+    With `quick`, for few steps, all stages are computed at once, and `launch_ns` is 0.
     """
     layout = observation.layout
     share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
@@ -237,8 +237,8 @@ def _lags_of_others(
 ) -> dict[tuple[int, int], float]:
     """Return healthy hosts' regular launch lags after transfers, by (node, transfer), ns.
 
-    Without the recorded lags of the nodes `regular`, which include the slow hosts'. Empty where all
-    hosts are slow.
+    The recorded lags of the nodes `regular` are left out, as slow hosts' lags are among them. Empty
+    if all hosts are slow.
     """
     if slow.everywhere:
         return {}
@@ -275,8 +275,8 @@ def _late_launches(
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
     """Return launch delays by node, shape (steps, dp), ns, and which DP ranks' hosts are slow.
 
-    Of computations, transfers and collectives of DP ranks. A node with regular delays has those of
-    all DP ranks.
+    Nodes are computations, transfers and data-parallel collectives. A node with regular delays has
+    the delays of all DP ranks, any other node only the delays of the slow hosts' DP ranks.
 
     Parameters
     ----------
@@ -307,8 +307,8 @@ def _late_launches(
 def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
     """Return the part of the gap between steps during which devices wait for a launch, ns.
 
-    A host that is never ahead of its device has launched nothing of the next step when a step ends.
-    Recorded operations between steps, such as loading a batch, are not part of it.
+    A host that is never ahead of its device has launched no operation of the next step when a step
+    ends. Recorded operations between steps, such as loading a batch, are not part of this wait.
     """
     step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
     if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):

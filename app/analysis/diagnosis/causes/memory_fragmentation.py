@@ -1,4 +1,4 @@
-"""Memory fragmentation: tensor-parallel ranks with nearly full memory delay their group in turn."""
+"""Memory fragmentation: tensor-parallel ranks with full allocators delay their group in turn."""
 
 from __future__ import annotations
 

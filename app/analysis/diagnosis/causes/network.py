@@ -76,7 +76,7 @@ class _Links:
 def _hides(signs: Signs) -> bool:
     """Return whether links, or the collectives of stages, differ in speed.
 
-    With half of them slow the ideal, a median, may be slow too.
+    If half of the links are slow, the ideal, a median, may be slow too.
     """
     observation = signs.observation
     links = _pipeline_links(observation)
@@ -143,8 +143,8 @@ def _typical_transfers(
 ) -> dict[int, FloatArray]:
     """Return upper limits of the transfer times of slow links, by node, shape (1, dp), ns.
 
-    That is the median elsewhere; infinite on DP ranks whose link is not slow. Nodes of one type
-    share an array, so that they are replaced together.
+    The limit is the median time on links that are not slow, and infinite on DP ranks whose link is
+    not slow. Nodes of one type share an array, so that they are replaced together.
     """
     if not slow.any():
         return {}
@@ -167,7 +167,7 @@ def _typical_transfers(
 def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
     """Return the excess time of the unrecorded gradient reduction on slow stages, by node, ns.
 
-    It is the time between the last computation and the end of the step.
+    The reduction takes the time between the last computation and the end of the step.
     """
     waits = unrecorded_reducing(observation)
     others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
@@ -214,8 +214,8 @@ def _typical_elsewhere(
 ) -> dict[int, float]:
     """Return the median transfer time of each type on links that are not slow, by op code, ns.
 
-    With half of the links slow, the median of all would lie between slow and fast. A type without a
-    fast link gets the median of all.
+    If half of the links are slow, the median of all links would lie between slow and fast. A type
+    without a fast link gets the median of all links.
     """
     op, recorded = observation.layout.nodes.op, observation.recorded_ns
     fast: dict[int, list[tuple[IntArray, IntArray]]] = {}
@@ -239,7 +239,8 @@ def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
 def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
     """Return which of several stages have slow collectives on all ranks, shape (stages,).
 
-    More than one of a stage's collectives must be slow: in few steps a single one may be chance.
+    At least two collectives of a stage must be slow: in few steps a single slow collective may be
+    chance.
     """
     ratio = np.mean(gathered.by_step, axis=1)
     slow = _beyond(ratio) & ~gathered.apart.any(axis=1) & ~gathered.incomplete
@@ -253,8 +254,9 @@ def _at_fault(
 ) -> tuple[Worker, ...]:
     """Return the workers whose own network link is slow.
 
-    A worker's slow link slows all of its transfers: those with both neighbors, and the collectives
-    of its stage. At fault are the fewest workers that cover all slow links (greedy set cover).
+    A worker's slow network link slows all of the worker's transfers: with both neighbors, and in
+    the collectives of its stage. At fault are the fewest workers that cover all slow pipeline links
+    (greedy set cover).
     """
     at_fault: list[Worker] = []
     for dp in range(dp_ranks):

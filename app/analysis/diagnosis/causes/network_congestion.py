@@ -205,7 +205,7 @@ def _as_when_quiet(
 ) -> dict[int, FloatArray]:
     """Return a carrier's quiet transfer times for busy steps, by node, shape (steps, dp), ns.
 
-    Infinite in quiet steps; empty if the carrier is not slower in slow steps.
+    Times are infinite in quiet steps; empty if the carrier is not slower in slow steps.
     """
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]
@@ -222,7 +222,7 @@ def _unrecorded(
 ) -> dict[int, FloatArray]:
     """Return the excess time of the unrecorded gradient reduction in busy steps, by node, ns.
 
-    It is the time between the last computation and the end of the step.
+    The reduction takes the time between the last computation and the end of the step.
     """
     late = {}
     for node, wait in unrecorded_reducing(observation).values():

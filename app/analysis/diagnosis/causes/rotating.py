@@ -1,7 +1,7 @@
 """Rotating: the slowest worker changes from step to step, so replacing a worker does not help.
 
 By chance each worker is the slowest about equally often, and rarely twice in a row. A worker that
-is the slowest more often is a slow worker with spells; it is excluded here.
+is the slowest more often is a slow worker with spells, which is excluded here.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _find(signs: Signs) -> Finding | None:
 def _rotation(ratio: FloatArray) -> _Rotation | None:
     """Return the slow workers of each step; None if slowness does not rotate.
 
-    `ratio` is (pp, steps, dp): computing ÷ that of the worker's median step.
+    `ratio` is each worker's computing time ÷ the worker's median step, shape (pp, steps, dp).
     """
     limit = 1 + max(
         THRESHOLDS.slow_step, THRESHOLDS.to_scatter * scatter_of_most(np.ascontiguousarray(ratio))
@@ -137,7 +137,7 @@ def _rotation(ratio: FloatArray) -> _Rotation | None:
 def _most_by_chance(draws: int, workers: int) -> int:
     """Return how often the most frequent of `workers` is drawn by chance in `draws` draws.
 
-    The quantile of a binomial count, corrected for all workers together (Bonferroni).
+    The number is a quantile of a binomial count, corrected for the number of workers (Bonferroni).
     """
     beyond, share = 1.0, 1 / workers
     for count in range(draws + 1):

@@ -94,7 +94,7 @@ def _how_different(effects: Effects, factor: SingleArray) -> str:
 def _against_squares(observation: Observation, factor: SingleArray) -> FloatArray | None:
     """Return each microbatch's Σs² and its time ÷ the mean, shape (2, microbatches).
 
-    None if too few lengths are recorded, or all are alike.
+    None if too few lengths are recorded, or all lengths are equal.
     """
     lengths = recorded_lengths(observation)
     if lengths is None:

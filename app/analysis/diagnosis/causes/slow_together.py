@@ -1,7 +1,8 @@
 """Slow together: all workers compute slower than in their best steps, in spells or steadily.
 
-Comparing workers with one another cannot show it: the reason is outside of the job, or in its
-state. Where earlier sessions of the job are known, all steps may be slower than theirs.
+A comparison of workers with one another cannot show the cause: its reason is outside of the job, or
+in the job's state. If earlier sessions of the job are known, all steps may be slower than the steps
+of these sessions.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def _against_past(past: Past) -> Evidence:
 def _are_of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
     """Return whether the slow steps are only the steps with long microbatches.
 
-    Either a few of their microbatches take a multiple and most take no longer, or single steps are
-    slow in a job whose microbatches differ in length.
+    Either a few microbatches of slow steps take several times as long and most take no longer, or
+    single steps are slow in a job whose microbatches differ in length.
     """
     passes = signs.observation.passes.get(BACKWARD_COMPUTE)  # which no pause lengthens
     if passes is not None and factor.growth is None:

@@ -1,8 +1,8 @@
 """Slow worker: a worker computes slower than the other DP ranks of its stage.
 
-Always, since some step, in spells, or in bursts of passes. A pause of the interpreter lengthens
-forwards only, and never most of them; a worker that is slow in one direction takes longer for
-nearly all of its passes of that direction.
+The worker is slow always, since a certain step, in spells, or in bursts of passes. A pause of the
+interpreter lengthens only forwards, and never most of them; a worker that is slow in one direction
+takes longer for nearly all of its passes in this direction.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
 def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
     """Return the workers with slow single passes, forward and backward; None without any.
 
-    `by_step` is each worker's excess by whole steps, shape (pp, dp); workers whose excess these
-    explain nearly as well are not included.
+    `by_step` is each worker's excess by whole steps, shape (pp, dp); workers are left out if slow
+    steps explain their excess nearly as well as bursts.
     """
     forward, backward = effects.residual[FORWARD_COMPUTE], effects.residual[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:

@@ -128,7 +128,7 @@ def _drifts(ratio: FloatArray, least: float) -> bool:
 def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
     """Return whether the slowness moves one way over several steps, by at least `least` in each.
 
-    No single move of a long climb is more than the share `most` of it.
+    No single move of a long climb is more than the share `most` of the climb.
     """
     moves = np.diff(ratio)
     moves = moves[np.abs(moves) >= least]

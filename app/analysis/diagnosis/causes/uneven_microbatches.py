@@ -1,6 +1,6 @@
 """Uneven numbers of microbatches: some DP ranks run more, and other ranks wait for them.
 
-Dynamic batches are filled by tokens, so a rank gets as many microbatches as its data need.
+Dynamic batches are filled by tokens, so the number of a rank's microbatches depends on its data.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ THRESHOLDS: Final = Thresholds()
 def _find(signs: Signs) -> Finding | None:
     """Return the ranks with more microbatches; without the cause all ranks run equally many.
 
-    A rank that always has more gets the median number; a difference that changes ranks from step to
-    step is spread over all of them.
+    Without the cause, a rank that always has more microbatches gets the median number; a difference
+    that changes ranks from step to step is spread over all ranks.
     """
     observation, layout = signs.observation, signs.observation.layout
     padding = layout.padding
