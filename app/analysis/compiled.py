@@ -1,4 +1,4 @@
-"""Just-in-time compilation with types that the checker sees."""
+"""Just-in-time compilation of loops, with types that the type checker sees."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function of numbers and arrays when it is first called, and keep it on disk.
+    """Compile a function of numbers and arrays at its first call; cache the machine code on disk.
 
-    Other threads run meanwhile: a worker goes on renewing its lease.
+    Other threads run while the function runs, so that a worker continues to renew its lease. If no
+    directory for the cache is writable, every process compiles for itself.
 
     Where no directory for the cache can be written, every process compiles for itself.
     """
@@ -33,12 +34,13 @@ def compiled(function: Function) -> Function:
 
 @cache
 def forget_older(kept: Path, source: Path) -> None:
-    """Delete the lists of what was compiled of an older version of a source file.
+    """Delete Numba's index files that are older than the source file whose compiled code they list.
 
-    Numba opens them before it looks at their age, and cannot where they name a class that the
-    source has no more: an update in place would end every analysis.
+    Numba opens an index file before it checks the file's age, and fails if the index names a class
+    that the source no longer has: after an update in place every analysis would fail.
     """
-    # Another process deletes them too, or they are another account's, who cannot update either.
+    # Another process may delete the files at the same time, or they belong to another account,
+    # whose installation this process does not update.
     with suppress(OSError):
         changed_ns = source.stat().st_mtime_ns
         for index in kept.glob(f"{source.stem}.*.nbi"):

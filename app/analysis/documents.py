@@ -1,9 +1,9 @@
-"""The one reader of YAML and JSON that other people wrote.
+"""The only reader of YAML and JSON documents that users wrote.
 
-Time and memory stay in proportion to a text: JSON may have megabytes, YAML a quarter of one (its
-reader takes a thousand times as long a byte), and what multiplies or hides is refused: aliases,
-repeated keys, numbers that JSON does not have, nesting that no document of ours needs, numbers of
-thousands of digits.
+Time and memory are proportional to the length of a text: JSON may have megabytes, YAML a quarter of
+a megabyte (its reader takes a thousand times as long per byte). Refused is content that multiplies
+or hides other content: aliases, repeated keys, numbers that JSON does not have, nesting that no
+document of this project needs, numbers of thousands of digits.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from typing import Any, Final, NoReturn
 import yaml
 
 MOST_CHARS: Final = 16 * 1024 * 1024
-# YAML's scanner is quadratic in some texts: at this length the worst known takes a second.
+# Limit of the length of YAML: the scanner's time is quadratic in some texts, and the worst known
+# text of this length takes a second.
 MOST_YAML_CHARS: Final = 256 * 1024
-# A specification needs 6 levels, metadata with a table for each microbatch 4. Deeper texts cost
-# YAML's scanner time in proportion to the square of their depth.
+# Limit of the nesting. A specification needs 6 levels, metadata with a table for each microbatch 4.
+# YAML's scanner takes time in proportion to the square of the depth.
 MOST_LEVELS: Final = 64
-# Longer numbers are no quantity. YAML 1.1 reads 1:2:3 as a number too, in quadratic time.
+# Limit of the length of a number: a longer number is no quantity. YAML 1.1 also reads 1:2:3 as a
+# number, in quadratic time.
 MOST_NUMBER_CHARS: Final = 400
 
-# Wheels of PyYAML hold libyaml's loader; a build without it has only the slow one.
+# Wheels of PyYAML contain libyaml's loader; a build without libyaml has only the slow loader.
 _Loader: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UnreadableDocumentError(Exception):
-    """A text is no document.
+    """A text is not a valid document.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ class UnreadableDocumentError(Exception):
 
 
 def document_text(path: Path) -> str:
-    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit.
+    """Return the text of a YAML or JSON file; read no more than the length limit.
 
     Raises
     ------
@@ -71,7 +73,7 @@ def document_text(path: Path) -> str:
 
 
 def load_document(text: str) -> object:
-    """Return what a text of JSON or YAML says, as mappings, lists and scalars.
+    """Return the content of a JSON or YAML text as mappings, lists and scalars.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ def load_document(text: str) -> object:
 
 
 def load_json(text: str) -> object:
-    """Return what a text of JSON says.
+    """Return the content of a JSON text as mappings, lists and scalars.
 
     Raises
     ------
@@ -160,7 +162,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc, valid-type]
-    """Safe YAML in which no key hides another."""
+    """Loader of safe YAML that refuses a mapping with a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
@@ -186,7 +188,7 @@ def _load_yaml(text: str) -> object:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what is expensive to compose or to construct, before either begins."""
+    """Refuse YAML that is expensive to compose or to construct, before composing it."""
     level = 0
     for event in yaml.parse(text, Loader=_Loader):
         line = None if event.start_mark is None else event.start_mark.line + 1

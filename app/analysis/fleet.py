@@ -1,7 +1,7 @@
 """Distribution statistics of a fleet and the published values of the what-if paper.
 
-Cumulative distributions, rank correlation and classes by doubling, for the figures of sections 4
-and 5 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
+Contains cumulative distributions, rank correlation and classes of doubling sizes, for the figures
+of sections 4 and 5 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from app.analysis.replay.metrics import STRAGGLING
 
 Floats = NDArray[np.float64]
 
-# A curve has that many points at most, whatever it is of.
+# Highest number of points of a curve.
 POINTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the paper's curve: this share of jobs, or of steps, is at most at `value`."""
+    """A point of a curve of the paper: the share of jobs, or of steps, with at most `value`."""
 
     value: float
     share: float
     words: str
 
 
-# Of all jobs: section 4.1.
+# Waste of all jobs (section 4.1).
 PAPER_WASTE: Final = (
     Point(1 - 1 / STRAGGLING, 0.575, "42.5 % of jobs straggle"),
     Point(0.213, 0.9, "10 % waste 21.3 % or more"),
     Point(0.45, 0.99, "1 % waste 45.0 % or more"),
 )
-# Of the steps of jobs that straggle: section 4.2.
+# Slowdown of the steps of straggling jobs, relative to the job's (section 4.2).
 PAPER_STEPS: Final = (Point(1.0, 0.5, "median 1.00"), Point(1.06, 0.9, "90 % below 1.06"))
-# Of jobs that straggle: sections 5.1 to 5.3.
+# M_W, M_S and correlation of straggling jobs (sections 5.1 to 5.3).
 PAPER_M_W: Final = (Point(0.5, 0.983, "1.7 % from 0.5"),)
 PAPER_M_S: Final = (Point(0.5, 0.607, "39.3 % from 0.5"),)
 PAPER_CORRELATION: Final = (Point(0.9, 0.786, "21.4 % from 0.9"),)
-# Of all GPU-hours: section 4.1.
+# Wasted share of all GPU-hours (section 4.1).
 PAPER_WASTED: Final = 0.104
 
 
 def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, float], ...]:
-    """Return points of a distribution: (value, share of values that are at most so large).
+    """Return points of a distribution: (value, share of values that are at most this value).
 
     Examples
     --------
@@ -67,38 +67,38 @@ def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, flo
 
 
 def share_from(values: Sequence[float], bound: float) -> float:
-    """Return the share of values from a bound on; 0 of none."""
+    """Return the share of values that are at least `bound`; 0 without values."""
     return sum(value >= bound for value in values) / len(values) if values else 0.0
 
 
 def rank_correlation(first: Floats, second: Floats) -> float:
-    """Return Spearman's coefficient; NaN where there is nothing to correlate."""
+    """Return Spearman's coefficient; NaN without values, or if all values of a side are equal."""
     if len(first) == 0 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
-    """Return ranks, the mean one for equal values."""
+    """Return the rank of each value; equal values get their mean rank."""
     _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[position])
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Jobs that are about as large, or have about as long sequences."""
+    """Jobs of about the same size, or with sequences of about the same length."""
 
-    # low, high: from `low` on, below `high`
+    # low, high: sizes from `low` on, below `high`
     low: float
     high: float
     jobs: int
-    # median, p90: of their S: the median, and the 90th percentile
+    # median, p90: median and 90th percentile of the jobs' slowdown S
     median: float
     p90: float
 
 
 def by_doubling(sizes: Sequence[float], slowdowns: Sequence[float]) -> tuple[Class, ...]:
-    """Return S of jobs in classes of sizes that double; those without jobs are left out.
+    """Return the slowdowns S of jobs in classes whose sizes double; omit classes without jobs.
 
     Examples
     --------

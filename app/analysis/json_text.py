@@ -1,8 +1,8 @@
-"""The one writer of JSON documents that are dataclasses: reports and plans.
+"""The only writer of JSON documents that are dataclasses: reports and plans.
 
-Fields are keys, in their order. A field whose name would be a word of Python ends with an
-underscore, which its key does not have. A field that is marked with `OMITTED` has no key where it
-has its default; every other None is a ``null``.
+Fields are keys, in their order. If a field's name would be a keyword of Python, it ends with an
+underscore, which the key does not have. A field marked with `OMITTED` has no key if it has its
+default; any other None is written as ``null``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-# Metadata of a field that has no key where it has its default.
+# Metadata of a field whose key is left out if the field has its default.
 OMITTED: Final = MappingProxyType({"omitted": True})
 
 _COMPACT: Final = (",", ":")
@@ -51,7 +51,7 @@ def to_json(value: object, *, compact: bool = False) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a document as what `json.loads` would make of its text: dicts, lists and scalars."""
+    """Return a document as `json.loads` would return its text: as dicts, lists and scalars."""
     if is_dataclass(value) and not isinstance(value, type):
         return members(value)
     if isinstance(value, dict):
@@ -62,12 +62,12 @@ def plain(value: object) -> object:
 
 
 def members(value: object) -> dict[str, object]:
-    """Return the members of a dataclass by key, each as `plain` has it."""
+    """Return the members of a dataclass by key, each converted by `plain`."""
     return {key: plain(member) for key, member in _members(value).items()}
 
 
 def json_name(name: str) -> str:
-    """Return the key of a field."""
+    """Return the JSON key of a field."""
     return name.rstrip("_")
 
 
@@ -82,7 +82,7 @@ def _members(value: object) -> dict[str, object]:
 
 @cache
 def _keys(kind: type) -> tuple[tuple[Field[object], str], ...]:
-    """Return each field with its key."""
+    """Return each field of a dataclass with its JSON key."""
     if not is_dataclass(kind):
         message = f"a {kind.__name__} is not JSON"
         raise TypeError(message)

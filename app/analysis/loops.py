@@ -1,7 +1,7 @@
 """Choice between compiled loops and NumPy, and threads for compiled loops.
 
-Loading the compiler takes about half a second, as long as the analysis of a million operations
-in NumPy, so this module must not import numba.
+Loading the compiler takes about half a second, as long as NumPy takes to analyze a million
+operations, so this module must not import numba.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from numpy.typing import NDArray
 
 _Array = TypeVar("_Array", bound=NDArray[Any])
 
-# Loading the compiler's run-time takes about half a second, as long as analyzing that many
-# operations without it.
+# Number of operations from which compiled loops pay: loading the compiler's run-time takes about
+# half a second, as long as NumPy takes to analyze this number of operations.
 COMPILED_FROM: Final = 1_000_000
-# Whoever loaded this one warmed up, or had as many.
+# If this module is loaded, the compiler's run-time is loaded too: by `warm_up`, or for an earlier
+# large session.
 _COMPILED: Final = "app.analysis.replay.engine.compiled_replay"
 
 
 def compiled_pays(operations: int) -> bool:
-    """Return whether the compiler's run-time is loaded already, or pays for being loaded."""
+    """Return whether the compiler's run-time is loaded, or worth loading for these operations."""
     return operations >= COMPILED_FROM or _COMPILED in sys.modules
 
 
 def in_rows(array: _Array) -> _Array:
-    """Return the array as the loops were compiled for when the program was installed.
+    """Return the array as C-contiguous and writable, the form for which the loops are compiled.
 
-    For a slice, a transposed or a repeated array they would be compiled once more, which takes
-    five seconds.
+    The loops are compiled when the program is installed. For a slice, a transposed or a repeated
+    array, a loop would be compiled once more, which takes five seconds.
     """
     if array.flags.c_contiguous and array.flags.writeable:
         return array
@@ -44,7 +45,7 @@ def in_rows(array: _Array) -> _Array:
 
 
 def frozen(array: _Array) -> _Array:
-    """Return an array that a loop only reads, which others may not write to, in the same way."""
+    """Return a C-contiguous, read-only view of an array for a loop that only reads it."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return cast("_Array", view)
@@ -56,24 +57,25 @@ def frozen(array: _Array) -> _Array:
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-# Below that many operations a second thread costs more than it saves.
+# Number of operations below which a second thread costs more time than it saves.
 _WORTH_A_THREAD: Final = 1_000_000
-# More threads would take cores from the analyses of other sessions.
+# Highest number of threads: more would take cores from the analyses of other sessions.
 _MOST_THREADS: Final = 4
-# A thread that others hold up leaves parts of its work to the rest.
+# Parts of the work for each thread: if other processes delay a thread, the other threads take over
+# the rest of its parts.
 _SHARES: Final = 4
 
 
 def threads_for(operations: int) -> int:
-    """Return how many threads a number of operations is worth."""
+    """Return the number of threads that pays for a number of operations."""
     return min(_MOST_THREADS, os.cpu_count() or 1) if operations >= _WORTH_A_THREAD else 1
 
 
 def in_threads(threads: int, run: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-    """Run every part, and return what that gives, in order."""
+    """Call `run` with every part, and return the results in the order of the parts."""
     if threads == 1 or len(parts) == 1:
         return [run(part) for part in parts]
-    # Small sessions need none, and it loads logging with it.
+    # Imported here, as small sessions need no threads, and the import also loads logging.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
     with ThreadPoolExecutor(min(threads, len(parts))) as pool:
@@ -81,7 +83,7 @@ def in_threads(threads: int, run: Callable[[Part], Result], parts: Sequence[Part
 
 
 def cut(count: int, threads: int, unit: int = 1) -> list[slice]:
-    """Cut a number of items into parts of whole units, one for each thread.
+    """Cut a number of items into slices of whole units, to be spread over the threads.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Memoization: results of functions of an immutable object, kept by that object."""
+"""Memoization: an immutable object keeps the results of functions called with it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Result = TypeVar("Result")
 
 
 class Memoized:
-    """Mixin that keeps the results of functions of the object; subclasses define `_memo`."""
+    """Mixin of an object that keeps functions' results about it; subclasses define `_memo`."""
 
     __slots__ = ()
 
     _memo: dict[Callable[[Any], Any], Any]
 
     def memoize(self, function: Callable[[Self], Result]) -> Result:
-        """Return ``function(self)``, computed at the first call only."""
+        """Return ``function(self)``; compute it at the first call only."""
         if function not in self._memo:
             self._memo[function] = function(self)
         result: Result = self._memo[function]

@@ -1,6 +1,7 @@
-"""The fields of a document: their types, and the docstrings below them.
+"""Reference of a document's fields: their types and the docstrings below them.
 
-The documentation's site lists them, and the OpenAPI document takes its descriptions from here.
+The documentation's site lists the fields, and the OpenAPI document takes its descriptions from
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from app.analysis.json_text import json_name
 
-# What Python's types are in JSON.
+# JSON's name of each Python type.
 _JSON_TYPES: Final = {
     float: "number",
     int: "integer",
@@ -46,14 +47,14 @@ class Reference:
     roots: tuple[type, ...]  # dataclasses; those of their members follow each
 
     def types(self) -> list[type]:
-        """Return the dataclasses of the document, each before those of its members."""
+        """Return the dataclasses of the document, each before the classes of its members."""
         found: list[type] = []
         for root in self.roots:
             collect(root, found)
         return found
 
     def tables(self) -> str:
-        """Return a section with a table of fields for each type, Markdown."""
+        """Return Markdown: a section with a table of fields for each type."""
         lines = []
         for kind in self.types():
             lines += [f"## {kind.__name__}", "", _code(summary(kind)), ""]
@@ -69,7 +70,7 @@ class Reference:
 
 
 def summary(kind: type) -> str:
-    """Return what an object is."""
+    """Return the summary of an object."""
     return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
@@ -93,7 +94,7 @@ def members(kind: type) -> list[Member]:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and of its bases, in words of JSON."""
+    """Return the docstrings below the fields of a class and its bases, with JSON's type names."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         found |= _field_docs(base.__module__).get(base.__qualname__, {})
@@ -102,7 +103,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 @cache
 def _field_docs(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the docstrings of fields in a module, by class."""
+    """Return the docstrings of fields in a module, by class name."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     classes = (item for item in tree.body if isinstance(item, ast.ClassDef))
     return {item.name: dict(_documented(item.body)) for item in classes}
@@ -119,7 +120,7 @@ def _documented(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def collect(kind: Any, found: list[type]) -> None:  # noqa: ANN401 - any annotation
-    """Add a class and those of its fields: dataclasses, and models of pydantic."""
+    """Collect a class and the classes of its fields: dataclasses and pydantic models."""
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields")):
         if kind not in found:
             found.append(kind)
@@ -131,7 +132,7 @@ def collect(kind: Any, found: list[type]) -> None:  # noqa: ANN401 - any annotat
 
 
 def _words(hint: Any, *, optional: bool = False) -> str:  # noqa: ANN401, PLR0911 - a line for each kind
-    """Return a type as JSON has it, Markdown; an optional one is not null, its key is missing."""
+    """Return a type's JSON name in Markdown; an optional member has no key instead of null."""
     if hint in _JSON_TYPES:
         return _JSON_TYPES[hint]
     if is_dataclass(hint) and isinstance(hint, type):

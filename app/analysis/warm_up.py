@@ -1,6 +1,7 @@
-"""Have every compiled loop ready: ``python -m app.analysis.warm_up`` after an installation.
+"""Compile all loops after an installation: ``python -m app.analysis.warm_up``.
 
-Compiling takes some ten seconds, once on a machine: it is kept on disk. Loading takes a half.
+Compiling takes about ten seconds, once on a machine, as the code is cached on disk. Loading from
+the cache takes half a second.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from app.analysis.trace.readers.ndjson_compiled import warm_up as warm_up_lines
 
 
 def warm_up() -> None:
-    """Compile, or load from the disk's cache, what replays, plans and reads lines."""
+    """Compile the loops that replay, plan and read lines, or load them from the cache on disk."""
     warm_up_lines()
     warm_up_replay()
     warm_up_planner()

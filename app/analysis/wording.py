@@ -1,4 +1,4 @@
-"""How sentences of reports write numbers and lists: as the pages that show them do."""
+"""Numbers and lists in sentences of reports, written as the pages that show them do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _NAMED: Final = 3
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share of 1 in per cent: ``19.9 %``."""
+    """Return a share of 1 in percent: ``19.9 %``."""
     return f"{100 * share:.{digits}f}{NBSP}%"
 
 
 def sure(confidence: float) -> str:
-    """Return a confidence in per cent; never that something is certain: ``over 99 %``."""
+    """Return a confidence in percent, never as certainty: ``over 99 %``."""
     beyond = 0.99
     return f"over {percent(beyond, 0)}" if confidence > beyond else percent(confidence, 0)
 
@@ -31,7 +31,7 @@ def hours(value: float) -> str:
 
 
 def gpu_time(gpu_hours: float) -> str:
-    """Return GPU-hours with their unit, in a smaller one where they are few.
+    """Return GPU-hours with their unit; few GPU-hours in GPU-minutes or GPU-seconds.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Replays of a session without some of its causes, and the share of each cause in the loss.
+"""Replays of a session without some of its causes, and each cause's share of the loss.
 
 Causes hide one another, so a share is the Shapley value: the mean gain of removing the cause over
 all orders of removal; shares add up to the gain of removing all. Ranks that share the processors
@@ -30,12 +30,12 @@ from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
 
-# Changes of several nodes by each of several causes: replaced durations and lost times, by node;
-# factor and longest transfer, of all of them.
+# Changes of several nodes by several causes. Each entry is one cause: replaced durations and lost
+# times, both by node; a factor and a longest transfer for all nodes.
 _Changes = tuple[
     tuple[Sequence[FloatArray], Sequence[FloatArray], FloatArray | None, FloatArray | None], ...
 ]
-# Change of one node by one cause: replaced duration, lost time, factor, longest transfer.
+# Change of a node by a cause: replaced duration, lost time, factor, longest transfer.
 _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray | None]
 
 
@@ -43,7 +43,7 @@ _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatAr
 class Claim:
     """The launch delays of a cause.
 
-    Causes that are looked for in different phases share no time; those of one phase may.
+    Causes of different phases share no time; causes of one phase may.
     """
 
     phase: int
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Nodes, each with a row of its own, that are replayed without the same causes."""
+    """Nodes that are replayed without the same causes; each node has its own row."""
 
     nodes: list[int]
     causes: frozenset[int]
@@ -60,19 +60,20 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counterfactuals:
-    """Replays of a group of steps without some causes, which are numbered."""
+    """Replays of a group of steps without some causes; causes are identified by number."""
 
     group: ShapeGroup
     changes: Sequence[Change]  # those that remove each cause
-    # Launch delays of causes, by node; replays contain them unless the cause is removed.
+    # Launch delays of causes, by node; a replay contains a delay unless its cause is removed.
     late_ns: Mapping[int, FloatArray]
     # launch delays without a known cause, which all replays contain, by node
     unexplained_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # (steps,): step times with all causes, s, where these have been replayed already
+    # (steps,): step times with all causes, s, if already replayed
     now_s: FloatArray | None = None
-    # the delays of each cause, to tell what remains of a node's delay when others are removed
+    # launch delays of each cause, to compute the delay of a node that remains when other causes are
+    # removed
     claims: Sequence[Claim] = ()
-    # caches by removed causes; a copy with other delays begins with empty ones
+    # caches, by removed causes; a copy with other delays begins with empty caches
     _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)
     _mean_s: dict[frozenset[int], float] = field(init=False, default_factory=dict)
 
@@ -81,7 +82,7 @@ class Counterfactuals:
             self._times[frozenset()] = self.now_s
 
     def with_delays(self, unexplained_ns: Mapping[int, FloatArray]) -> Counterfactuals:
-        """Return replays that contain these launch delays without a cause as well."""
+        """Return replays that also contain these launch delays, which have no known cause."""
         return replace(self, unexplained_ns=unexplained_ns, now_s=None)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
@@ -90,7 +91,7 @@ class Counterfactuals:
         return self._times[causes]
 
     def replay(self, sets: Sequence[frozenset[int]]) -> None:
-        """Replay the session without each set of causes, in one call, unless it is cached."""
+        """Replay the session without each set of causes, in one call; skip sets that are cached."""
         wanted = [causes for causes in dict.fromkeys(sets) if causes not in self._times]
         if wanted:
             self._times.update(zip(wanted, self._replay(wanted), strict=True))
@@ -107,7 +108,7 @@ class Counterfactuals:
         return mean_s
 
     def ideal(self) -> FloatArray:
-        """Return each step's time with ideal durations and the delays without a cause, seconds."""
+        """Return each step's time with ideal durations and the unexplained delays, seconds."""
         nodes = np.arange(len(self.group.layout.nodes))
         takes = np.full((1, len(nodes)), IDEAL, dtype=np.int32)
         late = np.full((1, len(nodes)), ON_TIME, dtype=np.int32)
@@ -128,7 +129,7 @@ class Counterfactuals:
         return np.asarray(times[0] * NS)
 
     def shares(self, causes: Sequence[int]) -> FloatArray:
-        """Return each cause's Shapley value in every step, shape (causes, steps), seconds."""
+        """Return each cause's Shapley value in each step, shape (causes, steps), seconds."""
         count = len(causes)
         self.replay([frozenset(c) for size in range(count + 1) for c in combinations(causes, size)])
         shares = np.zeros((count, len(self.group.layout.steps)))
@@ -155,7 +156,7 @@ class Counterfactuals:
             ):
                 changed_by.setdefault(node, set()).add(cause)
         takes, changed = self._coded(sets, changed_by, RECORDED)
-        # Without any of its causes a node may still be late.
+        # A node may remain late when one of its causes is removed.
         late_by = {
             node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
             for node in (*self.late_ns, *self.unexplained_ns)
@@ -187,7 +188,7 @@ class Counterfactuals:
     def _coded(
         self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], typical: int
     ) -> tuple[CodeArray, list[_Rows]]:
-        """Return a row for every pair of a node and the removed causes that affect it.
+        """Return a row for each pair of a node and the set of removed causes that affect the node.
 
         Returns
         -------
@@ -199,7 +200,7 @@ class Counterfactuals:
         codes = np.full((len(sets), len(self.group.layout.nodes)), typical, dtype=np.int32)
         rows: list[_Rows] = []
         end = 0
-        # Thousands of nodes share few sets of causes.
+        # Nodes are grouped by their causes, as thousands of nodes share few sets of causes.
         alike: dict[frozenset[int], list[int]] = {}
         for node, causes in causes_of.items():
             alike.setdefault(frozenset(causes), []).append(node)
@@ -217,7 +218,7 @@ class Counterfactuals:
         return codes, rows
 
     def _changes_of(self, changed: Sequence[_Rows]) -> Iterator[tuple[slice, _Changes]]:
-        """Yield consecutive rows that share factors and transfers, with their changes."""
+        """Yield runs of consecutive rows that share factors and transfers, with their changes."""
         end = 0
         for rows in changed:
             removed = [self.changes[cause] for cause in sorted(rows.causes)]
@@ -236,7 +237,7 @@ class Counterfactuals:
             for _, group in groupby(own, key=_shared_arrays):
                 alike = list(group)
                 begin, end = end, end + len(alike)
-                # the same for all rows of a group: factor and transfers
+                # factor and longest transfer are equal for all rows of a group
                 yield (
                     slice(begin, end),
                     tuple(
@@ -271,7 +272,7 @@ class Counterfactuals:
 
 
 def _shared_arrays(changes: tuple[_Change, ...]) -> tuple[tuple[bool, bool, int, int], ...]:
-    """Return a key of rows that change in one operation: a worker's nodes share factors."""
+    """Return a key that is equal for rows to be changed in one operation, as they share arrays."""
     return tuple(
         (instead is not None, less is not None, id(times), id(transfers))
         for instead, less, times, transfers in changes
@@ -298,24 +299,24 @@ def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values of some steps; a single row holds for all steps."""
+    """Return the values of some steps; if there is a single row, it holds for all steps."""
     return values[steps] if values.ndim > 1 and len(values) > 1 else values
 
 
 # Ranks on the processors of one machine (a laptop, any trial on CPUs) take processors from one
-# another: each operation takes longer now and then, on any rank, and each collective waits for the
-# latest. No worker is at fault, so the reference of the slowdown contains this loss.
+# another: any operation on any rank sometimes takes longer, and each collective waits for its
+# latest rank. No worker is at fault, so the reference of the slowdown contains this loss.
 
 
 _FEWEST_PASSES: Final = 3  # fewer passes of a worker through a chunk have no typical time
 
 
 def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
-    """Return the loss of a mean step to contention, seconds; 0 if ranks share no processors.
+    """Return a mean step's loss by contention, seconds; 0 if ranks share no processors.
 
-    Measured by a replay in which each operation takes its median time on its rank; a rank's lasting
-    slowness is not part of it. Without a pipeline, the difference among collectives of one type,
-    which carry more or less data, is no loss either.
+    The loss is measured by a replay in which each operation takes its median time on its rank; a
+    rank's lasting slowness is not part of the loss. Without a pipeline, differences among
+    collectives of one type, which transfer different amounts of data, are no loss either.
     """
     if not observation.shares_processors:
         return 0.0
@@ -329,11 +330,12 @@ def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
 
 
 def single_operation_loss_s(observation: Observation, metrics: Metrics) -> float:
-    """Return the loss of a mean step to single long operations, seconds, for a few steps.
+    """Return a mean step's loss by single long operations, seconds, for a session of few steps.
 
-    Few steps do not show whether an operation takes long once or recurrently. Measured by a replay
-    in which computations take the median of the worker's passes through the same chunk, where there
-    are enough, and transfers at most the ideal. 0 for enough steps to have an interval.
+    Few steps do not show whether an operation takes long once or repeatedly. The loss is measured
+    by a replay in which computations take the median of the worker's passes through the same chunk,
+    if there are enough passes, and transfers take at most the ideal time. 0 if there are enough
+    steps for an interval.
     """
     if len(observation.layout.steps) >= FEWEST_DRAWN:
         return 0.0
@@ -351,9 +353,9 @@ def single_operation_loss_s(observation: Observation, metrics: Metrics) -> float
 
 
 def _replayed_s(observation: Observation, typical_ns: FloatArray) -> float:
-    """Return the mean step with other durations, s; shape (nodes, steps or 1, dp or 1), ns."""
+    """Return the mean step time, s, with other durations, ns, (nodes, steps or 1, dp or 1)."""
     group = observation.group
-    # computations are cut at the same shares in all steps and on all ranks
+    # Computations are cut at the same shares of their time in all steps and on all ranks.
     even = {
         node: np.broadcast_to(shares.mean(axis=(1, 2), keepdims=True), shares.shape)
         for node, shares in group.layout.shares.items()

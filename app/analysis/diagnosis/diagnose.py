@@ -1,4 +1,4 @@
-"""The diagnosis: find the signs of causes, replay without them, share the lost time among them."""
+"""The diagnosis: find causes by their signs, replay without them, split the lost time."""
 
 from __future__ import annotations
 
@@ -57,26 +57,27 @@ class Diagnosis:
     ruled_out: tuple[str, ...]  # causes without a sign, or with next to no cost
     unjudged: dict[str, str]  # causes that this session cannot show, and why
     lost_s: float  # lost time of a mean step, late launches with a cause included
-    # Step time ÷ step time without the causes, or ÷ ideal where causes do not explain the loss. Of
-    # whole steps, with the gradient reduction even where it is not recorded.
+    # Step time ÷ step time without the causes, or ÷ ideal if the causes do not explain the loss.
+    # For whole steps: with the gradient reduction even if it is not recorded.
     slowdown: float
-    # |recorded ÷ replayed - 1|, the replay with the late launches that have a cause. Above the
-    # limit for a verdict, launches without a cause are late too.
+    # |recorded ÷ replayed - 1| for the replay with the late launches that have a cause. Above the
+    # limit for a verdict, launches are also late for no known cause.
     discrepancy: float
     late: float = 1.0  # step time of that replay ÷ that of a replay without late launches
     judged: Judged | None = None  # None if too little is lost to look for causes
-    # causes of late launches, where their delays alone bring the replay near the recording
+    # causes of late launches, if the delays by these causes alone bring the replay near the
+    # recording
     delaying: tuple[str, ...] = ()
-    # Loss of a mean step by chance, where ranks share processors, or steps are too few to tell
-    # accidents from what recurs: it has no cause, and is not counted as lost.
+    # Loss of a mean step by chance: if ranks share processors, or if too few steps distinguish
+    # accidents from recurring losses. This loss has no cause and does not count as lost.
     chance_s: float = 0.0
     between: tuple[Cause, ...] = ()  # causes of lost time between steps
     turn_s: float = 0.0  # mean step with the gap before it; 0 if unknown
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
-        """Return the causes if their replay is within `limit` of the recording, else none.
+        """Return the causes if the replay with them is within `limit` of the recording, else none.
 
-        That replay contains late launches with a cause, so it may be near the recording where the
+        This replay contains late launches with a cause, so it may be near the recording even if the
         replay of durations alone is not.
         """
         return self.causes if self.discrepancy <= limit else ()
@@ -84,7 +85,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Measures of the main group's mean step that do not depend on its causes."""
+    """Measures of a mean step in the main group of steps that do not depend on causes."""
 
     recorded_s: float
     slowdown: float  # S, of all steps
@@ -97,7 +98,7 @@ def diagnose(
     metrics: Metrics,
     earlier: Sequence[EarlierSession] = (),
 ) -> Diagnosis:
-    """Return the causes of a session's lost time, from the steps of the most frequent shape.
+    """Return the causes of a session's lost time, by the steps of the most frequent shape.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def diagnose(
         diagnosis = replace(diagnosis, chance_s=max(diagnosis.chance_s, single_s))
     named = {cause.cause for cause in between}
     excess = metrics.recorded_step_s / metrics.simulated_step_s - 1
-    # Where the recording is known to differ from the model, launches may only seem late.
+    # If the recording is known to deviate from the model, launches may only seem late.
     modelled = (
         metrics.discrepancy <= DISCREPANCY_LIMIT or recorded_otherwise(replayed, excess) is None
     )
@@ -132,7 +133,8 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     unjudged = _cannot_judge(signs)
     chance_s = contention_loss_s(observation, metrics)
     excess = metrics.recorded_step_s / (metrics.ideal_step_s + chance_s)
-    # A cause may slow the ideal as much as the steps.
+    # A cause may slow the ideal steps as much as the recorded steps, so that little time seems
+    # lost.
     if loses_little(excess) and not any(
         kind.slows_ideal is not None and kind.slows_ideal(signs) for kind in KINDS.values()
     ):
@@ -151,7 +153,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     regular = frozenset[int]().union(*(late.regular for late in launches))
     step_gap_ns = max((late.step_gap_ns for late in launches), default=0.0)
     late = {
-        # two causes may explain the same delay
+        # Two causes may explain the same delay, so their sum is at most the recorded delay.
         node: np.minimum(
             late_ns,
             observation.delay_ns(
@@ -174,7 +176,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         adapting = replace(observation, group=group)
-        # a delay that the graph has as a lag does not count twice
+        # A delay that the graph already contains as a lag must not count twice.
         late = {node: np.minimum(ns, adapting.delay_ns(node)) for node, ns in late.items()}
     replays = Counterfactuals(
         group,
@@ -186,11 +188,12 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     recorded_s = float(mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
-        # All of these are likely to be needed, and one call costs less than two.
+        # All of these replays are likely to be needed, and one call costs less than two calls.
         replays.replay(one_or_all(len(found)))
     explained = _discrepancy(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
-        # Other launches are late for no known cause, in the replays with and without the causes.
+        # Other launches are late for no known cause; replays with and without the causes contain
+        # these delays.
         other_ns = {
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
             for node, delay_ns in late_launches(signs.observation).items()
@@ -206,7 +209,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     if not late and not replays.unexplained_ns:
         return diagnosis
     if replays.unexplained_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
-        # The late launches without a cause may be waiting that the replay does not model.
+        # Late launches without a known cause may be waits that the replay does not model.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = replays.mean_s(frozenset())
     delaying = {item.kind.name for item in found if item.finding.launches.late_ns and explained}
@@ -218,15 +221,15 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
 
 
 def _discrepancy(replays: Counterfactuals, recorded_s: float) -> float:
-    """Return |recorded ÷ replayed - 1| of the replay with all causes."""
+    """Return |recorded ÷ replayed - 1| for the replay with all causes."""
     return abs(recorded_s / replays.mean_s(frozenset()) - 1)
 
 
 def _cannot_judge(signs: Signs) -> dict[str, str]:
-    """Return the causes whose data the session lacks, each with the reason.
+    """Return the causes that the session lacks the data to judge, each with the reason.
 
-    Causes that the job cannot have are not included: without overlap nothing waits for a
-    reduce-scatter, and with one stage none is too heavy.
+    Causes that the job cannot have are not included: without overlap no computation waits for a
+    reduce-scatter, and with one stage no stage is too heavy.
     """
     shared = signs.observation.shares_processors
     reasons = {
@@ -252,7 +255,7 @@ def _find(signs: Signs, among: Iterable[CauseKind]) -> list[DetectedCause]:
         if new:
             found += new
             findings_so_far = [item.finding for item in found]
-            # Groups of one stage share nodes, in columns of their own: times of a node add up.
+            # Groups of a stage share nodes and have different columns, so a node's times are added.
             explained = Explained(
                 summed(finding.change.less_ns for finding in findings_so_far),
                 summed(finding.launches.late_ns for finding in findings_so_far),
@@ -268,7 +271,7 @@ def _weigh(
     ideal_s: FloatArray,
     unjudged: dict[str, str],
 ) -> tuple[Diagnosis, frozenset[int]]:
-    """Return the diagnosis of the findings worth naming, and the numbers that explain the loss."""
+    """Return the diagnosis, and the numbers of its findings if these explain the loss."""
     now_s = replays.without(frozenset())
     mean_s = float(mean(now_s))
     numbers, loss = named_loss(replays, len(found), ideal_s, measured.slowdown, measured.chance_s)
@@ -297,10 +300,10 @@ def _weigh(
 def _with_reduction(
     diagnosis: Diagnosis, replays: Counterfactuals, named: frozenset[int], observation: Observation
 ) -> Diagnosis:
-    """Return the diagnosis with the slowdown of steps that include an unrecorded reduction.
+    """Return the diagnosis with a slowdown of steps that include the unrecorded reduction.
 
-    The gradient reduction remains without the causes; steps without it would be shorter, and the
-    causes would weigh too much.
+    The gradient reduction remains without the causes: steps without the reduction would be shorter,
+    and the causes' share would be too large.
     """
     waits = unrecorded_reducing(observation).values()
     reducing_ns = {
@@ -319,7 +322,7 @@ def _with_reduction(
 
 
 def _with_usual_gap(diagnosis: Diagnosis, gap_s: float) -> Diagnosis:
-    """Return the diagnosis with the usual gap in each step, which remains without the causes."""
+    """Return the diagnosis with a slowdown of steps that include the usual gap between steps."""
     judged = diagnosis.judged
     if judged is None or not gap_s:
         return diagnosis
@@ -336,10 +339,10 @@ def _with_usual_gap(diagnosis: Diagnosis, gap_s: float) -> Diagnosis:
 def causes_without_replay(
     observation: Observation, metrics: Metrics, earlier: Sequence[EarlierSession] = ()
 ) -> tuple[Cause, ...]:
-    """Return the causes that are certain without a replay, such as slow workers, without cost.
+    """Return the causes, without cost, that are certain without a replay, such as slow workers.
 
-    A worker's own computing time does not depend on the quality of the replay; its share of the
-    loss does.
+    A worker's own computing time does not depend on the quality of the replay; the worker's share
+    of the loss does.
     """
     signs = Signs(observation, metrics.recorded_step_s / NS, earlier)
     among = [k for k in KINDS.values() if k.needs_no_replay and k.cannot_judge(signs) is None]

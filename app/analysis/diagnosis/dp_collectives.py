@@ -1,4 +1,4 @@
-"""Data-parallel collectives of each stage, and the DP ranks where they always take longer.
+"""Data-parallel collectives of each stage, and the DP ranks whose collectives are always slow.
 
 Ranks of one group leave a collective together. If some ranks of a stage always leave later, the
 stage has several groups (FSDP shards), one of them on a slow network.
@@ -20,13 +20,13 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import name_list
 
-# Transfers shorter than clocks resolve are not compared.
+# Transfers shorter than this duration are not compared, as clocks do not resolve them.
 LEAST_NS: Final = 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether the network of some ranks of a stage is slow."""
+    """Thresholds that decide whether the network of some ranks of a stage is slow."""
 
     slow: float = 1.8  # ratio of slow collectives to the reference
     reference: float = 0.3  # quantile that is the reference, as half of a few may be slow
@@ -38,12 +38,12 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collectives:
-    """The collectives of each stage that has any; stages are the first axis."""
+    """The collectives of each stage that has collectives; the first axis of arrays is the stage."""
 
     observation: Observation
     stages: tuple[int, ...]
     nodes: tuple[list[int], ...]
-    # of each stage, (collectives, steps, dp): transfer times, ns; measured within each group
+    # for each stage, (collectives, steps, dp): transfer times, ns, measured within each group
     taken_ns: tuple[FloatArray, ...]
     apart: NDArray[np.bool_]  # (stages, dp): ranks with slow collectives within their stage
 
@@ -57,7 +57,7 @@ class Collectives:
         return ratio
 
     def each(self, index: int) -> FloatArray:
-        """Return `by_step` of each collective of a stage, shape (collectives, steps)."""
+        """Return time ÷ ideal of each collective of a stage, shape (collectives, steps)."""
         typical = np.maximum(self.observation.group.durations.ideal_ns[self.nodes[index]], LEAST_NS)
         return np.asarray(self._others_ns(index) / typical[:, None])
 
@@ -67,7 +67,7 @@ class Collectives:
 
     @property
     def incomplete(self) -> NDArray[np.bool_]:
-        """Return which stages lack a rank, whom the others may wait for, shape (stages,)."""
+        """Return which stages lack a rank for which the other ranks may wait, shape (stages,)."""
         absent = self.observation.layout.absent
         if absent is None:
             return np.zeros(len(self.stages), dtype=bool)
@@ -75,11 +75,11 @@ class Collectives:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Return the workers with slow collectives within their stage."""
+        """Return the workers with slow collectives compared with other ranks of their stage."""
         return tuple((dp, self.stages[index]) for index, dp in np.argwhere(self.apart).tolist())
 
     def without(self, slow: NDArray[np.bool_]) -> dict[int, FloatArray]:
-        """Return upper limits of slow transfers by node, (1, dp), ns: typical ones, else infinite.
+        """Return upper limits of transfers by node, (1, dp), ns: typical if slow, else infinite.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class Collectives:
         }
 
     def evidence(self) -> list[Evidence]:
-        """Return a sentence about the slow ranks of each stage."""
+        """Return a sentence about the slow ranks of each stage that has slow ranks."""
         lines = []
         for stage, ranks, taken_ns in zip(self.stages, self.apart, self.taken_ns, strict=True):
             if ranks.any():
@@ -136,13 +136,13 @@ def collectives_of(observation: Observation) -> Collectives:
 
 
 def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return the transfer times of a stage's collectives, ns, and the ranks whose group is slow.
+    """Return transfer times of a stage's collectives, ns, and the ranks whose group is slow.
 
-    A group waits for its own ranks only: with several groups, transfers are measured from the
-    latest start within each.
+    A group waits only for its own ranks: with several groups, a transfer begins at the latest start
+    within the group.
     """
     layout, taken_ns = observation.layout, observation.recorded_ns[nodes]
-    # a collective of the whole world has one group
+    # A collective of the whole world has a single group, so it cannot show a slow group.
     mine = np.flatnonzero(layout.of_types(*DP_COLLECTIVES)[nodes])
     time_ns = median(taken_ns[mine].sum(axis=0))
     slow = time_ns > THRESHOLDS.slow * max(reference_of(time_ns), LEAST_NS)
@@ -165,18 +165,18 @@ def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, N
 
 
 def _times(taken_ns: FloatArray, ranks: NDArray[np.bool_]) -> float:
-    """Return the collective time of some ranks ÷ that of the others."""
+    """Return the collective time of some ranks ÷ the collective time of the other ranks."""
     time_ns = median(taken_ns.sum(axis=0))
     return float(time_ns[ranks].mean() / max(float(time_ns[~ranks].mean()), LEAST_NS))
 
 
 def reference_of(ratio: FloatArray) -> float:
-    """Return the reference of links, stages or ranks: a low quantile, as half may be slow."""
+    """Return the reference ratio of links, stages or ranks: a low quantile, as half may be slow."""
     place = int(THRESHOLDS.reference * (ratio.size - 1))
     return float(np.partition(ratio, place, axis=None)[place])
 
 
 def typical_of(observation: Observation) -> dict[int, float]:
-    """Return the ideal duration of each type, the median of all its transfers, by op code, ns."""
+    """Return the ideal duration of each type (median of all its transfers), by op code, ns."""
     op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
     return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}

@@ -1,4 +1,4 @@
-"""Computing times of a job's earlier sessions, the baseline of a later session.
+"""Computing times of a job's earlier sessions, the baseline of later sessions.
 
 Within one session there is no baseline if all workers are slow, nor for a stage with one DP rank.
 The baseline is the same worker with the same model and equally many tokens.
@@ -25,7 +25,8 @@ from app.analysis.replay.robust_statistics import median, median_of_rows
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.rank_metadata import Machine
 
-# Metadata of single steps or of their transport, which are no part of the job's configuration.
+# Keys of metadata about single steps or their transport, which are not part of the job's
+# configuration.
 _OF_SESSION: Final = frozenset(
     {"sequence_lengths", "expert_tokens", "unmapped", "producers", "dropped_steps", "pause_s"}
 )
@@ -37,7 +38,7 @@ _DIGITS: Final = 7  # decimals of seconds
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What workers compute in a step, for sessions that come later."""
+    """Computing times of the workers per step, kept for comparison with later sessions."""
 
     configuration: str
     """A digest of what must be alike for sessions to be compared: sizes, the operations of a step,
@@ -56,7 +57,7 @@ class Computing:
 
 
 def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
-    """Return the computing times of a session that later sessions are compared with."""
+    """Return the computing times of a session, for comparison with later sessions."""
     layout, meta = observation.layout, observation.trace.meta
     every = -(-layout.dp * layout.pp // _MOST_WORKERS)
     best = observation.memoize(computing_of_steps)[:, factor.best, ::every]
@@ -73,9 +74,9 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
 
 
 def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
-    """Return the transfer time of each type in the median step on each stage, seconds.
+    """Return the transfer time of each type on each stage in the median step, seconds.
 
-    Without waiting for others, on the median rank.
+    The times are those of the median rank, without waits for other ranks.
     """
     layout, recorded_ns = observation.layout, observation.recorded_ns
     names = [name for name in layout.op_names if name in TRANSFERS]
@@ -86,8 +87,8 @@ def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
         for nodes in [layout.of(name, stage)]
         if len(nodes)
     ]
-    # A type's nodes of a stage are consecutive, so slices avoid copies; one call for all medians,
-    # as a call costs more than the computation.
+    # The nodes of a type on a stage are consecutive, so slices avoid copies. All medians are
+    # computed in one call, as a call costs more than the computation.
     sums = [recorded_ns[nodes[0] : nodes[-1] + 1].sum(axis=0).ravel() for _, _, nodes in groups]
     typical = median_of_rows(np.array(sums)).tolist() if groups else []
     taken: dict[str, list[float]] = {}
@@ -97,10 +98,10 @@ def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
 
 
 def configuration_of(meta: SessionMeta, layout: Layout) -> str:
-    """Return a digest of what must be equal for sessions to be compared.
+    """Return a digest of the properties that two sessions must share to be compared.
 
-    Sizes, the numbers of computations of each stage, and the metadata of the job without those of
-    its machines.
+    The properties are the sizes, the numbers of computations of each stage, and the metadata of the
+    job except those of its machines.
     """
     counts = [[len(layout.of(name, stage)) for stage in range(layout.pp)] for name in COMPUTATIONS]
     metadata = {key: value for key, value in meta.extra.items() if key not in _OF_SESSION}
@@ -122,7 +123,7 @@ def _digest(machine: Machine) -> str:
 
 
 def _tokens(observation: Observation) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a mean step and DP rank; None if lengths are not recorded."""
+    """Return Σs and Σs², the mean over steps and DP ranks; None if lengths are not recorded."""
     lengths = observation.memoize(some_lengths) if observation.comparable else None
     if lengths is None or lengths.tokens.mean() <= 0:
         return None
@@ -135,25 +136,26 @@ def _tokens(observation: Observation) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a job is slower than it was."""
+    """Thresholds that decide whether a job is slower than in earlier sessions."""
 
     slow: float = 0.05  # excess over earlier sessions from which a worker is slower
     workers: float = 0.9  # share of slower workers from which all count as slower
     known: float = 0.5  # lowest share of workers on the same machines
-    # Sessions at the level of the past, if there are as many: one or two may have been fast by
-    # accident.
+    # Number of the fastest sessions that set the reference level, if the job has this number: one
+    # or two sessions may have been fast by accident.
     sessions: int = 3
     alike: float = 0.03  # relative distance of sessions at one level
     # Sessions have equally many tokens when Σs and Σs² differ by at most these shares; a few long
-    # sequences weigh much in the squares, which are only part of the time.
+    # sequences change Σs² much, but only part of the time depends on Σs².
     tokens: float = 0.02
     squares: float = 0.05
-    # A slower job exceeds this many times the scatter of consecutive sessions.
+    # A job is slower when its excess is at least this many times the scatter of consecutive
+    # sessions.
     to_scatter: float = 4.0
     slow_transfers: float = 1.8  # ratio of slow transfers, as for links
-    # A worker alone is slow where its slowdown exceeds that of the others by this much …
+    # A single worker is slow if its slowdown exceeds the other workers' slowdown by this share …
     alone: float = 0.04
-    # …or by this much where all ranks share the processors of one host.
+    # …or by this share if all ranks share the processors of one host.
     alone_on_shared: float = 0.15
 
 
@@ -162,7 +164,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class EarlierSession:
-    """A session of the same job before this one."""
+    """A session of the same job before the analyzed session."""
 
     number: int  # within the job, as pages show it
     computing: Computing
@@ -184,27 +186,27 @@ class Past:
     sessions: int  # sessions at that level
     scatter: float  # standard deviation between consecutive sessions, of logarithms
     ratio: FloatArray  # (pp, dp): computing time of each worker ÷ earlier; NaN where unknown
-    # far slower transfers, by operation type and stage
+    # transfers that are far slower than in earlier sessions, by operation type and stage
     slow_transfers: Mapping[tuple[str, int], SlowTransfers] = field(default_factory=dict)
 
     @property
     def times(self) -> float:
-        """Return the median worker's computing time ÷ earlier."""
+        """Return the median worker's computing time ÷ its time in the earlier sessions."""
         return float(np.nanmedian(self.ratio))
 
     @property
     def all_slower(self) -> bool:
-        """Return whether nearly all workers compute slower."""
+        """Return whether nearly all workers compute slower than in the earlier sessions."""
         ratios = self.ratio[~np.isnan(self.ratio)]
         slow = 1 + max(THRESHOLDS.slow, THRESHOLDS.to_scatter * self.scatter)
         slower = float(np.mean(ratios >= 1 + THRESHOLDS.slow))
         return self.times >= slow and slower >= THRESHOLDS.workers
 
     def alone(self, *, shared: bool) -> FloatArray:
-        """Return each worker's slowdown ÷ that of the others, shape (pp,), for one DP rank.
+        """Return each worker's slowdown ÷ the other workers', shape (pp,), for one DP rank.
 
-        1 for workers that are not slower by enough, which is more where ranks share processors
-        (`shared`). All workers must be known.
+        The ratio is 1 for workers that are not slower by enough; the limit is higher if ranks share
+        processors (`shared`). The times of all workers must be known.
         """
         own = self.ratio[:, 0]
         others = np.array([np.median(np.delete(own, stage)) for stage in range(len(own))])
@@ -234,10 +236,10 @@ def against_past(
     ratios = ratios[known]
     slow = _slow_transfers(now, like)
     levels = np.nanmedian(ratios, axis=(1, 2))
-    # A larger ratio means that the session was faster.
+    # A ratio is the time now ÷ the earlier time: the largest ratios belong to the fastest sessions.
     level = float(np.sort(levels)[::-1][min(THRESHOLDS.sessions, len(levels)) - 1])
     at_level = np.abs(levels / level - 1) <= THRESHOLDS.alike
-    # The median over the sessions; NaN for workers that no session has.
+    # Median over the sessions; NaN for workers that no earlier session contains.
     nothing = np.isnan(ratios[at_level]).all(axis=0)
     medians = np.nanmedian(np.where(nothing, 1.0, ratios[at_level]), axis=0)
     ratio = np.full((observation.layout.pp, observation.layout.dp), np.nan)
@@ -254,9 +256,10 @@ def against_past(
 def _slow_transfers(
     now: Computing, earlier: Sequence[EarlierSession]
 ) -> dict[tuple[str, int], SlowTransfers]:
-    """Return the transfers that are far slower than in the fastest few sessions, by type and stage.
+    """Return the transfers far slower than in the fastest earlier sessions, by type and stage.
 
-    Sessions after the network has become slow do not hide it.
+    As the fastest sessions are the reference, sessions recorded after the network became slow do
+    not hide the slowdown.
     """
     slow = {}
     for name, by_stage in now.transfers_s.items():
@@ -294,7 +297,7 @@ def _is_like(before: Computing, now: Computing) -> bool:
 
 
 def _ratio(now: Computing, before: Computing) -> FloatArray:
-    """Return each listed worker's computing time ÷ earlier, (dp, pp); NaN on another machine."""
+    """Return each worker's computing time ÷ earlier time, (dp, pp); NaN on another machine."""
     moved = np.array(
         [
             [bool(this and then) and this != then for this, then in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Findings of the diagnosis and causes as reported, with evidence, figures and uncertainty."""
+"""Findings of the diagnosis, and causes as reported: evidence, figures and uncertainty."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from app.analysis.diagnosis.locations import KEYS, View, Where, Worker
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.layout.dense import FloatArray
 
-# Data of a cause's small figure; `kind` distinguishes them.
+# Data of the small figure of a cause; the field `kind` distinguishes the classes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSteps:
-    """How slow the slowest worker is in each step."""
+    """Slowness of the slowest worker in each step."""
 
     kind: Literal["worker_steps"] = "worker_steps"
     worker: Worker
@@ -32,7 +32,7 @@ class WorkerSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """How much each stage has to compute."""
+    """Computing time of each stage, relative to the mean."""
 
     kind: Literal["stage_load"] = "stage_load"
     relative: tuple[float, ...]
@@ -41,7 +41,7 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Forwards that stall."""
+    """Stalls of forwards, by step and by worker."""
 
     kind: Literal["stalls"] = "stalls"
     by_step_s: tuple[float, ...]
@@ -54,7 +54,7 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateLaunches:
-    """How late the first operations of each step are launched."""
+    """Delay with which the first operations of each step are launched."""
 
     kind: Literal["late_launches"] = "late_launches"
     by_step_s: tuple[float, ...]
@@ -65,7 +65,7 @@ class LateLaunches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLaunches:
-    """How long computations are held up."""
+    """Time for which computations are held up."""
 
     kind: Literal["held_launches"] = "held_launches"
     by_step_s: tuple[float, ...]
@@ -74,7 +74,7 @@ class HeldLaunches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """How slow the links between pipeline stages are."""
+    """Slowness of the links between pipeline stages."""
 
     kind: Literal["links"] = "links"
     ends: tuple[tuple[int, int], ...]
@@ -85,7 +85,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferLevels:
-    """How slow all transfers are in each step."""
+    """Slowness of all transfers in each step."""
 
     kind: Literal["transfer_levels"] = "transfer_levels"
     by_step: tuple[float, ...]
@@ -94,7 +94,7 @@ class TransferLevels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputingLevels:
-    """How slow all workers compute in each step."""
+    """Slowness of the computations of all workers in each step."""
 
     kind: Literal["computing_levels"] = "computing_levels"
     by_step: tuple[float, ...]
@@ -109,7 +109,7 @@ class ComputingLevels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """How slow the slowest worker of each step is, where it is another one each time."""
+    """Slowness of each step's slowest worker, if the slowest worker changes from step to step."""
 
     kind: Literal["rotation"] = "rotation"
     by_step: tuple[float, ...]
@@ -120,7 +120,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
-    """For which of its ranks the slowest group waits: tensor, context or expert-parallel."""
+    """Shares of the waiting that each tensor-, context- or expert-parallel rank causes."""
 
     kind: Literal["late_ranks"] = "late_ranks"
     worker: Worker
@@ -133,7 +133,7 @@ class LateRanks:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram of microbatches by their time ÷ the mean."""
+    """Histogram of microbatches over their time ÷ the mean time."""
 
     __pydantic_config__: ClassVar = KEYS
 
@@ -147,7 +147,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """An even sample of microbatches: their recorded sequence lengths against their time."""
+    """An even sample of microbatches: recorded sequence lengths and times."""
 
     sum_of_squares: tuple[float, ...]
     """Sum of the squares of a microbatch's sequence lengths, tokens²."""
@@ -157,7 +157,7 @@ class Squares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Microbatches that take different times."""
+    """Differences in the times of microbatches."""
 
     kind: Literal["lengths"] = "lengths"
     spread: Spread
@@ -187,15 +187,15 @@ class Uncertainty:
 
     # relative half width of the 95 % interval of the step time without the cause
     reference: float = 0.0
-    # how much longer that step may be in addition, by delays of a healthy job that no replay shows:
-    # the difference of the logarithms
+    # additional length of that step by delays of a healthy job that no replay shows, as a
+    # difference of logarithms
     longer: float = 0.0
-    # (steps,): work of each step ÷ the mean; without the cause all steps have the mean
+    # (steps,): work of each step ÷ the mean work; without the cause every step has the mean work
     work: FloatArray | None = None
-    # steps from one occurrence to the next, where the cause recurs periodically
+    # number of steps from one occurrence of the cause to the next, if the cause is periodic
     cycle: int | None = None
-    # Share of the workers that the cause keeps waiting (less, if only part of the time): their own
-    # late launches are hidden.
+    # Share of the workers that the cause keeps waiting (less, if it does so part of the time): the
+    # wait hides late launches of these workers.
     hiding: float = 1.0
 
     @staticmethod
@@ -210,7 +210,7 @@ class Uncertainty:
         )
 
 
-# Cause of the lost time that no other cause explains.
+# Name of the cause for lost time that no other cause explains.
 UNKNOWN: Final = "unknown"
 
 
@@ -218,8 +218,8 @@ UNKNOWN: Final = "unknown"
 class Change:
     """Changes of a session that remove a cause, by node; arrays broadcast to (steps, dp)."""
 
-    # durations instead of the recorded ones, before all other changes: for ranks with other
-    # numbers of microbatches
+    # durations that replace the recorded durations before all other changes, for ranks with another
+    # number of microbatches
     instead_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # time off computations
     times: Mapping[int, FloatArray] = field(default_factory=dict)  # factors of what remains
@@ -229,7 +229,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A sentence for people, and the view of the session that shows it."""
+    """A sentence of evidence, and the view of the session that shows it."""
 
     text: str
     view: View | None = None
@@ -237,19 +237,20 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Doubt whether a finding is another cause with the same sign, or an accident."""
+    """Doubt about a finding: it may be another cause with the same sign, or an accident."""
 
     max_confidence: float  # of the finding and of the alternative
-    # place and evidence of the alternative cause, which the registry names; None if only the
+    # place and evidence of the alternative cause, whose name is in the registry; None if only the
     # finding itself is in doubt
     alternative: Alternative | None = None
-    # Whether part of its time may belong to another cause, and remain when this one is removed.
+    # Whether part of the finding's time may belong to another cause, and remain when this cause is
+    # removed.
     at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Evidence and place of the other cause that a finding may be."""
+    """Evidence and place of the alternative cause of a finding in doubt."""
 
     evidence: tuple[Evidence, ...] = ()
     where: Where = field(default_factory=Where)
@@ -257,17 +258,17 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launches:
-    """Late launches of a cause."""
+    """Late launches due to a cause."""
 
-    # launch delays by node, shape (steps, dp), ns; replays contain them unless the cause is removed
+    # launch delays by node, shape (steps, dp), ns; replays contain these unless the cause is
+    # removed
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    # Nodes whose `late_ns` includes the regular delay of all DP ranks: the graph that is replayed
-    # then has no regular delay for them.
+    # Nodes whose `late_ns` includes the regular delay of all DP ranks: for these nodes the replayed
+    # graph has no regular delay.
     regular: frozenset[int] = frozenset()
-    # regular delays of launches without the cause, by (node, its input), ns
+    # regular launch delays that remain without the cause, by (node, its input), ns
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # part of the regular gap between two steps of a rank that is in the `late_ns` of their first
-    # operations, ns
+    # part of a rank's regular gap between steps that `late_ns` of the first operations includes, ns
     step_gap_ns: float = 0.0
 
 
@@ -286,7 +287,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GapLoss:
-    """Time that a cause takes between steps, which no replay covers."""
+    """Time between steps that a cause takes; no replay covers this time."""
 
     lost_ns: FloatArray  # (analyzed steps,): before each step; 0 if unknown
     evidence: tuple[Evidence, ...]
@@ -313,10 +314,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Times of the steps of the most frequent shape, with the causes and without, (steps,), s."""
+    """Times of the steps of the most frequent shape with and without the causes, (steps,), s."""
 
     steps_s: FloatArray  # replayed, with the late launches that have a cause
-    # Replayed without the causes; where they do not explain the loss, ideal if that is faster.
+    # Step times replayed without the causes; ideal times if the causes do not explain the loss and
+    # the ideal is faster.
     reference_s: FloatArray
     unknown_share: float  # share of the lost time that no cause explains
     recorded_s: float  # mean recorded step

@@ -1,7 +1,8 @@
-"""Waits within tensor- and context-parallel groups, and the rank that causes them.
+"""Waits within tensor- and context-parallel groups, and the ranks that cause these waits.
 
-All ranks of a group end a collective together, so the last to arrive has the shortest record; no
-common clock is needed. In a ring of context-parallel ranks it is the one that computes longest.
+All ranks of a group end a collective together, so the rank that arrives last has the shortest
+record; no common clock is needed. In a ring of context-parallel ranks, the last rank is the rank
+that computes longest.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ LISTED: Final = 3  # groups that the evidence describes
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a group waits for its ranks."""
+    """Thresholds that decide whether a group waits for one of its ranks."""
 
     least_share: float = 0.03  # A group waits when it does so for this share of its computing …
     to_median: float = 4.0  # …and this many times as long as the median group
-    # Assumed wait of a healthy group, as a share of its computing, where none is recorded: ranks
-    # differ by some tenths of a percent.
+    # Assumed wait of a healthy group, as a share of its computing time, if no healthy group is
+    # recorded: the ranks of a healthy group differ by some tenths of a percent.
     typical_wait: float = 0.003
-    # …which may be longer by this many half intervals.
+    # The assumed wait may be longer by this many half intervals.
     without_healthy: float = 2.0
     differ: float = 0.5  # relative half width of the 95 % interval of a healthy group's wait
-    # One rank is at fault when it is last for this share of the waiting.
+    # A rank is at fault when it causes this share of its group's waiting.
     same_rank: float = 0.8
 
 
@@ -46,7 +47,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """The waits of a worker's collectives for their last rank."""
+    """Waits of the collectives of a worker for the rank that arrives last."""
 
     cell: Worker  # the worker: (dp, pp)
     ranks: IntArray  # (ranks,): global ranks of the group
@@ -59,7 +60,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A group that waits for its ranks."""
+    """A group of ranks that wait for one another."""
 
     waits: Waits
     share: float  # wait as a share of computing time
@@ -84,12 +85,12 @@ class Waiting:
 
     @property
     def of_one_rank(self) -> bool:
-        """Return whether one rank causes nearly all of the waiting."""
+        """Return whether a single rank causes nearly all of the waiting."""
         return self.concentration >= THRESHOLDS.same_rank
 
 
 def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
-    """Return whether several ranks of any group recorded collectives of some types."""
+    """Return whether several ranks of any group recorded collectives of the given types."""
     codes = [trace.op_names.index(name) for name in types]
     if int(trace.op.max()) < min(codes):
         return False
@@ -98,10 +99,11 @@ def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
 
 
 def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES) -> list[Waits]:
-    """Return the waits of each worker with collectives of several ranks.
+    """Return the waits of each worker whose collectives are recorded by several ranks.
 
-    For a worker with several groups of ranks, those of the group that waits longest: the others
-    wait for it at the collectives of the other kind, where all of them meet.
+    If a worker has several groups of ranks, the waits are those of the group that waits longest:
+    the other groups wait for this group at the collectives of the other kind, in which all groups
+    meet.
     """
     trace = observation.trace
     rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in types]))
@@ -123,13 +125,13 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
 
 
 def _waits(observation: Observation, rows: IntArray) -> Waits | None:
-    """Return the waits of one group; its rows are sorted by step, type, order and rank."""
+    """Return the waits of a group, whose `rows` are sorted by step, type, order and rank."""
     trace = observation.trace
     ranks = np.unique(trace.rank[rows])
     count = len(ranks)
     if count == 1:
         return None
-    # Collectives with a missing record are not counted.
+    # Collectives that lack a rank's record are not counted.
     change = np.zeros(len(rows), bool)
     change[0] = True
     for column in (trace.step, trace.op, trace.order):
@@ -142,7 +144,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     duration = trace.duration_ns[table].astype(np.float64)
     dp, pp = int(trace.dp[rows[0]]), int(trace.pp[rows[0]])
     analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
-    # The wait of the typical rank: of two ranks the longer one, of more the median.
+    # Wait of the typical rank: the median over the ranks; for two ranks, the longer wait.
     typical = np.sort(duration, axis=1)[:, count // 2]
     return Waits(
         cell=(dp, pp),
@@ -156,7 +158,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
 
 
 def costs_enough(share: float) -> bool:
-    """Return whether a wait, as a share of computing, is longer than chance."""
+    """Return whether a wait, as a share of computing time, is longer than chance explains."""
     return share >= THRESHOLDS.least_share
 
 
@@ -165,7 +167,8 @@ def waiting_groups(
 ) -> list[Waiting]:
     """Return the groups that wait for a rank, the longest wait first.
 
-    They wait at least `to_median` times as long as the median group; by default the threshold.
+    A group's wait is at least `to_median` times the wait of the median group; by default the
+    threshold's number.
     """
     total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
@@ -189,7 +192,7 @@ def waiting_groups(
 
 
 def computing_ns(observation: Observation) -> FloatArray:
-    """Return each worker's computing time with the waits within it, shape (pp, dp), ns."""
+    """Return each worker's computing time, with the waits within computations, (pp, dp), ns."""
     layout = observation.layout
     computes = layout.of_types(*COMPUTATIONS)
     total = np.zeros((layout.pp, layout.dp))
@@ -199,10 +202,10 @@ def computing_ns(observation: Observation) -> FloatArray:
 
 
 def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncertainty:
-    """Return the uncertainty of a step in which some groups wait like healthy ones.
+    """Return the uncertainty of a step in which some groups wait only as long as healthy groups.
 
-    The slowest DP rank decides a step, so a group's uncertainty weighs as its share of the DP
-    ranks. Where no healthy group is recorded, the wait may be twice the typical one.
+    The slowest DP rank decides a step, so a group's uncertainty is weighted by its share of the DP
+    ranks. If no healthy group is recorded, the wait may be twice the typical wait.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
     reference = (
@@ -216,9 +219,9 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
 
 
 def unsure_of_typical(typical: float, groups: int) -> float:
-    """Return the relative half width of a step's interval in which groups wait as typical.
+    """Return a step interval's relative half width if groups wait for the typical time.
 
-    Healthy groups differ independently, so the mean wait of several is better known.
+    Healthy groups differ independently, so the mean wait of several groups is better known.
     """
     return THRESHOLDS.differ * typical / sqrt(groups)
 
@@ -226,10 +229,10 @@ def unsure_of_typical(typical: float, groups: int) -> float:
 def computations_without(
     observation: Observation, groups: Sequence[Waiting]
 ) -> dict[int, FloatArray]:
-    """Return the computing time lost to the waits of some groups, by node, (steps, dp), ns.
+    """Return the computing time lost to waits of some groups, by node, (steps, dp), ns.
 
     Each wait counts for the computation that contains it, less the wait of a healthy group, which
-    is the same share of each wait.
+    is subtracted as the same share of every wait.
     """
     layout = observation.layout
     lost_ns: dict[int, FloatArray] = {}
@@ -256,13 +259,13 @@ def figure_of(group: Waiting) -> LateRanks:
 
 
 def view_of(group: Waiting, *, drawn: bool) -> View:
-    """Return the view of a group: the cause's figure where it is `drawn`, else its worker."""
+    """Return the view of a group: the figure of the cause if it is `drawn`, else the worker."""
     dp, pp = group.cell
     return FigureView() if drawn else WorkerView(dp=dp, pp=pp)
 
 
 def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
-    """Return the computation that contains each collective, by the analyzed rank's clock.
+    """Return the computation that contains each collective, by the clock of the analyzed rank.
 
     Returns
     -------
@@ -292,19 +295,19 @@ def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
 
 
 def ring_waits(observation: Observation) -> list[Waits]:
-    """Return the waits of each worker's context-parallel ring for the rank that computes longest.
+    """Return the waits of each context-parallel ring for its rank that computes longest.
 
-    One wait per computation, at any of its transfers: how early a rank waits depends on its
-    distance to the slow one. Empty where no rings are recorded.
+    Each computation has one wait, which may be at any of its transfers: how early a rank waits
+    depends on its distance to the slow rank. Empty if no rings are recorded.
     """
     return list(_ring_waits(observation)) if has_rings(observation.trace) else []
 
 
 def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
-    """Return which workers are slow only by waiting for a missing rank of a ring, (pp, dp).
+    """Return which workers seem slow only as they wait for a ring's missing rank, (pp, dp).
 
-    None of their recorded ranks computes longer than `slow` times the busiest ranks of the stage's
-    other workers (the median).
+    None of the recorded ranks of such a worker computes longer than `slow` times the busiest ranks
+    of the stage's other workers (the median).
     """
     trace, sizes = observation.trace, observation.trace.meta.sizes
     waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)
@@ -341,7 +344,7 @@ def _ring_waits(observation: Observation) -> Iterator[Waits]:
             [key[at][1:] != key[at][:-1] for key in (trace.step, trace.op, trace.order)]
         )
         first = np.flatnonzero(change)
-        # Computations with a missing record are not counted.
+        # Computations that lack a rank's record are not counted.
         first = first[np.diff(first, append=len(at)) == len(ranks)]
         if not len(first):
             continue
@@ -354,7 +357,7 @@ def _ring_waits(observation: Observation) -> Iterator[Waits]:
             ranks=ranks.astype(np.int64),
             step=trace.step[at[first]],
             start_ns=trace.start_ns[at[table[:, analyzed]]],
-            # the typical rank: of two ranks the longer one, of more the median
+            # Wait of the typical rank: the median over the ranks; for two ranks, the longer wait.
             wait_ns=np.sort(waiting, axis=1)[:, len(ranks) // 2],
             last=waiting.argmin(axis=1),
             duration_ns=waiting,

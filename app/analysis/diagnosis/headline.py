@@ -1,8 +1,8 @@
-"""The headline: the slowdown of a job that people see, and its interval.
+"""The headline: the slowdown of a job as shown to users, and its interval.
 
 The published S (what-if paper) compares a job with an ideal that is a mean and contains the
-straggler, so it underestimates a strong one. Where causes explain the lost time, the job is
-compared with itself without them.
+straggler, so S underestimates a strong straggler. If causes explain the lost time, the job is
+compared with the job without these causes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.replay.robust_statistics import mean
 
-# Texts mention S next to the headline where they differ by more.
+# Texts mention S next to the headline if the two differ by more than this share.
 WORTH_SAYING: Final = 0.02
 WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides how wide the interval of the slowdown is."""
+    """Thresholds that decide the width of the slowdown's interval."""
 
-    # Half of a 95 % interval of the error of the model itself: without it, equal steps would have
-    # an interval of no width.
+    # Half of the relative 95 % interval of the model's own error: without it, equal steps would
+    # have an interval of width 0.
     model: float = 0.0003
-    # A cause that keeps workers waiting hides their late launches; without it steps wait for them,
-    # for up to this many times the recorded late launches. Measured on synthetic jobs: without this
-    # term the interval holds the true slowdown by slow workers in 78 % of the sessions, with it in
-    # 96 %.
+    # A cause that keeps workers waiting hides their late launches; without the cause, steps wait
+    # for these launches, for up to this many times the recorded late launches. Measured on
+    # synthetic jobs with slow workers: without this term the interval contains the true slowdown in
+    # 78 % of the sessions, with it in 96 %.
     hidden: float = 0.5
 
 
@@ -45,11 +45,11 @@ THRESHOLDS: Final = Thresholds()
 
 
 class HeadlineKind(StrEnum):
-    """The reference of the headline."""
+    """The kind of reference with which the headline compares a job."""
 
     CAUSES = "causes"
-    # without its causes too, where S is withheld: only a replay with late launches is near the
-    # recording
+    # the job without its causes, like `CAUSES`, if S is withheld: only a replay with late launches
+    # is near the recording
     LAUNCHES = "launches"
     PUBLISHED = "published"
 
@@ -61,7 +61,7 @@ class HeadlineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The slowdown that people are shown.
+    """The slowdown that users are shown.
 
     The stated loss is the share 1 - 1/slowdown of each step, and no fix is predicted to gain more.
     """
@@ -81,7 +81,7 @@ class Headline:
 
     @property
     def waste(self) -> float:
-        """Return the share of a step that is lost; no change brings back more of it."""
+        """Return the share of a step that is lost, the most that any change can save."""
         return 1 - 1 / self.slowdown
 
     def differs(self, published: float) -> bool:
@@ -90,12 +90,12 @@ class Headline:
 
 
 def differs(slowdown: float, published: float) -> bool:
-    """Return whether a headline and S differ enough to be mentioned both."""
+    """Return whether a headline and S differ enough that texts mention both."""
     return abs(slowdown / published - 1) > WORTH_SAYING
 
 
 def why_published(*, named: bool) -> str:
-    """Return why the headline is S; `named` is whether any cause is named."""
+    """Return the reason why the headline is S; `named` is whether any cause is named."""
     return "over 10 % of the lost time has no known cause" if named else "no cause is named"
 
 
@@ -104,7 +104,7 @@ def headline(
 ) -> Headline:
     """Return the slowdown against the job without the reported causes.
 
-    Where causes do not explain the loss, S with its interval.
+    If causes do not explain the loss, the headline is S with its interval.
     """
     named = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
@@ -135,7 +135,7 @@ def headline(
 
 
 def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s: float) -> Headline:
-    """Return the slowdown of a job without causes, net of the loss by chance `chance_s`."""
+    """Return the slowdown of a job without causes, net of the loss by chance, `chance_s`."""
     reference_s = min(metrics.ideal_step_s + chance_s, metrics.simulated_step_s)
     ci95: Interval | None = None
     reason: str | None = _too_few_to_draw(metrics)
@@ -148,13 +148,13 @@ def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s:
 
 
 def interval_of(judged: Judged) -> Interval | None:
-    """Return the 95 % interval of a job's slowdown, from its analyzed steps; None for too few.
+    """Return the 95 % interval of a slowdown from the analyzed steps; None for too few steps.
 
-    It combines the variation among steps with the uncertainty of the steps without the causes.
-    Launches that are late for no known cause make the recorded step longer than the replayed one:
-    they remain without the causes, which lowers the slowdown, and the causes may hide more of them.
-    But where hosts wait for transfers, late launches may follow from transfers that the causes
-    delay, and belong to the causes entirely.
+    The interval combines the variation among steps with the uncertainty of the steps without the
+    causes. Launches that are late for no known cause make the recorded step longer than the
+    replayed step: they remain without the causes, which lowers the slowdown, and the causes may
+    hide more such launches. But if hosts wait for transfers, late launches may follow from
+    transfers that the causes delay, and belong to the causes entirely.
     """
     reference_s, uncertainty = judged.reference_s, judged.uncertainty
     by_work_s = reference_s if uncertainty.work is None else reference_s * uncertainty.work
@@ -171,14 +171,15 @@ def interval_of(judged: Judged) -> Interval | None:
         if judged.hosts_wait:
             above = hypot(above, late / without)
     else:
-        # Operations that overlap in the recording but not in the replay.
+        # The recording is faster than the replay if recorded operations overlap that the replay
+        # runs one after the other.
         above = hypot(above, THRESHOLDS.hidden * -late / without)
-    # Removing its causes makes no job slower.
+    # A slowdown below 1 is excluded, as removing the causes makes no job slower.
     return max(slowdown * exp(-below), min(slowdown, 1.0)), slowdown * exp(above)
 
 
 def too_few_steps(steps: int) -> str:
-    """Return why there is no interval of the slowdown against the job without its causes."""
+    """Return why the slowdown against the job without its causes has no interval."""
     return f"it needs {FEWEST_STEPS} steps, to tell how often a job has spells; {_these_are(steps)}"
 
 

@@ -1,7 +1,8 @@
-"""Late launches: all of them, those by pauses of an interpreter, and those that begin steps.
+"""Late launches: all late launches, those by interpreter pauses, and those that begin steps.
 
-A replay with all late launches reproduces the recording. A paused interpreter launches nothing;
-backwards are launched from C++, so only forwards are late, now and then, on changing workers.
+A replay with all late launches reproduces the recording. A paused interpreter launches no
+operation; backwards are launched from C++, so pauses delay only forwards, occasionally and on
+changing workers.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from app.analysis.trace.model import (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether single forwards are launched late by pauses."""
+    """Thresholds that decide whether pauses launch single forwards late."""
 
-    # A forward is late when its delay exceeds its median delay by this share of a forward …
+    # A forward is late when its delay exceeds its median delay by this share of its duration …
     late: float = 0.12
     to_scatter: float = 7.0  # …and by this many standard deviations
     backwards: float = 0.25  # highest ratio of late backwards to late forwards
     min_stalls: int = 5  # fewest stalls
     min_workers: int = 3  # …on at least this many workers, or on all of fewer
-    # Highest share of the stalls on one worker. A fifth less changes the verdict of a recorded
-    # job: its four workers collect garbage unevenly.
+    # Highest share of the stalls on a single worker. If this limit is lowered by a fifth, the
+    # verdict of a recorded job changes: its four workers collect garbage unevenly.
     top_share: float = 0.5
     most: float = 0.35  # a larger share of late forwards is no series of single stalls
-    # The first forward of a step, which may wait for its batch, stalls at most this many times
-    # as often as others.
+    # The first forward of a step may wait for its batch, so it stalls at most this many times as
+    # often as other forwards.
     as_often: float = 3.0
-    # Lowest cost of all stalls, as a share of a step, if each held up the whole job.
+    # Lowest cost of all stalls, as a share of a step, computed as if each stall held up the whole
+    # job.
     least_share: float = 0.01
 
 
@@ -55,18 +57,19 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StalledLaunches:
-    """Single forwards that are launched late."""
+    """Single forwards that are launched late, and their delays."""
 
     nodes: NDArray[np.int64]  # (forwards,)
-    # (forwards, steps, dp): delay beyond the typical one; 0 for forwards that are on time
+    # (forwards, steps, dp): delay beyond the typical delay; 0 for forwards launched on time
     late_ns: FloatArray
 
 
 def late_launches(observation: Observation) -> dict[int, FloatArray]:
     """Return the launch delays of late operations, by node, shape (steps, dp), ns.
 
-    Where the gradient reduction is not recorded, the operation after the last computation waits in
-    it for the slowest DP rank, which is no delay: all ranks get the delay of the last one.
+    If the gradient reduction is not recorded, the operation after the last computation waits in the
+    reduction for the slowest DP rank. This wait is no delay: all ranks get the delay of the last
+    rank.
     """
     layout = observation.layout
     delays, _ = launch_delays(observation.group)
@@ -79,15 +82,15 @@ def late_launches(observation: Observation) -> dict[int, FloatArray]:
 
 
 def reduces_unrecorded(observation: Observation) -> bool:
-    """Return whether DP ranks reduce their gradients without that being recorded."""
+    """Return whether the DP ranks reduce gradients without recording the reduction."""
     return observation.layout.dp > 1 and GRADS_REDUCE_SCATTER not in observation.op_types
 
 
 def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatArray]]:
     """Return the time of the unrecorded gradient reduction, by stage; empty if it is recorded.
 
-    For each stage the operation after its last computation, and its wait, shape (steps, dp), ns:
-    that of the DP rank that computes longest.
+    The value of a stage is the operation after its last computation and the wait of this operation,
+    shape (steps, dp), ns: on every rank the wait of the DP rank that computes longest.
     """
     if not reduces_unrecorded(observation):
         return {}
@@ -105,7 +108,7 @@ def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatA
 
 
 def _after_computing(observation: Observation) -> list[int]:
-    """Return the operations that follow the last computation of each stage, without transfers."""
+    """Return the operation after the last computation of each stage, without transfers."""
     nodes, layout = observation.layout.nodes, observation.layout
     computing, transfers = (
         np.isin(nodes.op, layout.codes(*names)) for names in (COMPUTATIONS, P2P)
@@ -123,7 +126,7 @@ def _after_computing(observation: Observation) -> list[int]:
 
 
 def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
-    """Return whether stalls, counted by worker, are spread over workers as pauses are."""
+    """Return whether stalls, counted by worker, are spread over as many workers as pauses are."""
     count, possible = int(by_worker.sum()), by_worker.size
     workers = int((by_worker > 0).sum())
     return (
@@ -134,7 +137,7 @@ def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
 
 
 def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunches | None:
-    """Return the forwards that pauses launch late; None if there is no sign of pauses.
+    """Return the forwards that pauses launch late; None without a sign of pauses.
 
     `step_ns` is the mean recorded step.
     """
@@ -180,7 +183,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
 def _awaits_send(
     observation: Observation, forwards: NDArray[np.int64], late: NDArray[np.bool_], soon_ns: float
 ) -> NDArray[np.bool_]:
-    """Return which late forwards begin right after a send of their worker, as `late` has them.
+    """Return which `late` forwards begin right after a send of their worker, shape of `late`.
 
     Blocking sends keep a host from launching until the receiver is ready, which is no pause. `late`
     has the shape (forwards, steps, dp); `soon_ns` is the longest time after the send.
@@ -202,17 +205,17 @@ def _awaits_send(
 
 
 def _beyond_typical(delays: FloatArray) -> FloatArray:
-    """Return each node's delay beyond its own median, shape as `delays`."""
+    """Return each node's delay beyond the node's median delay, in the shape of `delays`."""
     flat = np.maximum(delays, 0.0).reshape(len(delays), -1)
     return np.asarray((flat.T - median(flat.T)).T.reshape(delays.shape))
 
 
 def first_delays(observation: Observation) -> dict[int, FloatArray]:
-    """Return how late the first operations of each stage launch, by node, shape (steps, dp), ns.
+    """Return launch delays of the first operations of each stage, by node, (steps, dp), ns.
 
-    The first all-gather of parameters, the first forward on stage 0, and the first receive on the
-    other stages (on stage 0 only if launched before that forward: a recorder may write a receive
-    without a peer, and virtual stages have receives amid the step).
+    First operations are the first all-gather of parameters, the first forward on stage 0, and the
+    first receive on the other stages (on stage 0 only if launched before that forward: a recorder
+    may write a receive without a peer, and virtual stages have receives amid the step).
     """
     layout = observation.layout
     late_ns = {}
@@ -222,7 +225,8 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
     for stage in range(layout.pp):
         gather, receive, forward = gathers.get(stage), receives.get(stage), forwards.get(stage)
         if gather is not None:
-            # A stage that ends a step later begins the next one later, and waits for nothing.
+            # A stage that ends a step later than other stages also begins the next step later,
+            # which is no wait.
             late = observation.delay_ns(gather)
             since = layout.start_ns[gather] - begins_of(observation.group, stage)
             late[1:] = np.minimum(np.maximum(since[1:], 0.0), late[1:])
@@ -232,7 +236,8 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
         ):
             late_ns[receive] = observation.delay_ns(receive)
         if forward is not None and stage == 0:
-            # A framework that gathers the parameters of all chunks first computes none before.
+            # A framework that gathers the parameters of all chunks first launches no forward before
+            # the last of these all-gathers ends.
             late = observation.delay_ns(forward)
             for node in layout.of(PARAMS_ALL_GATHER, stage).tolist():
                 since = layout.start_ns[forward] - layout.start_ns[node] - layout.duration_ns[node]
@@ -242,7 +247,7 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
 
 
 def _firsts(observation: Observation, name: str) -> dict[int, int]:
-    """Return the first operation of a type on each stage that has one, by stage."""
+    """Return the first operation of a type on each stage, by stage, if the stage has the type."""
     layout, nodes = observation.layout, observation.layout.nodes
     if name not in layout.op_names:
         return {}

@@ -1,4 +1,4 @@
-"""Where a cause is in a job, the views that show its evidence, and the names of its workers."""
+"""Places of a cause in a job, views that show its evidence, and names of workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from app.analysis.json_text import OMITTED, json_name
 from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import name_list
 
-# DP rank and pipeline stage.
+# A worker: (DP rank, pipeline stage).
 Worker: TypeAlias = tuple[int, int]
 
-# The reader of stored documents derives keys from field names as the writer does.
+# The reader of stored documents derives keys from field names in the same way as the writer.
 KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
 
 
 @dataclass(frozen=True, slots=True)
 class SlowSpells:
-    """Steps in which the slowest worker, or the whole network, is slow, if not nearly all."""
+    """Slow steps of the slowest worker, or of the whole network, unless nearly all are slow."""
 
     steps: int
     """Number of steps in which it is slow."""
@@ -53,7 +53,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """The line of a worker in the table of workers."""
+    """A view: the line of a worker in the table of workers."""
 
     view: Literal["worker"] = "worker"
     dp: int
@@ -64,7 +64,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """The row of a stage in the map of workers."""
+    """A view: the row of a stage in the map of workers."""
 
     view: Literal["stage"] = "stage"
     pp: int
@@ -73,7 +73,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """The timeline of a training step."""
+    """A view: the timeline of a training step."""
 
     view: Literal["step"] = "step"
     step: int
@@ -82,7 +82,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkView:
-    """A link in the cause's figure."""
+    """A view: a link in the figure of the cause."""
 
     __pydantic_config__: ClassVar = KEYS
 
@@ -97,7 +97,7 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureView:
-    """The cause's own figure, or a part of it."""
+    """A view: the figure of the cause, or a part of it."""
 
     view: Literal["figure"] = "figure"
     part: str = field(default="", metadata=OMITTED)
@@ -106,7 +106,7 @@ class FigureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionView:
-    """A region of the page as a whole."""
+    """A view: a whole region of the page."""
 
     view: Literal["map", "scatter"]
     """The map of workers, or forward against backward times."""
@@ -115,7 +115,7 @@ class RegionView:
 View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView
 
 
-# A serial number of a GPU is too long for a sentence.
+# Longest GPU name in a sentence: the serial number of a GPU is too long.
 SHORT_NAME: Final = 8
 
 
@@ -130,14 +130,14 @@ class Hosts:
     guessed: Collection[str] = ()  # hosts whose names are guesses
 
     def host(self, worker: Worker) -> str | None:
-        """Return the host of a worker; None if it is not known."""
+        """Return the host of a worker; None if unknown."""
         dp, pp = worker
         return self.hosts.get(self.ranks[dp][pp])
 
     def whole_host(self, workers: Collection[Worker]) -> str | None:
-        """Name the host whose workers are exactly these; None if there is no such host.
+        """Name the host whose workers are exactly these workers; None without such a host.
 
-        None also where the job has a single host: then all workers of a host are all of the job.
+        None also if the job has a single host, as the workers of this host are the whole job.
 
         Examples
         --------
@@ -157,7 +157,7 @@ class Hosts:
         return node_label(host, guessed=host in self.guessed)
 
     def on(self, rank: int) -> str:
-        """Return " on " with a rank's host and GPU (unless its name is long); empty if unknown."""
+        """Return " on " with a rank's host and GPU (unless the name is long); empty if unknown."""
         host, gpu = self.hosts.get(rank), self.gpus.get(rank, "")
         if not host:
             return ""
@@ -170,7 +170,7 @@ class Hosts:
         return f"W{self.name_workers(worker)[1:]}"
 
     def name_workers(self, *workers: Worker) -> str:
-        """Name a worker with its host, where known; or name several workers.
+        """Name a worker with its host, if known; or name several workers.
 
         Examples
         --------
@@ -186,7 +186,7 @@ class Hosts:
         ((dp, pp),) = workers
         if self.gpus_of_worker == 1:
             return text + self.on(self.ranks[dp][pp])
-        # One of the worker's GPUs, but it is not known which.
+        # The GPU at fault is one of the worker's GPUs, but unknown, so only the host is named.
         host = self.host((dp, pp))
         return f"{text} on {node_label(host, guessed=host in self.guessed)}" if host else text
 
@@ -195,7 +195,7 @@ class Hosts:
 class JobFacts(Hosts):
     """Facts of a job that sentences about its causes mention."""
 
-    # Slowdown if only this operation type kept its recorded durations.
+    # Slowdown if only operations of this type kept their recorded durations, by type.
     by_optype: Mapping[str, float] = field(kw_only=True)
     # Workers that recorded nothing.
     absent: tuple[Worker, ...] = field(default=(), kw_only=True)
@@ -206,5 +206,5 @@ class JobFacts(Hosts):
         return len(self.ranks[0]) - 1
 
     def has_peers(self, stage: int) -> bool:
-        """Return whether several DP ranks of a stage recorded anything."""
+        """Return whether several DP ranks of any stage recorded operations."""
         return len(self.ranks) - sum(pp == stage for _, pp in self.absent) > 1

@@ -1,4 +1,4 @@
-"""The lost time of a mean step, and the findings that explain enough of it to be named."""
+"""Lost time of a mean step, and the findings that explain enough of this time to be named."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _DRAWS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides which findings are worth naming."""
+    """Thresholds that decide which findings are worth naming."""
 
-    # Steps that lose less than this share have nothing to explain.
+    # Steps that lose less than this share of the ideal time have no loss to explain.
     worth_a_look: float = 0.03
     named_cost: float = 0.025  # A cause that costs less than this share of a step is not named.
     named_share: float = 0.1  # …nor one that has less than this share of the lost time
-    # With a larger unexplained share of the loss, the job without its causes is unknown.
+    # If more than this share of the loss is unexplained, the step time without the causes is
+    # unknown.
     most_unknown: float = 0.1
-    # Confidence of a cause that is in every draw but has next to no share (fitted to scored jobs).
+    # Confidence of a cause that every bootstrap draw contains, but whose share is nearly 0 (fitted
+    # to jobs with known causes).
     alone: float = 0.85
     worth: float = 0.025  # A draw has the cause when it costs this share of a step.
 
@@ -36,7 +38,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loss:
-    """The loss of a mean step against a reference, s; `unknown_s` of it has no known cause."""
+    """Loss of a mean step against a reference, s; the part `unknown_s` has no known cause."""
 
     reference_s: FloatArray
     lost_s: float
@@ -44,12 +46,12 @@ class Loss:
 
 
 def loses_little(slowdown: float) -> bool:
-    """Return whether a slowdown is too small to have causes."""
+    """Return whether a slowdown is too small for causes to be looked for."""
     return slowdown < 1 + THRESHOLDS.worth_a_look
 
 
 def is_explained(unknown_share: float) -> bool:
-    """Return whether causes explain enough of the loss to know the job without them."""
+    """Return whether causes explain enough of the loss to know the step time without them."""
     return unknown_share <= THRESHOLDS.most_unknown
 
 
@@ -60,13 +62,13 @@ def named_loss(
     published: float,
     chance_s: float = 0.0,
 ) -> tuple[tuple[int, ...], Loss]:
-    """Return the numbers of the findings worth naming, and the loss.
+    """Return the numbers of the findings worth naming, and the loss of a mean step.
 
-    The reference is the session without these findings, if it is about as fast as a healthy one
-    (which loses a little against the ideal, too). Otherwise the reference is ideal, and the
-    remaining loss is unknown, except where the slowdown by the causes alone exceeds the published S
-    (which ignores late launches), or where the remainder is at most `chance_s`, the loss of a mean
-    step by chance.
+    The reference is the session without these findings, if it is about as fast as a healthy session
+    (which loses a little against the ideal, too). Otherwise the reference is the ideal, and the
+    remaining loss is unknown, unless the slowdown by the causes alone exceeds the published S
+    (which ignores late launches), or the remainder is at most `chance_s`, the loss of a mean step
+    by chance.
 
     Parameters
     ----------
@@ -110,14 +112,14 @@ def named_loss(
 
 
 def one_or_all(count: int) -> list[frozenset[int]]:
-    """Return sets of findings to remove: none, all, each alone, and all but each."""
+    """Return sets of findings to remove: none, all, each one alone, and all except each one."""
     everything = frozenset(range(count))
     each = [frozenset({number}) for number in range(count)]
     return [frozenset(), everything, *each, *(everything - one for one in each)]
 
 
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
-    """Return the bootstrap confidence that a cause costs enough to be named, 0 to 1."""
+    """Return the bootstrap confidence, 0 to 1, that a cause costs enough to be named."""
     draws = _draws(len(cost_s))
     drawn_s = np.mean(cost_s[draws], axis=1)
     stable = float(np.mean(drawn_s >= THRESHOLDS.worth * np.mean(step_s[draws], axis=1)))
@@ -129,6 +131,6 @@ def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
 def _draws(steps: int) -> IntArray:
     """Return the indices of the steps in each bootstrap draw, shape (draws, steps)."""
     drawn: IntArray = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
-    # cached, and shared by all causes
+    # Read-only, as the array is cached and all causes share it.
     drawn.flags.writeable = False
     return drawn

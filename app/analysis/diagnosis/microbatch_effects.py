@@ -1,8 +1,9 @@
 """Computation times split into the effects of worker, microbatch and chance.
 
 Time = typical time of the worker × factor of the microbatch (sequence lengths) × residual (a slow
-spell or a single stall). The factor is nearly the same on every stage: attention takes Σs² and the
-rest Σs, so the times of a stage rise with those of the others at a rate of its own.
+spell or a single stall). The factor is nearly the same on every stage: attention takes time in
+proportion to Σs² and the rest to Σs, so the times of a stage rise with the times of other stages,
+each stage at its own rate.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _ENOUGH: Final = 150_000  # computations that suffice to see whether lengths dif
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether microbatches differ in length."""
+    """Thresholds that decide whether microbatches differ in length."""
 
-    # They differ when their times scatter by this share on most DP ranks …
+    # Microbatches differ when their times scatter by this share on most DP ranks …
     least_scatter: float = 0.025
     scatter_to_noise: float = 2.0  # …and by this many times the noise of one microbatch
     least_correlation: float = 0.6  # …and forward and backward correlate by this much
-    # Or when a few are long: they exceed most of their step by this share …
+    # Microbatches also differ when a few are long: when they exceed most microbatches of their step
+    # by this share …
     long: float = 0.2
     long_to_noise: float = 8.0  # …and by this many standard deviations of the noise
     fewest_long: int = 3  # fewest long microbatches
@@ -47,13 +49,15 @@ class Thresholds:
     together: float = 0.5  # share of microbatches long in one direction that are long in both
     on_one_rank: float = 0.75  # highest share of the long ones on one DP rank, with one stage
     follow: float = 0.8  # Or when times correlate with the recorded lengths by this much.
-    # A stage whose times rise by less than this share of another's rise does not show lengths.
+    # A stage does not show lengths if its times rise with the microbatch by less than this share of
+    # the steepest stage's rise.
     telling: float = 0.34
     least: float = 0.02  # shortest microbatch ÷ the median
     outlying: float = 4.0  # standard deviations from which a time is not due to lengths
-    # Standard errors of a median by which a worker may seem slow because of its microbatches.
+    # Number of standard errors of a median by which a worker may seem slow because of its
+    # microbatches.
     chances: float = 6.0
-    # Stages agree about a DP rank's microbatches when they differ by at most this share.
+    # Stages agree about the microbatches of a DP rank when they differ by at most this share.
     alike: float = 0.05
 
 
@@ -66,11 +70,11 @@ class Microbatches:
 
     factor: SingleArray  # (passes, steps, dp): time ÷ the median
     # (pp, 3): each stage's time as a function of the factor: value at 0, slope below 1, slope above
-    # 1. Empty with one stage, whose time is the factor.
+    # 1. Empty for a single stage, whose time equals the factor.
     curves: FloatArray
 
     def times(self, by: FloatArray) -> Microbatches:
-        """Return the microbatches with times scaled by a factor of each DP rank, shape (dp,)."""
+        """Return the microbatches with times scaled by a factor for each DP rank, shape (dp,)."""
         return replace(self, factor=self.factor * by.astype(np.float32))
 
     def of_stage(self, stage: int) -> SingleArray:
@@ -78,7 +82,7 @@ class Microbatches:
         return self.on(stage, self.factor)
 
     def on(self, stage: int, factor: NDArray[Real]) -> NDArray[Real]:
-        """Return the relative times on a stage of any factors, by its curve."""
+        """Return the relative times on a stage for given factors, by the stage's curve."""
         if not len(self.curves):
             return factor
         base, below, above = self.curves[stage].astype(factor.dtype)
@@ -106,9 +110,10 @@ def compare_microbatches(
     by_step: Mapping[str, SingleArray],
     lengths: RecordedLengths | None,
 ) -> Difference:
-    """Return whether microbatches differ, by their times within a step and DP rank.
+    """Return whether microbatches differ in length, by their times within a step and DP rank.
 
-    There a worker's slow spells, in which forwards and backwards are long together too, cancel out.
+    Within a step and DP rank, a worker's slow spells cancel out, in which forwards and backwards
+    take long together too.
 
     Parameters
     ----------
@@ -118,7 +123,7 @@ def compare_microbatches(
         Their `of_steps`.
     """
     several = len(relative[BACKWARD_COMPUTE]) > 1
-    # Some of the steps suffice here; only if lengths differ, all are needed.
+    # A sample of the steps is enough here; all steps are needed only if lengths differ.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
     some = {
         name: values[:, :, ::every] / by_step[name][:, None, ::every]
@@ -137,7 +142,7 @@ def compare_microbatches(
         THRESHOLDS.least_scatter, THRESHOLDS.scatter_to_noise * noise
     ):
         return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
-    # The rates of most microbatches do not hold for a few long ones.
+    # The stages' rates fitted to most microbatches do not hold for a few long microbatches.
     backward = _common(some[BACKWARD_COMPUTE], even[BACKWARD_COMPUTE])
     rare = False
     if np.count_nonzero(backward > long) >= THRESHOLDS.fewest_long:
@@ -152,14 +157,14 @@ def compare_microbatches(
 
 
 def of_steps(relative: SingleArray) -> SingleArray:
-    """Return the median of each worker's steps, shape (pp, steps, dp)."""
+    """Return the median pass of each worker in each step, shape (pp, steps, dp)."""
     return median(relative.swapaxes(0, 1))
 
 
 def _rates(within: SingleArray) -> FloatArray:
-    """Return the scatter of each stage's times ÷ the median stage's, shape (pp,)."""
-    # `robust_deviation` of all stages in one call; transposed, so that each stage's values are
-    # contiguous, as partitioning is slow otherwise.
+    """Return the scatter of each stage's times ÷ the median stage's scatter, shape (pp,)."""
+    # Computes `robust_deviation` of all stages in one call. The array is transposed so that each
+    # stage's values are contiguous, as partitioning is slow otherwise.
     some = np.array([sample(of_stage) for of_stage in within]).T
     scatter = np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
     typical = float(median(scatter))
@@ -169,28 +174,30 @@ def _rates(within: SingleArray) -> FloatArray:
 
 
 def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
-    """Return the factor that the stages have in common, given the rate of each, `rise`."""
+    """Return the factor that all stages share, given each stage's rate, `rise`."""
     telling = (rise >= THRESHOLDS.telling * rise.max()).nonzero()[0]
-    # With two stages the lower one, as a worker's burst is no long microbatch.
+    # With two stages, the lower value counts, as a burst on one worker is no long microbatch.
     aligned = [1 + (within[stage] - 1) / within.dtype.type(rise[stage]) for stage in telling]
     common = aligned[0] if len(aligned) == 1 else lower_median(np.array(aligned), axis=0)
     return np.asarray(np.maximum(common, THRESHOLDS.least), dtype=within.dtype)
 
 
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
-    """Return the standard deviation of one microbatch's time over the stages, or directions."""
+    """Return the standard deviation of a microbatch's time over the stages, or over directions."""
     backward = some[BACKWARD_COMPUTE]
     if len(backward) == 1:
         return robust_deviation(some[FORWARD_COMPUTE] / backward)
-    # Differences of stages, not from a lower median: with two stages half would be 0.
+    # Stages are compared with one another, not with their lower median: with two stages, half of
+    # the differences from it would be 0.
     aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
     return robust_deviation(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
 
 
 def _scatter(factor: SingleArray) -> tuple[float, float]:
-    """Return the relative standard deviation of all microbatches, and of the median DP rank's.
+    """Return the relative standard deviation over all microbatches, and on the median DP rank.
 
-    The latter keeps a single DP rank with slow spells from counting as a difference everywhere.
+    The value of the median DP rank prevents a single DP rank with slow spells from counting as a
+    difference on all ranks.
     """
     lanes = factor.reshape(-1, factor.shape[-1])
     low, high = quantiles(lanes, (0.16, 0.84))
@@ -212,9 +219,9 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
 def _few_are_long(
     forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
 ) -> bool:
-    """Return whether a few microbatches are long, given which are; arrays (passes, steps, dp).
+    """Return whether a few microbatches are long; arguments: which are, (passes, steps, dp).
 
-    With one stage they must be on many DP ranks: otherwise a worker has bursts.
+    With one stage, many DP ranks must have long microbatches: otherwise a worker has bursts.
     """
     both = forward & backward
     count = int(both.sum())
@@ -234,7 +241,7 @@ def _few_are_long(
 
 
 def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
-    """Return whether times correlate with the recorded lengths, and differ because of them."""
+    """Return whether times correlate with the recorded lengths and differ because of them."""
     if lengths is None:
         return False
     times = lengths.of(lower_median(relative, axis=0))
@@ -250,10 +257,11 @@ def divide_out(
     by_step: Mapping[str, SingleArray],
     difference: Difference,
 ) -> dict[str, Microbatches]:
-    """Return the microbatches by type, and divide relative times by their factors, in place.
+    """Return the microbatches by type, and divide `relative` by their factors in place.
 
-    A factor is that within the step times that of the DP rank's microbatches in the step. With one
-    stage both types get the backwards' factor, as no stall of the interpreter lengthens backwards.
+    A microbatch's factor is its factor within the step × the factor of the DP rank's microbatches
+    in the step. With one stage both types get the factor of backwards, as no stall of the
+    interpreter lengthens backwards.
     """
     error = chance_margin(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
     several = len(relative[BACKWARD_COMPUTE]) > 1
@@ -287,30 +295,30 @@ def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float)
     under = np.minimum(x, 1)
     terms = np.stack([np.ones_like(x), under, x - under], axis=-1)
     apart = y - terms @ best
-    # without bursts and stalls
+    # The fit uses times without bursts and stalls.
     near = np.abs(apart) <= max(THRESHOLDS.outlying * robust_deviation(apart), scatter)
     fitted: FloatArray = np.linalg.lstsq(terms[near], y[near], rcond=None)[0]
     return fitted if (fitted[1:] >= 0).all() else best
 
 
 def chance_margin(scatter: float, passes: Passes, *, lasting: bool) -> float:
-    """Return how much the median of a worker's microbatches may differ from its peers' by chance.
+    """Return how far the median of a worker's microbatches may differ from its peers' by chance.
 
-    Relative; of the whole session if `lasting`, else of one step.
+    The margin is relative to the median: over the whole session if `lasting`, else in one step.
     """
     _, count, steps, _ = passes.times_ns.shape
-    # Chunks compute the same microbatches.
+    # All model chunks compute the same microbatches, so these count once.
     microbatches = count / (int(passes.chunk.max()) + 1)
     error = 1.25 * scatter / np.sqrt(microbatches * (steps if lasting else 1))
     return float(max(THRESHOLDS.chances * np.sqrt(2) * error, THRESHOLDS.least_scatter))
 
 
 def rank_length_factor(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
-    """Return how much longer the microbatches of each DP rank are than typical, shape (…, dp).
+    """Return each DP rank's microbatch length ÷ the typical length, by time, shape (…, dp).
 
-    The factor is common to all stages (first axis of `times`), and at most `error` from 1: more, on
-    some stages, comes from a slow worker or slow peers; more on all stages alike, from longer
-    microbatches.
+    The ratio is common to all stages (first axis of `times`), and differs from 1 by at most
+    `error`. A larger difference on some stages comes from a slow worker or slow peers; a larger and
+    equal difference on all stages comes from longer microbatches.
     """
     telling = rise >= THRESHOLDS.telling * rise.max()
     by = rise[telling].reshape(-1, *[1] * (times.ndim - 1))
@@ -333,7 +341,7 @@ class Effects:
     difference: Difference  # whether microbatches differ in length
     microbatches: dict[str, Microbatches]  # by type; empty if they do not differ
     # (pp, steps, dp), by type: slowness of each worker in each step: time ÷ that of its stage's
-    # peers over the session; with one DP rank only changes over the steps show
+    # slowness relative to peers over the session; with one DP rank, relative to other steps
     worker: dict[str, FloatArray]
     # (pp, passes, steps, dp), by type: residuals, relative to the worker's typical time
     residual: dict[str, SingleArray]
@@ -345,9 +353,9 @@ class Effects:
 
 
 def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
-    """Return `Effects.worker` with each stage split by itself.
+    """Return `Effects.worker` with the times of each stage split separately.
 
-    Less precise, as the effects of microbatches are found as in a job with one stage.
+    The result is less precise, as the effects of microbatches are found as in a job with one stage.
     """
     stages = [
         split_effects(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
@@ -356,13 +364,13 @@ def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
 
 
 def split_effects(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Effects:
-    """Return computation times, given by type, split into their effects."""
+    """Return the effects into which computation times, given by type, are split."""
     residual = {name: values.relative() for name, values in passes.items()}
     by_step = {name: of_steps(values) for name, values in residual.items()}
     difference = compare_microbatches(residual, by_step, lengths)
     microbatches = {}
     if difference.differ:
-        # changes the residuals in place
+        # `divide_out` changes the residuals in place.
         microbatches = divide_out(passes, residual, by_step, difference)
         by_step = {name: of_steps(values) for name, values in residual.items()}
     worker = {}
@@ -374,7 +382,7 @@ def split_effects(passes: Mapping[str, Passes], lengths: RecordedLengths | None 
             own = microbatches[name]
             for stage, of_stage in enumerate(lasting):
                 of_stage /= own.on(stage, longer)  # noqa: PLW2901 - in place
-            # Against the median of all DP ranks, as peers differ from rank to rank.
+            # Relative to the median of all DP ranks, as the peers are different for each rank.
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
             microbatches[name] = own.times(rank_length_factor(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)

@@ -1,6 +1,6 @@
-"""Causes of a report, with cost and confidence: findings within steps, and losses between steps.
+"""Causes of a report with cost and confidence, within steps and between steps.
 
-Costs are seconds of a mean step with the gap before it.
+Costs are in seconds of a mean step including the gap before it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def all_causes(
     groups: list[list[Cause]] = []
     for cause in within:
         if cause.cost_s is None and groups:
-            # the alternative of the cause before it
+            # A cause without a cost is the alternative of the cause before it, and stays next to
+            # it.
             groups[-1].append(cause)
             continue
         gap = alone.pop(cause.cause, None)
@@ -92,12 +93,12 @@ def all_causes(
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of confidence, and when the unexplained remainder is named."""
+    """Thresholds of confidence, and for naming the unexplained remainder."""
 
-    # The unexplained remainder is named when it is this share of the lost time …
+    # The unexplained remainder of the loss is named when it is this share of the lost time …
     unknown_share: float = 0.5
     unknown_cost: float = 0.05  # …and costs this share of a step
-    # The highest confidence, from a single step, in a cause that has to recur.
+    # Highest confidence in a cause that has to recur, if the session has a single step.
     of_one_step: float = 0.8
 
 
@@ -145,7 +146,8 @@ def named_causes(
         )
         causes.append(cause)
         if doubt is not None and doubt.alternative is not None:
-            # the cause before has the share of both
+            # The alternative has no share: the finding's cause, listed before it, has the share of
+            # both.
             causes.append(
                 Cause(
                     cause=ALTERNATIVES[cause.cause],
@@ -176,7 +178,7 @@ def named_causes(
         )
         place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
         causes.insert(place, unknown)
-    # The next best explanation of a cause is the next cause; of the last, the next finding.
+    # The runner-up of a cause is the next cause; of the last cause, the first finding not named.
     names = [cause.cause for cause in causes]
     spare = next((item.kind.name for item in found if item.kind.name not in names), None)
     return tuple(

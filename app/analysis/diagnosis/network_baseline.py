@@ -21,10 +21,11 @@ HOW_OF_ALL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Uncertainty of a comparison of the network with earlier sessions."""
+    """Uncertainty of comparing the network with the network of earlier sessions."""
 
     one_session: float = 0.8  # highest confidence with a single earlier session
-    # Half of a 95 % interval of the step time with transfers as in earlier sessions.
+    # Half of the relative 95 % interval of the step time if transfers took as long as in earlier
+    # sessions.
     unsure: float = 0.03
 
 
@@ -34,7 +35,8 @@ THRESHOLDS: Final = Thresholds()
 def slower_than_before(observation: Observation, past: Past) -> Finding | None:
     """Return the transfers that are slower than in earlier sessions; None if none are.
 
-    Without the cause they take as long as then. A single slower stage of several is named.
+    Without the cause, transfers take as long as in the earlier sessions. If a single stage of
+    several is slower, the finding names this stage.
     """
     if not past.slow_transfers:
         return None

@@ -1,7 +1,8 @@
-"""A session as the finders of causes see it: computations by microbatch, delays, healthy times.
+"""Data of a session for the finders of causes: microbatch computations, delays, healthy times.
 
 A pass is a computation of one microbatch in one direction. A worker at fault is replayed with the
-median of its peers, and workers differ; where all hosts are at fault, no healthy time is known.
+median of its peers, which differ among themselves; if all hosts are at fault, no healthy time is
+known.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Real = TypeVar("Real", np.float32, np.float64)
 _SAMPLE: Final = 60_000
 _FEWEST: Final = 4  # values that have a scatter
 _FEW: Final = 4  # rows that are sorted by comparisons
-# A scheduler takes a processor from a rank for a few time slices.
+# Longest time for which a scheduler takes a processor from a rank: a few time slices.
 _TAKEN_NS: Final = 20e6
 
 COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
@@ -41,23 +42,23 @@ COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMP
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
-    """Computations of one type, the same microbatch and chunk at the same index on every stage."""
+    """Computations of one type; the same index is the same microbatch and chunk on every stage."""
 
     nodes: IntArray  # (pp, passes)
     chunk: IntArray  # (passes,): 0-based number of the model chunk
-    # (pp, passes, steps, dp), ns: single precision exceeds that of any clock, and saves memory
+    # (pp, passes, steps, dp), ns: single precision is finer than any clock, and saves memory
     times_ns: SingleArray
     own_ns: FloatArray  # (pp, chunks, dp): median pass of each worker through each chunk
 
     def relative(self) -> SingleArray:
-        """Return times ÷ the worker's own median of that chunk."""
+        """Return times ÷ the worker's median time for the same chunk."""
         own = self.own_ns.astype(np.float32)
         return self.times_ns / own[:, self.chunk][:, :, None, :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """Time that causes found so far explain, by node, shape (steps, dp), ns."""
+    """Time that the causes already found explain, by node, shape (steps, dp), ns."""
 
     computing_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of computations
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of late launches
@@ -74,7 +75,7 @@ def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
 
 @dataclass(frozen=True, eq=False)
 class Observation(Memoized):
-    """A session's main group of steps, as the finders of causes see it."""
+    """The main group of steps of a session, as the finders of causes use it."""
 
     trace: Trace
     group: ShapeGroup
@@ -90,7 +91,7 @@ class Observation(Memoized):
     def recorded_ns(self) -> FloatArray:
         """Return durations without waiting, shape (nodes, steps, dp), ns.
 
-        Where DP ranks run different numbers of microbatches, the missing ones are filled in.
+        If DP ranks run different numbers of microbatches, the missing microbatches are filled in.
         """
         return filled_ns(self.group)
 
@@ -119,9 +120,10 @@ class Observation(Memoized):
         return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
-        """Return how late a node launches after all that it depends on, shape (steps, dp), ns.
+        """Return a node's launch delay after the last of its inputs ends, shape (steps, dp), ns.
 
-        Without explained delays; regular delays, also between steps, count only if `regular`.
+        Explained delays are subtracted; regular delays, also between steps, count only if
+        `regular`.
         """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
@@ -140,7 +142,8 @@ class Observation(Memoized):
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
         if self.shares_processors:
-            # Another rank had the processor: only what is late in each step counts.
+            # A short delay may arise because another rank had the processor, so only the part that
+            # recurs in each step counts.
             short = late < _TAKEN_NS
             late = np.where(short, np.minimum(late, np.median(late, axis=0)), late)
         return late
@@ -160,7 +163,7 @@ class Observation(Memoized):
 
     @cached_property
     def comparable(self) -> bool:
-        """Return whether all stages compute equally often, forward and backward.
+        """Return whether all stages have equally many computations, forward and backward.
 
         Otherwise computations cannot be assigned to microbatches.
         """
@@ -168,9 +171,9 @@ class Observation(Memoized):
 
     @cached_property
     def comparable_within_stages(self) -> bool:
-        """Return whether each stage computes as often forward as backward.
+        """Return whether each stage has as many forwards as backwards.
 
-        Then the workers of a stage can be compared, even where stages have other model chunks.
+        Then the workers of a stage can be compared, even if other stages have other model chunks.
         """
         return bool(self._counts.all() and (self._counts == self._counts[0]).all())
 
@@ -180,7 +183,7 @@ class Observation(Memoized):
         return self._by_type(range(self.layout.pp)) if self.comparable else {}
 
     def passes_of(self, stage: int) -> dict[str, Passes]:
-        """Return the computations of one stage by type, as if it were the only one."""
+        """Return the computations of a stage by type, as if the job had only this stage."""
         return self._by_type([stage])
 
     def computations(self, name: str, stage: int) -> list[int]:
@@ -217,7 +220,7 @@ class Observation(Memoized):
         explained = np.isin(table, list(less_ns)) if less_ns else np.zeros((0, 0))
         for stage, place in np.argwhere(explained).tolist():
             times[stage, place] -= less_ns[int(table[stage, place])]
-        # A coarse clock may record zero.
+        # A coarse clock may record a duration of 0, which would be a divisor.
         np.maximum(times, 1.0, out=times)
         each = [times]
         if several:
@@ -227,14 +230,14 @@ class Observation(Memoized):
 
 
 def _median_over_passes(times: SingleArray) -> FloatArray:
-    """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
+    """Return the median over passes and steps, shape (pp, dp); `times` are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
     return median(flat.transpose(2, 0, 1)).astype(np.float64)
 
 
 def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
-    """Return the lower median: the lower one of two middle values."""
+    """Return the lower median: the lower of the two middle values of an even number."""
     rows = values if axis == 0 else np.moveaxis(values, axis, 0)
     low, high = np.minimum, np.maximum
     # For few values, sorting along an axis takes ten times as long as comparisons.
@@ -253,49 +256,50 @@ def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
 
 
 def sample(values: NDArray[Real]) -> NDArray[Real]:
-    """Return an even sample of values, enough to estimate their scatter."""
+    """Return an even sample of values that is large enough to estimate their scatter."""
     flat: NDArray[Real] = values.ravel()
-    # An odd stride samples different steps and ranks.
+    # An odd stride ensures that the sample contains different steps and ranks.
     return flat if flat.size <= _SAMPLE else flat[:: flat.size // _SAMPLE | 1]
 
 
 def scatter_of_most(values: NDArray[Real]) -> float:
-    """Return the standard deviation estimated from the values near the median, of normal values.
+    """Return the standard deviation estimated from values near the median, as if normal.
 
-    Half of the values may be outliers. 0 for fewer than four values.
+    Up to half of the values may be outliers. 0 for fewer than four values.
     """
     if values.size < _FEWEST:
         return 0.0
     distance = np.abs(values - median(values.ravel()))
-    # A quarter of normal values lie within this many standard deviations of their mean.
+    # Normal values: a quarter lie within 0.3186 standard deviations of the mean.
     return float(quantile(distance.ravel(), 0.25) / 0.3186)
 
 
 def robust_deviation(values: NDArray[Real]) -> float:
-    """Return the standard deviation estimated from the median absolute deviation, of a sample."""
+    """Return the standard deviation of a sample, estimated from the median absolute deviation."""
     values = sample(values)
     return float(1.4826 * median(np.abs(values - median(values))))
 
 
 _WIDE: Final = 1.96  # half of a 95 % interval, in standard deviations
-# The variance of the median of n normal values, times n, over their variance.
+# Variance of the median of n normal values × n ÷ variance of the values.
 _OF_MEDIAN: Final = pi / 2
-# A host that waits for its input launches nothing meanwhile: after a transfer the device waits for
-# the launch as well, on a healthy host too, for a time that is in no trace. The shares of the
-# launched computation's time that are assumed: least, typical and most. A replay tells by how much
-# they lengthen a step.
+# A host that waits for its input launches nothing meanwhile: after a transfer the device also waits
+# for the launch, on a healthy host too, and no trace shows this time. Assumed times, as shares of
+# the launched computation's time: least, typical and most. A replay computes by how much these
+# times lengthen a step.
 _HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Uncertainty of healthy workers and hosts, from which intervals are made."""
+    """Uncertainty of the times of healthy workers and hosts, from which intervals are computed."""
 
     scatter: float = 0.003  # prior standard deviation among healthy workers
-    # Pairs of workers that the prior weighs as: without it two peers that happen to be alike would
-    # give an interval of no width.
+    # Weight of the prior as a number of pairs of workers: without the prior, two peers that are
+    # equal by accident would give an interval of width 0.
     counts_for: int = 2
-    # Half of a 95 % interval of a step whose hosts wait for their input, beyond the launches.
+    # Half of the relative 95 % interval of a step whose hosts wait for their input, in addition to
+    # the uncertainty of launches.
     unsure_waiting: float = 0.005
 
 
@@ -303,10 +307,10 @@ THRESHOLDS: Final = Thresholds()
 
 
 def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
-    """Return the uncertainty of a step in which the workers at fault compute like their peers.
+    """Return the uncertainty of a step in which workers at fault compute like their peers.
 
-    All other workers count as healthy. The slowest DP rank decides a step, and one of many is
-    seldom the slowest: a worker's uncertainty weighs as its share of the DP ranks.
+    All other workers count as healthy. The slowest DP rank decides a step, and a single rank of
+    many is seldom the slowest: a worker's uncertainty is weighted by its share of the DP ranks.
     """
     layout = observation.layout
     healthy = np.ones((layout.pp, layout.dp), dtype=bool)
@@ -329,10 +333,10 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
 
 
 def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
-    """Return the share of the job that waits for some workers at fault.
+    """Return the share of the job that waits for the given workers at fault.
 
-    The larger share of other DP ranks or other stages. The rest is waited for itself: its late
-    launches lengthen the step with the cause and without.
+    The share is the share of the other DP ranks or of the other stages, whichever is larger. The
+    rest of the job is waited for: its late launches lengthen the step with and without the cause.
     """
     ranks, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     layout = observation.layout
@@ -348,7 +352,7 @@ class HealthyLaunches:
 
 
 def healthy_launches(observation: Observation) -> HealthyLaunches:
-    """Return the assumed launch lags of computations after transfers on healthy hosts."""
+    """Return the assumed launch lags of healthy hosts for computations after transfers."""
     transfers = observation.layout.of_types(*P2P)
     ideal_ns = observation.group.durations.ideal_ns
     launched = [

@@ -1,7 +1,7 @@
-"""Steps that begin much later than others, and the interval between them in steps.
+"""Steps that begin much later than other steps, and their interval in steps.
 
-A job that stops every n steps does work there that is not part of a step, such as a checkpoint. A
-job that waits for data begins every step late, and some steps later still.
+A job that stops every n steps does work at these steps that is not part of a step, such as a
+checkpoint. A job that waits for data begins every step late, and some steps later than others.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 
 _NAMED: Final = 6
-# Any two steps are some number apart: an interval of fewer steps is no period.
+# Shortest interval, in steps, that counts as a period: any two steps have some interval.
 FEWEST: Final = 3
 
 
 def interval(steps: IntArray, struck: NDArray[np.bool_]) -> int:
-    """Return the interval, in steps, of the struck steps; 0 if they have none.
+    """Return the interval of the struck steps, in steps; 0 if they are not periodic.
 
-    The greatest common divisor of their distances, if every recorded step at that interval is
-    struck. A single step has no interval.
+    The interval is the greatest common divisor of the distances between struck steps, if every
+    recorded step at this interval is struck. A single step has no interval.
 
     Parameters
     ----------
@@ -59,20 +59,20 @@ def listed(steps: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether steps stand still."""
+    """Thresholds that decide whether steps stand still."""
 
     standstill: float = 0.05  # A step stands still when it begins late by this share of a step.
-    # A step is struck when its standstill is this share of the longest: a job does about equally
-    # much each time.
+    # A step is struck when its standstill is this share of the longest standstill: the job's work
+    # in standstills is about equal.
     alike: float = 0.5
     others: float = 0.25  # other steps are late by at most this share of a standstill
-    # …or by this share beyond the usual lateness, if the standstills are surely periodic
+    # …or by this share beyond the usual lateness, if the standstills are certainly periodic
     others_beyond: float = 0.5
-    # …or by any amount, if the latest steps would be periodic by chance with at most this
-    # probability; up to the second one, the finding is in doubt.
+    # …or by any amount, if the probability that the latest steps are periodic by chance is at most
+    # `by_chance`; from there up to `may_be`, the finding is in doubt
     by_chance: float = 0.01
     may_be: float = 0.2
-    # …or by this share, if one or two steps may stand still for another reason than late data
+    # …or by this share, if one or two steps may stand still for a reason other than late data
     others_beyond_few: float = 0.35
     fewest_others: int = 2  # steps that are not struck; with fewer there is no period
     sure_from: int = 3  # standstills that make a period: any two steps are some number apart
@@ -80,12 +80,13 @@ class Thresholds:
 
 THRESHOLDS: Final = Thresholds()
 
-# The struck steps, shape (steps,), and their interval or a divisor of it; 0 for a single step.
+# The struck steps, shape (steps,), and their interval in steps or a divisor of it; 0 for a single
+# step.
 Struck = tuple[NDArray[np.bool_], int]
 
 
 def by_stage(observation: Observation, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
-    """Return how late each stage's latest first operation is, by stage, shape (steps, dp), ns."""
+    """Return the delay of each stage's latest first operation, by stage, (steps, dp), ns."""
     stages = observation.layout.nodes.pp
     late_ns: dict[int, FloatArray] = {}
     for node, delay in first.items():
@@ -95,24 +96,25 @@ def by_stage(observation: Observation, first: dict[int, FloatArray]) -> dict[int
 
 
 def together_ns(stages: Mapping[int, FloatArray]) -> FloatArray:
-    """Return how late each step begins: the earliest stage's median over the DP ranks, (steps,)."""
+    """Return each step's lateness: the earliest stage's median over DP ranks, (steps,), ns."""
     return np.asarray(np.min([median(delay.T) for delay in stages.values()], axis=0))
 
 
 def stands_still(signs: Signs, late_ns: FloatArray) -> bool:
-    """Return whether any step begins so late that it stands still."""
+    """Return whether any step begins late enough to count as standing still."""
     return bool(late_ns.max() >= THRESHOLDS.standstill * signs.step_ns)
 
 
 def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None:
-    """Return the steps that stand still, given how late each begins; None if none do.
+    """Return the steps that stand still, given each step's lateness; None if none do.
 
-    A single step, or several at even intervals. Where all steps wait for their data too, some stand
-    still beyond that; then few of them are chance.
+    The result is a single step, or several steps at equal intervals. If all steps wait for their
+    data too, some steps stand still for longer than this wait; then a small number of such steps is
+    chance.
     """
     struck = _beyond(observation, late_ns, THRESHOLDS.others)
     if struck is None:
-        # at most every other step is struck
+        # At most every other step is struck, so the lower quartile is the usual lateness.
         beyond_ns = late_ns - np.quantile(late_ns, 0.25)
         struck = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond)
         if struck is None:
@@ -123,14 +125,15 @@ def at_intervals(observation: Observation, late_ns: FloatArray) -> Struck | None
 
 
 def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bool_] | None:
-    """Return the steps that begin latest and may stand still, shape (steps,); None without any.
+    """Return the latest steps that may stand still, shape (steps,); None without any.
 
-    One or two steps that begin far later than others, or several at even intervals, which may be
-    chance; on all DP ranks, or on the slowest. Late data would look the same.
+    The result is one or two steps that begin far later than the other steps, or several steps at
+    equal intervals, which may be chance; the delay is on all DP ranks, or on the slowest DP rank.
+    Late data would look the same.
     """
     observation = signs.observation
     if any(node in observation.explained.late_ns for node in first):
-        # standstills have been found already
+        # A cause that was found earlier already explains standstills.
         return None
     stages = by_stage(observation, first)
     if not stages:
@@ -152,7 +155,7 @@ def may_stand_still(signs: Signs, first: dict[int, FloatArray]) -> NDArray[np.bo
 def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -> Struck | None:
     """Return the latest steps and their interval, if periodic by chance with at most `chance`.
 
-    However different their lateness: exactly the steps of a period are the latest.
+    The amounts of lateness do not matter: exactly the steps of a period must be the latest.
     """
     steps = observation.layout.steps
     latest, count = np.argsort(-beyond_ns, kind="stable"), len(steps)
@@ -161,7 +164,8 @@ def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -
         struck = np.zeros(count, dtype=bool)
         struck[latest[:size]] = True
         apart = _apart(observation, struck)
-        # the share of all sets of this size that are periodic, for each size tried
+        # Number of sets of this size that are periodic; the probability by chance is corrected for
+        # the number of sizes tried.
         periodic = sum(
             int((np.bincount(steps % period) == size).sum()) for period in range(2, apart + 1)
         )
@@ -171,16 +175,17 @@ def _by_period(observation: Observation, beyond_ns: FloatArray, chance: float) -
 
 
 def _apart(observation: Observation, struck: NDArray[np.bool_]) -> int:
-    """Return the interval of the struck steps; 0 if they have none."""
+    """Return the interval of the struck steps, in steps; 0 if they are not periodic."""
     steps = observation.layout.steps
     if observation.group.graph.chained and not struck[0]:
-        # chained steps begin at the end of the one before: the first one's begin is not known
+        # A chained step begins when the previous step ends, so the begin of the first step is
+        # unknown.
         return interval(steps[1:], struck[1:])
     return interval(steps, struck)
 
 
 def _beyond(observation: Observation, late_ns: FloatArray, others: float) -> Struck | None:
-    """Return the steps that stand still, and their interval; None if there are none.
+    """Return the steps that stand still, and their interval; None if no step stands still.
 
     Other steps are late by at most the share `others` of a standstill.
     """

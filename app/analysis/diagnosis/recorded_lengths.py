@@ -1,4 +1,4 @@
-"""Sequence lengths in the metadata, and the slowdown of all workers net of these lengths."""
+"""Sequence lengths in the metadata, and the slowdown of all workers net of sequence lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 
 FEWEST: Final = 8  # microbatches that are needed
 ENOUGH: Final = 4_000  # microbatches that suffice to see whether times follow lengths
-# Metadata come from the client unchecked: a longer sequence is no length.
+# Longest sequence that counts as a length, as metadata come from the client unchecked.
 _LONGEST: Final = 1e12
 _KEY: Final = "sequence_lengths"
 
@@ -29,16 +29,16 @@ class RecordedLengths:
     passes: IntArray
     steps: IntArray
     dp: IntArray
-    # tokens, squares: Σs and Σs² of the sequences of each
+    # tokens, squares: Σs and Σs² over the sequences of each microbatch
     tokens: FloatArray
     squares: FloatArray
 
     def of(self, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> FloatArray:
-        """Return the values of these microbatches, given an array (passes, steps, dp)."""
+        """Return the values for these microbatches from an array of shape (passes, steps, dp)."""
         return np.asarray(values[self.passes, self.steps, self.dp], dtype=np.float64)
 
     def explain(self, times: FloatArray) -> FloatArray:
-        """Return the least-squares fit of times by a cost linear in Σs and Σs²."""
+        """Return the least-squares fit of times by a cost that is linear in Σs and Σs²."""
         scale = (max(self.tokens.max(), 1.0), max(self.squares.max(), 1.0))
         terms = np.stack(
             [np.ones(len(times)), self.tokens / scale[0], self.squares / scale[1]], axis=1
@@ -47,9 +47,10 @@ class RecordedLengths:
 
 
 def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
-    """Return the recorded lengths of comparable stages; None if there are too few.
+    """Return recorded lengths of microbatches; None if too few, or stages not comparable.
 
-    Of about `most` microbatches, sampled by steps and DP ranks; of all where it is None.
+    About `most` microbatches are included, sampled by steps and DP ranks; all microbatches if
+    `most` is None.
     """
     recorded = observation.trace.meta.extra.get(_KEY)
     if not isinstance(recorded, dict):
@@ -57,7 +58,7 @@ def recorded_lengths(observation: Observation, most: int | None = None) -> Recor
     layout = observation.layout
     numbers = layout.nodes.mb[observation.passes[BACKWARD_COMPUTE].nodes[0]].tolist()
     lanes = [(step, dp) for step in range(len(layout.steps)) for dp in range(layout.dp)]
-    # An odd stride samples different DP ranks.
+    # An odd stride ensures that the sample contains different DP ranks.
     every = 1 if most is None else len(lanes) * len(numbers) // most | 1
     rows: list[tuple[int, int, int, float, float]] = []
     for step, dp in lanes[::every]:
@@ -75,14 +76,14 @@ def recorded_lengths(observation: Observation, most: int | None = None) -> Recor
 
 
 def some_lengths(observation: Observation) -> RecordedLengths | None:
-    """Return the recorded lengths of enough microbatches to see whether times follow them."""
+    """Return enough recorded lengths to see whether the times of microbatches follow them."""
     return recorded_lengths(observation, ENOUGH)
 
 
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
-    """Return Σs and Σs² of a microbatch, given the metadata of its DP rank.
+    """Return Σs and Σs² of a microbatch, given its DP rank's metadata; None without lengths.
 
-    None if they hold no list of lengths.
+    None if the metadata contain no list of lengths.
     """
     if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
         return None
@@ -97,20 +98,20 @@ def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowTogether:
-    """The slowdown that all workers share in each step."""
+    """Slowdown that all workers share, in each step."""
 
     factor: CommonFactor
-    # work of the slow steps ÷ that of the best steps, by recorded lengths; None if unknown
+    # work of the slow steps ÷ work of the best steps, by recorded lengths; None if unknown
     work: float | None = None
 
 
 def computing_of_steps(observation: Observation) -> FloatArray:
-    """Return the computing time of each worker and step, shape (pp, steps, dp), ns."""
+    """Return the computing time of each worker in each step, shape (pp, steps, dp), ns."""
     return computing_ns(observation.layout, observation.recorded_ns)
 
 
 def slow_together(observation: Observation) -> SlowTogether:
-    """Return the slowdown that all workers share, net of work where lengths are recorded."""
+    """Return the slowdown that all workers share, net of their work if lengths are recorded."""
     steps = observation.layout.steps
     computing = observation.memoize(computing_of_steps)
     factor = common_factor(computing, steps)
@@ -128,7 +129,7 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
     """Return the cost of each DP rank's microbatches by their lengths, shape (steps, dp).
 
     The cost is linear in Σs and Σs² of the step with non-negative coefficients, fitted to the
-    computing times. None if lengths of a step or DP rank are missing, or all are alike.
+    computing times. None if lengths of a step or DP rank are missing, or all are equal.
 
     Parameters
     ----------
@@ -153,10 +154,10 @@ def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatAr
 
 
 def _fit(terms: FloatArray, taken: FloatArray) -> FloatArray | None:
-    """Return the non-negative least-squares fit of times by terms, shape (values,).
+    """Return the non-negative least-squares fit of times by `terms`, shape (values,).
 
-    `terms` has the shape (terms, values); all subsets are tried, as there are three. None if no
-    fit is positive.
+    `terms` has the shape (terms, values); as there are three terms, all subsets are tried. None if
+    no fit is positive.
     """
     least, best = np.inf, None
     for size in range(1, len(terms) + 1):

@@ -25,14 +25,14 @@ TELLING: Final = 3  # ranks of a single group that show a graded division
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether sequences are divided unevenly."""
+    """Thresholds that decide whether sequences are divided unevenly."""
 
-    # The same rank is late in this share of the groups, so it has more to do and is not slow.
+    # If the same rank is late in this share of the groups, it has more to compute and is not slow.
     alike: float = 0.8
-    # In a single group the waits of the other ranks range over this share of the longest wait:
-    # each rank has more to do than the one before.
+    # In a single group, the division is uneven if the waits of the ranks other than the last differ
+    # by this share of the longest wait: each rank has more to compute than the rank before it.
     graded: float = 0.3
-    # A larger share of waiting is a recording error.
+    # Highest plausible share of waiting; a larger share is a recording error.
     most: float = 0.95
 
 
@@ -45,7 +45,7 @@ def cells(observation: Observation) -> int:
 
 
 def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
-    """Return whether sequences are divided unevenly: nearly everywhere the same rank is late."""
+    """Return whether sequences are divided unevenly: in nearly all groups the same rank is late."""
     if cells(observation) >= FEWEST:
         places = [group.slowest for group in groups]
         most = max(places.count(place) for place in places)
@@ -59,11 +59,11 @@ def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
 
 
 def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> list[Waiting]:
-    """Return the groups with the part of their wait that an even division removes.
+    """Return the groups with only the part of their wait that an even division removes.
 
-    That is the last rank's lateness against the mean of all ranks, as the work that one rank loses
-    goes to the others. The variation from collective to collective and among groups remains; a
-    single group does not show the latter.
+    This part is the last rank's lateness relative to the mean of all ranks, as the work that the
+    last rank loses goes to the other ranks. The variation among collectives and among groups
+    remains; a single group does not show the variation among groups.
     """
     typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
@@ -83,16 +83,16 @@ def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> li
 
 
 def if_divided(group: Waiting) -> float:
-    """Return the log ratio of a step with an even division to one without waiting, for two ranks.
+    """Return the log ratio of a step with an even division to a step without waits, two ranks.
 
-    Divided evenly, each of them does half of the difference.
+    With an even division, each of the two ranks computes half of the difference.
     """
     share = min(group.share, THRESHOLDS.most)
     return log((1 - share / 2) / (1 - share))
 
 
 def division(observation: Observation, groups: Sequence[Waiting]) -> str:
-    """Return the sentence that explains the late rank by the division, not by slowness."""
+    """Return the sentence that attributes the late rank to the division, not to slowness."""
     more = "more to do than the others, as a causal sequence's end has"
     if cells(observation) < FEWEST:
         return f"Its ranks wait longer the less they have to do; the last one has {more}"
@@ -103,10 +103,10 @@ def division(observation: Observation, groups: Sequence[Waiting]) -> str:
 
 
 def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
-    """Return the share of its computing time that an evenly divided group waits.
+    """Return the wait of an evenly divided group, as a share of its computing time.
 
-    A rank's time is its share of the work times chance, and the group waits for the latest by
-    chance. The median over collectives excludes pauses.
+    A rank's time is its share of the work × a factor of chance, and the group waits for the rank
+    that is latest by chance. The median over collectives excludes pauses.
     """
     taken: dict[tuple[int, int], list[FloatArray]] = defaultdict(list)
     for group in groups:
@@ -123,10 +123,10 @@ def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
 def _by_kind(
     observation: Observation, waits: Waits
 ) -> Iterator[tuple[tuple[int, int], FloatArray]]:
-    """Yield each kind of collective with the ranks' time before it, (collectives, ranks), ns.
+    """Yield each kind of collective with the time of its ranks before it, (collectives, ranks), ns.
 
-    A kind is an operation type and a place within its computation; each collective of a computation
-    gets an equal part of its time.
+    A kind is an operation type and its place within the computation; each collective of a
+    computation gets an equal part of the computation's time.
     """
     layout, (dp, _) = observation.layout, waits.cell
     nodes, steps = holders(observation, waits)
@@ -144,7 +144,7 @@ def _by_kind(
 
 
 def _place_in_turn(keys: IntArray) -> IntArray:
-    """Return the number of earlier occurrences of each key."""
+    """Return, for each key, the number of its earlier occurrences."""
     order = np.argsort(keys, kind="stable")
     first = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
     counted = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))

@@ -1,8 +1,8 @@
-"""The signs of a session that all finders of causes share; heavy stages told from slow workers.
+"""Signs of a session that all finders of causes share; heavy stages apart from slow workers.
 
-With one DP rank a worker has no peers, but its stage has: where layers are divided evenly, the
-other stages compute the same. Embedding and head may make the first or the last stage heavy with as
-many layers as the others; for these stages both causes are named.
+With one DP rank a worker has no peers, but its stage has peers: if layers are divided evenly, the
+other stages compute equally long. Embedding and head may make the first or the last stage heavy
+even with as many layers as the other stages; for these stages both causes are named.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a stage is heavy, or has a slow worker where it has no peers."""
+    """Thresholds that decide whether a stage is heavy, or has a slow worker without peers."""
 
     heavy: float = 1.03  # ratio of the heaviest stage to the mean of all
-    # Ratio of a slow stage, forward and backward, to the median of the others.
+    # A stage is slow from this ratio to the median of the other stages, forward and backward.
     slow: float = 1.04
     to_slowest: float = 0.25  # excess of other slow stages, as a share of the slowest one's
     alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
     in_doubt: float = 0.85  # highest confidence where both causes are possible
     as_before: float = 0.95  # …of a stage that took as long in an earlier session
     one_session: float = 0.9  # …of a slow worker with a single earlier session
-    # Half of a 95 % interval: stages of an evenly divided model differ by up to this share, and are
-    # replayed as equal.
+    # Half of the relative 95 % interval of a step without the cause: stages of an evenly divided
+    # model differ by up to this share, but are replayed as equal.
     uneven: float = 0.004
-    # A head costs up to this many layers (what-if paper, section 5.2: over nine); an embedding is a
-    # lookup, which costs next to nothing.
+    # Highest cost of a head, in layers (what-if paper, section 5.2: over nine layers). An embedding
+    # is a lookup and costs almost nothing.
     head_layers: int = 12
 
 
@@ -70,9 +70,9 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageOrWorker:
-    """Why a stage takes longest: too heavy, or a slow worker; in doubt where both are possible.
+    """Reason why a stage takes longest: heavy, or a slow worker; in doubt if both are possible.
 
-    Both are set only if earlier sessions distinguish them.
+    Both fields are set only if earlier sessions distinguish the two causes.
     """
 
     heavy: Finding | None
@@ -80,14 +80,14 @@ class StageOrWorker:
 
 
 def heaviest_stage(observation: Observation, slower: FloatArray | None = None) -> Finding | None:
-    """Return the heaviest stage, where stages differ; without the cause all compute equally long.
+    """Return the heaviest stage; without the cause all stages compute equally long; None if equal.
 
-    `slower`, shape (pp,), is the slowdown of each stage's worker, where it is known.
+    `slower`, shape (pp,), is the slowdown of each stage's worker, if known.
     """
     if not observation.comparable:
         return None
     by_worker = 1.0 if slower is None else slower[:, None]
-    # The median over the DP ranks, so that one slow worker does not make a heavy stage.
+    # The median over the DP ranks: a single slow worker must not make a heavy stage.
     levels = {
         name: np.asarray(lower_median(passes.own_ns, axis=2) / by_worker)
         for name, passes in observation.passes.items()
@@ -101,7 +101,7 @@ def heaviest_stage(observation: Observation, slower: FloatArray | None = None) -
         level = levels[name]
         factor = float(np.mean(level)) / level
         for of_chunk, nodes in zip(factor, passes.nodes, strict=True):
-            # nodes that change alike share an array
+            # Nodes with the same factor share an array.
             own = [np.asarray(value) for value in of_chunk]
             for node, chunk in zip(nodes.tolist(), passes.chunk.tolist(), strict=True):
                 times[node] = own[chunk]
@@ -129,7 +129,7 @@ def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWor
     """Return the stage that takes longest, as too heavy or, with one DP rank, as a slow worker.
 
     With one DP rank, earlier sessions show which worker has become slow. A stage that took as long
-    then is heavy, or its worker was already slow.
+    in the earlier sessions is heavy, or its worker was already slow.
     """
     heavy = heaviest_stage(observation)
     by_layers = _by_layers(observation, heavy)
@@ -144,7 +144,7 @@ def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWor
 
 
 def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker:
-    """Return why a stage takes longest, judged by its number of layers."""
+    """Return the reason why a stage takes longest, judged by its number of layers."""
     pp = observation.layout.pp
     if heavy is None or heavy.where.stage is None:
         return StageOrWorker(heavy, None)
@@ -158,14 +158,15 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
     slowness = np.min(list(ratio.values()), axis=0)
     most = np.max(list(ratio.values()), axis=0)[stage] - 1
     by_layers = slowness[stage] < THRESHOLDS.slow
-    # A slow worker is slow at everything; a loss layer costs more forward than backward.
+    # A slow worker is slow in all computations; a loss layer costs more forward than backward.
     if by_layers or most > THRESHOLDS.alike * (slowness[stage] - 1):
-        # Only what the number of layers explains is certain.
+        # The finding is certain only if the number of layers explains the excess.
         sure = bool(layers) and by_layers
         return StageOrWorker(heavy if sure else _doubted(heavy, stage, _HEAD), None)
     inner = np.arange(1, pp - 1)
     if stage not in inner:
-        # Embedding or head may make it heavy: both causes are named, the likelier one first.
+        # The embedding or the head may make the stage heavy: both causes are named, the likelier
+        # cause first.
         slow = _slow_workers(observation, ratio, np.array([stage]))
         beyond_head = layers and (slowness[stage] - 1) * layers[stage] > THRESHOLDS.head_layers
         return (
@@ -187,9 +188,10 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
 
 
 def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray) -> Finding:
-    """Return the workers of a single DP rank that have become slower than the others have."""
+    """Return the workers of a single DP rank that have slowed down more than the others."""
     stages = np.flatnonzero(beyond > 1)
-    # Earlier sessions keep a worker's computing as a whole: all types get the same ratio.
+    # Earlier sessions contain the total computing time of a worker, so all types get the same
+    # ratio.
     ratio = dict.fromkeys(observation.passes, beyond)
     finding = _slow_workers(observation, ratio, stages[np.argsort(-beyond[stages], kind="stable")])
     evidence = tuple(
@@ -205,7 +207,7 @@ def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray
 
 
 def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
-    """Return a heavy stage with less doubt, as it took as long in an earlier session."""
+    """Return a heavy stage with less doubt, if it took as long in an earlier session."""
     heavy = found.heavy
     if heavy is None or heavy.doubt is None or heavy.where.stage is None:
         return found
@@ -219,7 +221,7 @@ def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
 
 
 def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
-    """Return each stage's time per layer ÷ the median of the others', by type, shape (pp,)."""
+    """Return each stage's time per layer ÷ the median of the other stages, by type, (pp,)."""
     ratios = {}
     for name, passes in observation.passes.items():
         rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / layers
@@ -260,7 +262,7 @@ def _slow_workers(
 
 
 def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = None) -> Finding:
-    """Return a finding in doubt, because the other cause has the same sign."""
+    """Return a finding in doubt, because another cause has the same sign."""
     line = Evidence(f"Uneven cost or a slow worker: {why}", StageView(pp=stage))
     alternative = None if other is None else Alternative((*other.evidence, line), other.where)
     doubt = Doubt(THRESHOLDS.in_doubt, alternative)
@@ -269,7 +271,7 @@ def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = Non
 
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """The signs of a session that the finders of causes share, computed when first used."""
+    """Signs of a session that the finders of causes share, each computed at its first use."""
 
     observation: Observation
     step_ns: float  # the mean recorded step
@@ -278,19 +280,19 @@ class Signs:
 
     @cached_property
     def has_tensor_ranks(self) -> bool:
-        """Return whether any tensor-parallel group's ranks recorded their collectives."""
+        """Return whether the ranks of any tensor-parallel group recorded their collectives."""
         return has_tensor_ranks(self.observation.trace)
 
     @cached_property
     def waiting(self) -> list[Waiting]:
-        """Return the tensor-parallel groups that wait for their ranks; empty if not recorded."""
+        """Return the tensor-parallel groups that wait for a rank; empty if not recorded."""
         if not self.has_tensor_ranks:
             return []
         return waiting_groups(self.observation, measure_waits(self.observation))
 
     @cached_property
     def effects(self) -> Effects | None:
-        """Return computing times split into effects; None if stages are not `comparable`."""
+        """Return computing times split into effects; None if the stages are not `comparable`."""
         observation = self.observation
         if not observation.comparable:
             return None
@@ -298,7 +300,7 @@ class Signs:
 
     @cached_property
     def past(self) -> Past | None:
-        """Return the comparison with the job's earlier sessions; None if there are none."""
+        """Return the comparison with the job's earlier sessions; None without earlier sessions."""
         if not self.earlier:
             return None
         now = computing_of(self.observation, self.observation.memoize(slow_together).factor)
@@ -306,17 +308,17 @@ class Signs:
 
     @cached_property
     def stalled_launches(self) -> StalledLaunches | None:
-        """Return the single forwards that launch late; None if there is no sign of pauses."""
+        """Return the single forwards that launch late; None without a sign of pauses."""
         return stalled_launches(self.observation, self.step_ns)
 
     @cached_property
     def stage_or_worker(self) -> StageOrWorker:
-        """Return why a stage takes longest."""
+        """Return the reason why a stage takes longest."""
         return tell_apart(self.observation, self.past)
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:
-        """Return each worker's slowness, as `Effects.worker`; None if workers have no peers."""
+        """Return the slowness of each worker, as `Effects.worker`; None without peers."""
         if self.effects is not None:
             return self.effects.worker
         if self.observation.comparable_within_stages:

@@ -1,4 +1,4 @@
-"""Late first launches of steps and lost time between steps, with the operations recorded there."""
+"""Late first launches of steps, lost time between steps, and the operations recorded there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.wording import name_list, percent
 
-# The evidence names ranks that wait for this share of the longest wait: all ranks load batches.
+# The evidence names the ranks whose wait is at least this share of the longest wait: all ranks load
+# batches, so each of them waits a little.
 _WAITS: Final = 0.1
 
-# By node, shape (steps, dp), ns.
+# Times in ns by node, each of shape (steps, dp).
 ByNode = Mapping[int, FloatArray]
 
 
 def recorded_delays(signs: Signs, name: str) -> ByNode:
-    """Return the launch delays during recorded operations between steps of a type, by node, ns."""
+    """Return launch delays during recorded operations of a type between steps, by node, ns."""
     if signs.step_gaps is None or not len(signs.step_gaps.host_operations):
         return {}
     operations = signs.step_gaps.host_operations.of(name)
@@ -37,7 +38,7 @@ def recorded_delays(signs: Signs, name: str) -> ByNode:
 
 
 def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
-    """Return a finding with the launch delays during the recorded operations of its type added.
+    """Return a finding with the launch delays during recorded operations of a type added.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
 
 
 def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
-    """Return the delays of first operations without recorded host operations, by node, ns."""
+    """Return the first operations' delays outside recorded host operations, by node, ns."""
     late = signs.observation.memoize(first_delays)
     recorded = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
     if not recorded:
@@ -93,7 +94,7 @@ def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
 
 
 def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
-    """Return the delays that host operations cause: of the next launch, and of first operations."""
+    """Return delays by host operations: of the next launches, and of first operations."""
     layout = observation.layout
     first = observation.memoize(first_delays)
     late: dict[int, FloatArray] = {}
@@ -101,7 +102,7 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
         nodes = layout.nodes.on(stage)
         begins = [node for node in first if layout.nodes.pp[node] == stage]
         left = np.flatnonzero(operations.pp == stage)
-        # An operation at the end of a step delays the next step.
+        # An operation at the end of a step delays launches of the next step.
         for following in (0, 1):
             if not len(left):
                 break
@@ -117,7 +118,7 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InSteps:
-    """Host operations in steps of the most frequent shape; times since the step's begin, ns."""
+    """Host operations in steps of the most frequent shape; times from the step's begin, ns."""
 
     step: IntArray  # index of the step
     dp: IntArray
@@ -125,7 +126,7 @@ class _InSteps:
     end_ns: FloatArray
 
     def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
-        """Return the operations of a mask."""
+        """Return the operations that a mask selects."""
         return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
 
 
@@ -134,7 +135,7 @@ def _in_steps(
 ) -> tuple[_InSteps, IntArray]:
     """Return operations placed in their step, or `following` steps later, and their indices.
 
-    Without operations whose step is not of the most frequent shape.
+    Operations whose step does not have the most frequent shape are left out.
     """
     number = operations.step[some] + following
     step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
@@ -150,7 +151,7 @@ def _in_steps(
 
 
 def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
-    """Return the node that launches next after each operation; -1 if there is none."""
+    """Return, for each operation, the node that launches next; -1 without a next launch."""
     if not len(operations.step):
         return np.empty(0, dtype=np.int64)
     starts = layout.start_ns[nodes[:, None], operations.step, operations.dp]
@@ -160,7 +161,8 @@ def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> Int
 
 
 def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
-    # A launch in its second half follows it, as the clocks are read one after the other.
+    # A launch in the second half of an operation counts as following it, as clocks are read one
+    # after the other.
     return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
 
 
@@ -179,21 +181,22 @@ def _add_delays(
     np.minimum(late_ns, delay, out=late_ns)
 
 
-# The evidence counts gaps with this share of the largest loss.
+# The evidence counts the gaps whose loss is at least this share of the largest loss.
 _STRUCK: Final = 0.25
 _RECORDED: Final = 0.99  # confidence in operations that ranks record themselves
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides the likeliest reason of an empty gap."""
+    """Thresholds that decide the likeliest reason of an empty gap."""
 
-    # Ranks resume one by one when their begins spread this many times as far as usual …
+    # Ranks resume one by one when their first launches spread over this many times the usual spread
+    # …
     spread: float = 3.0
     spread_of_gap: float = 0.02  # …and over this share of the gap
     alike: float = 0.15  # highest relative deviation of equally long gaps
     collecting: float = 0.1  # garbage collection right before the gap, as a share of the gap
-    # the highest confidence of each guess
+    # highest confidence of each likely reason
     periodic: float = 0.7
     one_by_one: float = 0.6
     once: float = 0.6
@@ -204,7 +207,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def recorded_gap_loss(signs: Signs, name: str, doing: str) -> GapLoss | None:
-    """Return the loss to a type of operations that ranks record between steps; None if small.
+    """Return the loss to a type of operations recorded between steps; None if the loss is small.
 
     Parameters
     ----------
@@ -230,7 +233,7 @@ def recorded_gap_loss(signs: Signs, name: str, doing: str) -> GapLoss | None:
 
 
 def empty_gap_loss(signs: Signs) -> GapLoss | None:
-    """Return the loss to unrecorded idle time between steps, with its likeliest reason."""
+    """Return the loss to unrecorded idle time between steps, with the likeliest reason."""
     gaps = signs.step_gaps
     if gaps is None:
         return None
@@ -254,7 +257,7 @@ def empty_gap_loss(signs: Signs) -> GapLoss | None:
 
 
 def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
-    """Return the words for the length of lost gaps, the steps after them, and their interval."""
+    """Return the words for the length of the lost gaps, the steps after them, and the interval."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
     known = gaps.turns.known
@@ -272,7 +275,7 @@ def _time(time_ns: float) -> str:
 
 
 def _line(gaps: StepGaps, lost_ns: FloatArray, text: str) -> Evidence:
-    """Return a sentence with a view of the step after the largest loss."""
+    """Return a sentence of evidence with a view of the step after the largest loss."""
     return Evidence(text, StepView(step=int(gaps.turns.steps[int(lost_ns.argmax())])))
 
 
@@ -282,14 +285,14 @@ def _figure(lost_ns: FloatArray) -> LateLaunches:
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
-    """The likeliest reason of an empty gap, a sentence."""
+    """The likeliest reason of an empty gap, as a sentence."""
 
     text: str
     max_confidence: float
 
 
 def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
-    """Return the likeliest reason of empty gaps before the struck steps."""
+    """Return the likeliest reason of the empty gaps before the struck steps."""
     turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
     known = turns.known
     others = known & ~struck

@@ -1,7 +1,7 @@
-"""Gaps between the steps of a session: recorded operations, and idle time that is lost.
+"""Gaps between the steps of a session: recorded operations, and lost idle time.
 
-Ranks may record operations between steps. The rest of a gap is idle: usually short and constant;
-idle time above the usual is lost.
+Ranks may record operations between steps. The rest of a gap is idle time, which is usually short
+and constant; idle time above the usual is lost.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NS: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether time between steps is lost."""
+    """Thresholds that decide whether time between steps is lost."""
 
-    # A gap is lost when it exceeds the usual gap by this share of a typical step with its gap …
+    # A gap is lost when it exceeds the usual gap by this share of a typical step and its gap …
     above: float = 0.05
     to_scatter: float = 8.0  # …and by this many standard deviations of gaps
-    # The usual gap is lost as well when it takes this share of a step with its gap …
+    # The usual gap is lost too when it takes this share of a step and its gap …
     usual: float = 0.2
     least_usual_ns: float = 1e8  # …and is as long; short steps of a trial are mostly overhead
-    # A cause between steps is named when it costs this share of a step with its gap.
+    # A cause between steps is named when it costs this share of a step and its gap.
     worth: float = 0.025
 
 
@@ -42,14 +42,14 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepGaps:
-    """The gap before each step; arrays have the shape (steps,), ns, and are 0 if unknown."""
+    """The gap before each step; arrays have the shape (steps,), in ns, and are 0 if unknown."""
 
     turns: Turns
     host_operations: HostOperations
     # by operation type: the part of the gap in which any rank recorded it
     recorded_ns: Mapping[str, FloatArray]
     stalled_ns: FloatArray  # unrecorded idle time above the usual, in long gaps only
-    # longest garbage collection of any worker in the step before
+    # longest garbage collection of any worker in the previous step
     collected_ns: FloatArray
     usual_ns: float  # median unrecorded idle time
     optimizes: bool  # whether optimizers are recorded; otherwise they are part of `usual_ns`
@@ -57,20 +57,20 @@ class StepGaps:
 
     @property
     def steps(self) -> IntArray:
-        """Return the steps that follow a recorded one."""
+        """Return the steps whose previous step is recorded."""
         return self.turns.steps[self.turns.known]
 
     @property
     def has_usual(self) -> bool:
-        """Return whether enough steps follow a recorded one to know the usual gap."""
+        """Return whether enough steps have a recorded previous step to know the usual gap."""
         return len(self.steps) >= FEWEST_TURNS
 
     def cost_s(self, lost_ns: FloatArray) -> float:
-        """Return the mean loss of a step, seconds, given the loss before each step."""
+        """Return the mean loss per step, seconds, given the loss before each step, ns."""
         return float(np.mean(lost_ns[self.turns.known])) * NS if len(self.steps) else 0.0
 
     def is_worth_naming(self, lost_ns: FloatArray) -> bool:
-        """Return whether a loss before steps costs enough to be a cause."""
+        """Return whether a loss before steps costs enough to be named as a cause."""
         cost_ns = self.cost_s(lost_ns) / NS
         return cost_ns > 0 and cost_ns >= THRESHOLDS.worth * self.period_ns
 
@@ -82,7 +82,7 @@ class StepGaps:
 
 
 def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
-    """Return the gaps between the steps of a session; `recorded_s` is each step's duration."""
+    """Return the gaps between the steps of a session; `recorded_s` are the steps' durations."""
     turns = turns_of(replayed)
     known = turns.known
     gap_ns = np.where(known, np.maximum(turns.gap_ns, 0.0), 0.0)
@@ -93,11 +93,11 @@ def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
             name: _covered(turns, replayed.host_operations.of(name)) for name in BETWEEN_STEPS
         }
         total = np.sum(list(covered.values()), axis=0)
-        # Operations of two types may overlap.
+        # Times are scaled down to the gap, as operations of two types may overlap.
         share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
         recorded_ns = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
         rest_ns = gap_ns - np.minimum(total, gap_ns)
-    # A chained step begins at the end of the one before: its time contains the gap.
+    # A chained step begins when the previous step ends, so its duration includes the gap.
     turn = recorded_s / NS + (0.0 if replayed.graph.chained else gap_ns)
     parts = (turns, replayed.host_operations, recorded_ns)
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
@@ -125,14 +125,15 @@ def _mean(values: FloatArray, known: NDArray[np.bool_]) -> float:
 
 
 def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
-    """Return the part of the gap before each step that operations cover together, (steps,), ns."""
+    """Return the time of the gap before each step that any operation covers, (steps,), ns."""
     covered = np.zeros(len(turns.steps))
     known = np.flatnonzero(turns.known & (turns.gap_ns > 0))
     if not len(host_operations) or not len(known):
         return covered
     until = turns.begins_ns[known].min(axis=(1, 2))
     since = until - turns.gap_ns[known]
-    # The first gap that ends after the operation began; a longer operation counts there only.
+    # Each operation counts in the first gap that ends after the operation's start, and only there,
+    # even if it is longer.
     gap = np.searchsorted(until, host_operations.start_ns, side="right")
     inside = gap < len(known)
     gap, start, end = gap[inside], host_operations.start_ns[inside], host_operations.end_ns[inside]
@@ -141,7 +142,7 @@ def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
     gap, start, end = gap[inside], start[inside], end[inside]
     order = np.lexsort((start, gap))
     gap, start, end = gap[order], start[order], end[order]
-    # Gaps are in order, so the time covered so far never reaches into a later gap.
+    # Operations are sorted by gap, so the time covered so far never extends into a later gap.
     before = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1])) if len(end) else end
     np.add.at(covered, known[gap], np.maximum(end - np.maximum(start, before), 0.0))
     return covered

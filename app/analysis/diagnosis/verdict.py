@@ -1,4 +1,4 @@
-"""The verdict: one sentence that says how slow a job is, and why."""
+"""The verdict: one sentence that states how slow a job is, and why."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from app.analysis.diagnosis.locations import JobFacts
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 
-# A second cause is named in the sentence from this share of the lost time on.
+# The sentence names a second cause from this share of the lost time on.
 _SECOND_CAUSE: Final = 0.25
-# A job without stragglers is slow when all workers lose as much as a straggler would cost.
+# Without stragglers, a job is slow when all workers together lose this share of the time, as much
+# as a straggling job loses.
 _SLOW: Final = 1 - 1 / STRAGGLING
-# Two measures of the time between steps that differ by less are the same.
+# Two measures of the time between steps agree if their ratio is below this limit.
 _ALIKE: Final = 1.1
-# Communication is mentioned from this share of the time on where no cause is known: communication
-# that is slow for all ranks alike has nothing to be compared with.
+# If no cause is known, communication is mentioned from this share of the time on: if communication
+# is equally slow for all ranks, the session has no reference for it.
 _COMMUNICATES: Final = 0.3
 ONE_STEP: Final = "one step, so no interval"
 _NONE: Final = "no straggler to act on"
 _NONE_THERE: Final = "no straggler among the ranks that are there"
 
-# ``none`` where there is no verdict.
+# Level of a verdict; ``none`` if the verdict is withheld.
 Level = Literal["slow", "ok", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How slow a job is and why."""
+    """The sentence that states how slow a job is and why, and its level."""
 
     sentence: str
     """The verdict in words."""
@@ -96,7 +97,7 @@ def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
     between: Sequence[Cause],
     turn_s: float,
 ) -> Verdict:
-    """Return the verdict on steps with the losses that all workers share, where they are large."""
+    """Return the verdict on steps, extended by the losses that all workers share, if large."""
     why = ""
     first = max(between, key=lambda cause: cause.between_s, default=None)
     if first is not None and first.cause not in {cause.cause for cause in causes}:
@@ -109,7 +110,7 @@ def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
                 f"is lost between steps{why}",
             ),
             (
-                # of a slow job it is one of the causes
+                # In a slow job, the common slowness of all workers is already one of the causes.
                 0.0 if of_steps.level == "slow" else shares.slow_together,
                 "is lost in steps in which all workers compute slower",
             ),
@@ -131,7 +132,8 @@ def _with_losses_of_all(  # noqa: PLR0913, PLR0917 - as above
 def lost_between(shares: Shares, causes_s: float, turn_s: float) -> float:
     """Return the share of the time that is lost between steps.
 
-    Recorded operations before each step are usual for the budget, and lost all the same.
+    Operations that are recorded before every step count as usual in the budget, but are lost time
+    here.
 
     Parameters
     ----------
@@ -142,7 +144,8 @@ def lost_between(shares: Shares, causes_s: float, turn_s: float) -> float:
     """
     above = shares.between_steps_above
     by_causes = causes_s / turn_s if turn_s else 0.0
-    # The two measures agree, except for the first step, whose gap is unknown.
+    # The two measures agree except for the first step, whose gap is unknown; the larger measure
+    # counts only if it is clearly larger.
     return by_causes if by_causes > _ALIKE * above + shares.between_steps / 2 else above
 
 
@@ -154,11 +157,12 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     limit: float,
     withheld: str | None,
 ) -> Verdict:
-    """Return the verdict on steps alone."""
+    """Return the verdict on the time within steps only."""
     if withheld is not None:
         return Verdict(f"No verdict: {withheld}", "none")
     if metrics.discrepancy > limit and headline.kind is not HeadlineKind.LAUNCHES:
-        # Late launches without a known cause: a known cause comes with its share of the recording.
+        # Some launches are late for no known cause, so a known cause is named with its share of the
+        # recorded step.
         if causes and causes[0].cause != UNKNOWN:
             step_s = metrics.recorded_step_s
             clauses = (
@@ -174,7 +178,7 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
         return Verdict(f"{sentence}; {_why(job, causes)}" if causes else sentence, "none")
     shown = f"{headline.slowdown:.2f}×"
     against_causes = headline.kind.without_causes
-    # S ignores late launches.
+    # S does not contain late launches.
     unsaid = "; S is withheld" if headline.kind is HeadlineKind.LAUNCHES else ""
     if headline.slowdown < STRAGGLING:
         reference = "the step time without its causes" if against_causes else "the ideal step time"
@@ -189,7 +193,7 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
 
 
 def _named(causes: Sequence[Cause]) -> list[Cause]:
-    """Return the first cause and, where it costs enough, the second."""
+    """Return the first cause and, if it costs enough, the second cause."""
     first, *rest = causes
     second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
     return [first, second] if second and (second.contribution or 0.0) >= _SECOND_CAUSE else [first]
@@ -201,7 +205,7 @@ def without_causes(named: int) -> str:
 
 
 def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
-    """Return the clauses of the first cause and, where it costs enough, the second."""
+    """Return the clauses about the first cause and, if it costs enough, the second cause."""
     if causes[0].cause == UNKNOWN:
         return _for_no_one_place(job)
     return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _named(causes))

@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow of the graph: ranks of box `start` wait for ranks of box `end`, by index."""
+    """An arrow of the graph: ranks of box `start` wait for ranks of box `end`, box indices."""
 
     start: int
     end: int
@@ -46,7 +46,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """A rank, its place, and the operation in which it waits; None if it has none pending.
+    """A rank, its host and GPU, and the operation in which it waits (None without any).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class FoldedStack:
-    """Equal stacks of ranks, the innermost frame first; `stuck` if the ranks are culprits."""
+    """A stack that several ranks share, innermost frame first; `stuck` if they are culprits."""
 
     ranks: tuple[int, ...]
     frames: tuple[Frame, ...]
@@ -73,7 +73,7 @@ class FoldedStack:
 
 @dataclass(frozen=True, slots=True)
 class HangDocument:
-    """A hang as stored and shown.
+    """The diagnosis of a hang as stored and shown.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class HangDocument:
 
 
 def hang_document(job: JobState) -> HangDocument:
-    """Return the verdict on a stopped job, with the graph and the stacks of its page."""
+    """Return the verdict on a stopped job, with the graph and the stacks that its page shows."""
     hang, waits = judge_hang(job), Waits.of(job)
     boxes, arrows = _graph(job, hang, waits)
     blamed = {culprit.rank for culprit in hang.culprits}
@@ -129,7 +129,7 @@ def hang_document(job: JobState) -> HangDocument:
 
 
 def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
-    """Return the distinct stacks: culprits' first, then the most frequent."""
+    """Return the distinct stacks: those of culprits first, then by falling number of ranks."""
     folded: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
     for rank, state in sorted(job.ranks.items()):
         if state.stack:
@@ -141,7 +141,7 @@ def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
 
 
 def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
-    """Return boxes of ranks that wait in the same operation at the same distance, with arrows."""
+    """Return boxes of ranks that wait in one operation at one distance, and their arrows."""
     blamed = [culprit.rank for culprit in hang.culprits]
     distance = {rank: min(away, _FARTHEST) for rank, away in waits.distances(blamed).items()}
     folded: dict[tuple[int, str], list[int]] = {}
@@ -165,7 +165,7 @@ def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tu
         for rank in operation.waiting[:1]
         if rank in box_of and box_of[rank] != box_of[other]
     }
-    # Only arrows to the next column are drawn; the chain has the others too.
+    # Only arrows to the next column are drawn; the chain lists the other waits too.
     leading = sorted(
         (start, end) for start, end in arrows if boxes[end].distance == boxes[start].distance - 1
     )
@@ -194,7 +194,7 @@ _STATES: Final[Mapping[HangKind, str]] = {
 def _largest(
     column: Sequence[tuple[str, Sequence[int]]],
 ) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """Return the largest boxes of a column, and the others merged."""
+    """Return the largest boxes of a column, and the other boxes merged into one box."""
     ordered = sorted(column, key=lambda one: (-len(one[1]), one[0]))
     kept = [(what, tuple(sorted(ranks))) for what, ranks in ordered[: _MOST_BOXES - 1]]
     rest = ordered[_MOST_BOXES - 1 :]
@@ -205,7 +205,7 @@ def _largest(
 
 
 def ranks_text(ranks: Sequence[int], most: int = 6) -> str:
-    """Return ranks as spans: ``8, 10–13, 15``; beyond `most` spans, the number of further ranks.
+    """Return ranks as spans: ``8, 10–13, 15``; after `most` spans, the number of further ranks.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Kinds of hangs, culprits, and all sentences of a hang's verdict."""
+"""Kinds of hangs, culprits, and the sentences of a hang's verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED: Final = 4  # ranks in a sentence
 
 
 class HangKind(StrEnum):
-    """Why others wait for a rank."""
+    """Reason why other ranks wait for a rank."""
 
     NEVER_ENTERED = "never_entered"
     DEVICE_STUCK = "device_stuck"
@@ -26,7 +26,7 @@ class HangKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A rank that others wait for, and that waits for none or for something that cannot happen.
+    """A rank that other ranks wait for, and that waits for no rank or for an impossible event.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Culprit:
 
     @property
     def place(self) -> str:
-        """Return the words for its host and GPU; empty if unknown."""
+        """Return the words for the culprit's host and GPU; empty if unknown."""
         return Place(self.host, self.gpu).words
 
 
@@ -143,7 +143,7 @@ def left_words(job: JobState, rank: int) -> str:
 
 
 def sentence_words(culprits: Sequence[Culprit], waiting: int) -> str:
-    """Return the verdict's sentence: how many ranks wait for whom, and the first one's evidence."""
+    """Return the verdict's sentence: the number of waiting ranks, the culprits, and evidence."""
     first = culprits[0]
     who = f"{waiting} rank waits" if waiting == 1 else f"{waiting} ranks wait"
     blamed = rank_words([culprit.rank for culprit in culprits])

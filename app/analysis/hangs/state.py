@@ -1,4 +1,4 @@
-"""The state of a stopped job: pending operations, stacks and places of its ranks."""
+"""The state of a stopped job: pending operations, stacks, hosts and GPUs of its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, with its global ranks in the order of their numbers in the group."""
+    """A process group: its global ranks, ordered by their numbers within the group."""
 
     name: str
     description: str
@@ -48,7 +48,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The sequence numbers of the last operations of a group that a rank enqueued and completed."""
+    """Sequence numbers of the last operations of a group that a rank enqueued and completed."""
 
     enqueued: int
     completed: int
@@ -56,7 +56,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of a stack: a line of code."""
+    """A stack frame: function, file and line of code."""
 
     function: str
     file: str
@@ -84,13 +84,13 @@ class RankState:
 
     @property
     def front(self) -> Pending | None:
-        """Return its first pending operation; None without any."""
+        """Return the rank's first pending operation; None without pending operations."""
         return self.pending[0] if self.pending else None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A host's report on the process of a rank that reports nothing itself.
+    """A host's report on the process of a rank that sends no report itself.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Place:
 
     @property
     def words(self) -> str:
-        """Return the words for the place: ``node-104 GPU 1``; empty if unknown.
+        """Return the words for host and GPU: ``node-104 GPU 1``; empty if unknown.
 
         Examples
         --------
@@ -173,11 +173,11 @@ class JobState:
     silent: frozenset[int] = frozenset()
 
     def place(self, rank: int) -> Place:
-        """Return the place of a rank, as far as known."""
+        """Return the host and GPU of a rank, as far as known."""
         return self.places.get(rank, NOWHERE)
 
     @property
     def world(self) -> tuple[int, ...]:
-        """Return all ranks with a state or in a group, ascending."""
+        """Return all ranks that have a state or are in a group, ascending."""
         in_groups = {rank for group in self.groups for rank in group.ranks}
         return tuple(sorted(in_groups | self.ranks.keys() | self.silent))

@@ -1,10 +1,10 @@
-"""Verdict on a hang: the ranks that others wait for, the reason and the action.
+"""Verdict on a hang: the ranks that other ranks wait for, the reason, and the action.
 
-Culprits come from the wait-for graph of pending operations. Where that leads to no rank (gloo
-records no transfers; many jobs have no recorder), silent ranks are blamed, and without any the
-stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch, or
-if most ranks are in the same lines; as all run the same program, they wait for a rank that is
-elsewhere.
+Culprits come from the wait-for graph of pending operations. If the graph leads to no rank (gloo
+records no transfers; many jobs have no recorder), silent ranks are blamed. Without silent ranks,
+the stacks of the training threads decide: a rank waits if its innermost frame is a wait of PyTorch,
+or if most ranks are at the same lines; as all ranks run the same program, they wait for a rank at
+another line.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from app.analysis.hangs.findings import (
 from app.analysis.hangs.state import Frame, JobState, RankState
 from app.analysis.hangs.wait_graph import Operation, Waits
 
-# Frames in which PyTorch waits for other ranks or the device: parts of files, begins of
-# functions.
+# Frames in which PyTorch waits for other ranks or the device: part of the file's path, and the
+# beginning of the function's name.
 _WAITS: Final = (
     ("torch/distributed/", ""),
     ("torch/autograd/graph.py", "_engine_run_backward"),
@@ -48,7 +48,7 @@ _MOST_BLAMED: Final = 0.25  # share of ranks; more of them are no exception
 
 @dataclass(frozen=True, slots=True)
 class StackSplit:
-    """Ranks split by their stacks: waiting ones, the others, and the line of most waits."""
+    """Ranks split by their stacks: waiting ranks, others, and the line where most ranks wait."""
 
     waiting: tuple[int, ...]
     others: tuple[int, ...]
@@ -56,10 +56,10 @@ class StackSplit:
 
 
 def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
-    """Return the ranks that wait and those that do not; None if stacks do not show it.
+    """Return the ranks that wait and the ranks that do not; None if their stacks do not show it.
 
-    That is: fewer than half of the ranks have a stack, all wait, or more than a quarter (and more
-    than one) do not.
+    Stacks do not show it if fewer than half of the ranks have a stack, if all ranks wait, or if
+    more than a quarter of them (and more than one) do not wait.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
     stacks: dict[int, tuple[Frame, ...]] = {}
     for rank, state in sorted(ranks.items()):
         if state.stack:
-            # without the client's own frames around a wait of PyTorch
+            # without the frames of Paceline's client around a wait of PyTorch
             own = (n for n, frame in enumerate(state.stack) if _OURS not in frame.file)
             first = next(own, 0)
             stacks[rank] = state.stack[first:] if _is_wait(state.stack[first]) else state.stack
@@ -96,7 +96,7 @@ def split_by_stacks(ranks: Mapping[int, RankState]) -> StackSplit | None:
 
 
 def calling(stack: tuple[Frame, ...]) -> Frame:
-    """Return the innermost line of the program or its framework, outside of PyTorch.
+    """Return the innermost frame of the program or its framework, outside of PyTorch.
 
     Examples
     --------
@@ -113,14 +113,14 @@ def _is_wait(frame: Frame) -> bool:
     )
 
 
-# Confidence by stacks: a stack is of one moment, and shows what a rank does but not why. A host's
-# report on a process is certain, but not that the others wait for it.
+# Confidence in culprits found by their stacks: a stack shows what a rank does at one moment, but
+# not why. A host's report on a process is certain, but not that other ranks wait for this process.
 _BY_STACKS: Final = 0.6
 _BY_PROCESS: Final = 0.8
 
 
 def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Hang:
-    """Return the verdict that blames the ranks that do not wait."""
+    """Return the verdict that the ranks whose stacks show no wait are the culprits."""
     line = code_words(split.line)
     culprits = []
     for rank in split.others:
@@ -156,7 +156,7 @@ def by_stacks(job: JobState, split: StackSplit, unknown: tuple[str, ...]) -> Han
 
 
 def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
-    """Return the verdict that blames the silent ranks, where pending operations lead to no rank.
+    """Return the verdict that silent ranks are the culprits, if pending operations lead to no rank.
 
     Recorders other than NCCL's do not record the ranks of a group, nor transfers.
     """
@@ -195,8 +195,8 @@ def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
     )
 
 
-# Confidence that a rank has not entered an operation: by recorded sequence numbers, or because the
-# operation is nowhere in its records.
+# Confidence that a rank has not entered an operation: because its recorded sequence numbers are
+# lower, or because its records do not contain the operation.
 _BY_NUMBERS: Final = 0.95
 _BY_ABSENCE: Final = 0.8
 _IN_A_CYCLE: Final = 0.6  # ranks that wait for one another may have failed otherwise before
@@ -205,8 +205,9 @@ _IN_A_CYCLE: Final = 0.6  # ranks that wait for one another may have failed othe
 def judge_hang(job: JobState) -> Hang:
     """Return the verdict on a stopped job.
 
-    Culprits are the sinks of the wait-for graph: ranks that others wait for and that wait for none.
-    Where ranks disagree on an operation, they are the culprits, as no other rank can resolve it.
+    Culprits are the sinks of the wait-for graph: ranks that other ranks wait for and that wait for
+    no rank. If ranks disagree on an operation, these ranks are the culprits, as no other rank can
+    resolve the mismatch.
     """
     waits = Waits.of(job)
     culprits = list(_mismatches(job, waits.operations)) or [
@@ -243,14 +244,14 @@ def judge_hang(job: JobState) -> Hang:
 
 
 def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culprit]:
-    """Yield ranks that call another operation, or another size, than most ranks of the group."""
+    """Yield ranks that call another operation or size than most ranks of the group."""
     for operation in operations:
         if operation.first.peer is not None or len(operation.waiting) == 1:
             continue
         called: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for rank in operation.waiting:
             front = job.ranks[rank].pending[0]
-            # these operations exchange parts of different sizes
+            # Ranks may call these operations with different sizes.
             size = () if "all_to_all" in front.name or "gather" in front.name else front.size
             called.setdefault((front.name, size), []).append(rank)
         if len(called) == 1:
@@ -271,7 +272,7 @@ def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culp
 
 
 def _called_in(state: RankState) -> str:
-    """Return the clause about the line that calls a rank's operation; empty without a stack."""
+    """Return the clause about the code line that calls a rank's operation; empty if unknown."""
     return f", called in {code_words(calling(state.stack))}" if state.stack else ""
 
 
@@ -280,7 +281,7 @@ def _call_words(name: str, size: tuple[int, ...]) -> str:
 
 
 def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
-    """Yield the ranks that others wait for and that wait for none."""
+    """Yield the ranks that other ranks wait for and that wait for no rank."""
     for rank in waits.sinks():
         state = job.ranks.get(rank)
         number = waits.of_rank.get(rank)
@@ -299,9 +300,9 @@ def _sinks(job: JobState, waits: Waits) -> Iterator[Culprit]:
 
 
 def _since(operation: Operation) -> tuple[bool, float, int]:
-    """Return a sort key: collectives first, then by the begin of the wait, then by waiting ranks.
+    """Return a sort key: collectives first, then the begin of the wait, then the waiting ranks.
 
-    Transfers come last, as sends that a rank enqueues ahead wait from the beginning.
+    Transfers come last, as a send that a rank enqueues ahead waits from the beginning of the hang.
     """
     since_ns = operation.first.since_ns
     is_transfer = operation.first.peer is not None
@@ -309,7 +310,7 @@ def _since(operation: Operation) -> tuple[bool, float, int]:
 
 
 def _absent(job: JobState, rank: int, state: RankState | None, operation: Operation) -> Culprit:
-    """Return the culprit that never entered an operation, or reports nothing."""
+    """Return the culprit that never entered an operation, or that sends no report."""
     what = label(job, operation)
     if state is None:
         waiting = operation.waiting
@@ -345,9 +346,9 @@ def _culprit(  # noqa: PLR0913, PLR0917 - the fields of a culprit
 
 
 def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
-    """Yield ranks that wait for one another, each in an operation that the other has not entered.
+    """Yield ranks that wait for one another, each in an operation that the next has not entered.
 
-    Where all have entered the operations of the others, none is to blame.
+    If all ranks of a cycle have entered the operations of the others, no rank is to blame.
     """
     for cycle in waits.cycles():
         operations = [waits.operations[waits.of_rank[rank]] for rank in cycle]
@@ -367,7 +368,7 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
 
 
 def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link, ...]:
-    """Return the operations between waiting ranks and culprits, by distance from these."""
+    """Return the operations between waiting ranks and culprits, nearest to the culprits first."""
     links = []
     for operation in waits.operations:
         away = [distance[rank] for rank in operation.awaited if rank in distance]
@@ -378,7 +379,7 @@ def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link,
 
 
 def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
-    """Return the verdict where the wait-for graph leads to no rank."""
+    """Return the verdict if the wait-for graph leads to no rank."""
     if job.silent:
         return by_silence(job, waits, unknown)
     if not waits.operations:

@@ -1,8 +1,8 @@
 """The wait-for graph of ranks and their pending operations.
 
 A rank waits for its first pending operation. An operation waits for the ranks that have not entered
-it, and for those whose first pending operation is another one. Operations are nodes, so that a
-group of n = 16,384 ranks has n edges and not n².
+it, and for the ranks whose first pending operation is another operation. Operations are nodes, so
+that a group of n = 16,384 ranks has n edges and not n².
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.analysis.hangs.state import JobState, Pending, RankState
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that is the first pending one of some ranks.
+    """An operation that is the first pending operation of some ranks.
 
     Parameters
     ----------
@@ -45,13 +45,14 @@ class Operation:
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Return the ranks that it waits for."""
+        """Return the ranks that the operation waits for."""
         return self.absent + self.behind
 
 
 def operations_of(job: JobState) -> tuple[Operation, ...]:
     """Return the first pending operations of all ranks, ordered by their waiting ranks."""
-    # A collective is one operation for all of its ranks; a transfer is one for each end.
+    # A collective is one operation for all ranks of its group; a send and its receive are two
+    # operations.
     waiting: dict[tuple[int, int], list[int]] = {}
     operations = []
     for rank, state in sorted(job.ranks.items()):
@@ -62,8 +63,8 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
             waiting.setdefault((front.group, front.number), []).append(rank)
         else:
             operations.append(_transfer(job, state, front, front.peer))
-    # Groups whose sequence numbers count collectives alone: recorders keep one number a group, the
-    # larger of those of collectives and transfers.
+    # In a group with transfers, sequence numbers do not identify collectives: recorders keep a
+    # single number for each group, the larger of the numbers of collectives and transfers.
     transferring = {
         pending.group
         for state in job.ranks.values()
@@ -76,7 +77,7 @@ def operations_of(job: JobState) -> tuple[Operation, ...]:
 
 
 def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int]) -> Operation:
-    """Return a collective, given the ranks waiting in it."""
+    """Return the collective in which some ranks wait."""
     fronts = {rank: job.ranks[rank].pending[0] for rank in waiting}
     first = fronts[waiting[0]]
     absent, behind, beyond = [], [], []
@@ -108,7 +109,7 @@ def _collective(job: JobState, waiting: Sequence[int], numbered: frozenset[int])
 
 
 def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) -> bool:
-    """Return whether a rank that does not have an operation pending has completed it."""
+    """Return whether a rank without this operation pending has completed it."""
     reached = state.reached.get(operation.group)
     if reached is not None and operation.group in numbered:
         return reached.enqueued >= operation.number
@@ -121,7 +122,7 @@ def _has_passed(state: RankState, operation: Pending, numbered: frozenset[int]) 
 
 
 def _transfer(job: JobState, waiting: RankState, first: Pending, peer: int) -> Operation:
-    """Return a rank's first pending send or receive; its peer is behind, or has not entered it."""
+    """Return a rank's first pending send or receive; its peer is behind or has not entered it."""
     rank, state = waiting.rank, job.ranks.get(peer)
     meets = state is not None and any(
         pending.peer == rank and pending.group == first.group and pending.is_send != first.is_send
@@ -163,9 +164,9 @@ class Waits:
         return tuple(sorted(rank for rank in ranks if not self.awaited(rank)))
 
     def distances(self, targets: Iterable[int]) -> dict[int, int]:
-        """Return the distance in operations of each rank that waits for a target, by rank.
+        """Return each rank's distance in operations to the nearest target it waits for, by rank.
 
-        Directly or indirectly; 0 for the targets themselves.
+        A rank waits for a target directly or through other ranks; the distance of a target is 0.
         """
         awaiting: dict[int, list[int]] = {}
         for number, operation in enumerate(self.operations):
@@ -186,7 +187,7 @@ class Waits:
         return distance
 
     def cycles(self) -> list[tuple[int, ...]]:
-        """Return the cycles of ranks that wait for one another and for no sink, each once."""
+        """Return the cycles of ranks that wait for one another and for no sink, each cycle once."""
         explained = set(self.distances(self.sinks()))
         cycles = []
         for first in self.of_rank:
@@ -195,7 +196,8 @@ class Waits:
             rank, path = first, dict[int, None]()
             while rank not in path:
                 path[rank] = None
-                # a rank that is not explained waits for others that are not
+                # An unexplained rank waits only for unexplained ranks, so any awaited rank
+                # continues the path.
                 rank = self.awaited(rank)[0]
             ranks = list(path)
             cycle = tuple(ranks[ranks.index(rank) :])

@@ -76,10 +76,10 @@ WORST_WORKERS: Final = 10  # workers whose slowdown gets an interval
 class Analysis:
     """Report and heatmaps of a session."""
 
-    # Without NaN or infinities; `job` and `session` are None until the caller sets them.
+    # Contains no NaN or infinity; `job` and `session` are None until the caller sets them.
     report: Report
-    # (steps, dp, pp): slowdown of each step of ``report.steps.analyzed`` if only this worker kept
-    # its recorded durations (exact S_w)
+    # shape (steps, dp, pp): exact S_w, the slowdown of each step of ``report.steps.analyzed`` if
+    # only this worker kept its recorded durations
     heatmaps: NDArray[np.float32]
 
 
@@ -88,7 +88,7 @@ def analyze(
 ) -> Analysis:
     """Replay a session with and without stragglers, and return its report and heatmaps.
 
-    The report of a session that cannot be replayed has arrivals and breakdown alone; see
+    The report of a session that cannot be replayed has only arrivals and breakdown; see
     `app.analysis.report.unreplayed`.
 
     Parameters
@@ -108,7 +108,7 @@ def analyze(
     replayed = prepared.replayed
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
-    # Steps with an impossible duration are excluded, if others remain.
+    # Steps with an impossible duration are excluded, unless no other steps remain.
     odd = {duration.step for duration in replayed.impossible}
     steps: list[int] = replayed.steps.tolist()
     met = prepared.met or arrivals_of(trace, [step for step in steps if step not in odd] or steps)
@@ -162,11 +162,11 @@ def _report(
         by_optype=by_optype,
         absent=replayed.absent,
     )
-    # Recordings of different sessions have no common time.
+    # Recordings of different sessions have no common clock, so gaps and budget are unknown.
     withheld, timed = (None, True) if unseen is None else (unseen.verdict, unseen.timed)
     between = diagnosis.between if timed else ()
     budget = _budget(observation, replayed, metrics) if timed else None
-    # Where missing ranks prevent the replay, the reason has been given already.
+    # If missing ranks prevent the replay, `withheld` already states this reason.
     step_s = metrics.recorded_step_s
     missing = None if unreplayed else missing_in_words(missing_of(replayed), step_s)
     sentence = verdict(
@@ -182,9 +182,9 @@ def _report(
         missing=missing,
     )
     fixes: Sequence[Fix] = ()
-    # A job without stragglers gets no advice.
+    # A job without stragglers gets no recommendations.
     if sentence.level != "ok" or not trusted:
-        # imported here, so that reports of healthy jobs do not load the planners
+        # Imported here, so that reports of healthy jobs do not load the planners.
         from app.analysis.mitigation.predictions import predict_fixes  # noqa: PLC0415
 
         shed = None if tensor is None else fix_of(tensor)
@@ -312,7 +312,7 @@ def _report(
 
 
 def _budget(observation: Observation, replayed: Replayed, metrics: Metrics) -> Budget:
-    # Steps of several shapes have no common slowdown of all workers.
+    # Steps of several shapes have no slowdown that all workers share.
     one_shape = len(observation.layout.steps) == len(replayed.steps)
     together = observation.memoize(slow_together).factor if one_shape else None
     return budget_of(split(replayed, metrics, together))
@@ -356,9 +356,9 @@ def _recovery(
     removal: float | None,
     interval: Interval | None,
 ) -> tuple[float | None, float | None, Interval | None, float, float]:
-    """Return the fields of a `Recovery`: removal and addition attribution, interval and step times.
+    """Return the fields of a `Recovery`: attribution by removal and addition, interval, step times.
 
-    With one stage, the last stage has an addition of 0 (what-if paper, section 5.2).
+    With one stage, the attribution to the last stage by addition is 0 (what-if paper, section 5.2).
     """
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
     removed_s, kept_s = float(mean(contribution.removed_s)), float(mean(contribution.kept_s))

@@ -1,4 +1,4 @@
-"""Lasting changes of a job's slowdown or step time over its sessions.
+"""Lasting changes in the series of a job's slowdowns or step times over its sessions.
 
 Each cut is judged by Student's t of mean logarithms (likelihood ratio for a normal mean: Hawkins,
 J. Amer. Statist. Assoc. 72, 1977) in seeded windows (seeded binary segmentation: Kovács et al.,
@@ -23,8 +23,8 @@ LEAST_SPREAD: Final = 0.003  # lowest standard deviation of sessions, as a few m
 _ALIKE_FROM: Final = 10  # sessions from which their autocorrelation is estimated
 _MEDIAN_TO_DEVIATION: Final = 1.4826  # for normal noise
 _SHORTER: Final = math.sqrt(2)  # ratio of the lengths of successive windows
-# Lowest share of pairs, one session of each side, that differ in the direction of the change: two
-# slow sessions of three are no level yet.
+# A change needs this share of the pairs of a session before and a session after to differ in its
+# direction: two slow sessions of three are no lasting change.
 _APART: Final = 0.85
 _MOST_ALIKE: Final = 0.9  # highest autocorrelation
 
@@ -33,17 +33,17 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """A lasting change of a series."""
+    """A lasting change in a series of sessions' values."""
 
     position: int  # index of the first session after it
-    # before, after: medians of the sessions up to the neighboring changes
+    # before, after: median of the sessions since the previous change, and until the next change
     before: float
     after: float
     p: float  # probability of so large a step without a change, corrected for all places
 
     @property
     def change(self) -> float:
-        """Return the relative change."""
+        """Return the change relative to the level before."""
         return self.after / self.before - 1
 
 
@@ -64,7 +64,7 @@ def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Last
     logs = np.log(np.asarray(values, np.float64))
     least = _least_variance(logs)
     cuts: dict[int, float] = {}
-    # A stack, not recursion, as a series may have many cuts.
+    # A stack instead of recursion, as a series may have more cuts than the recursion limit.
     pending = [(logs, 0)]
     while pending:
         part, begin = pending.pop()
@@ -86,7 +86,7 @@ def lasting_changes(values: Sequence[float] | NDArray[np.float64]) -> tuple[Last
 
 
 def _best_cut(logs: FloatArray, least: float) -> tuple[int, float] | None:
-    """Return the most significant cut of all windows and its corrected p; None without any."""
+    """Return the most significant cut over all windows and its corrected p; None without cuts."""
     windows = list(_windows(logs.size))
     cuts = sum(end - begin - 2 * FEWEST + 1 for begin, end in windows)
     best = None
@@ -99,9 +99,10 @@ def _best_cut(logs: FloatArray, least: float) -> tuple[int, float] | None:
 
 
 def _least_variance(logs: FloatArray) -> float:
-    """Return the lowest variance within a window: that of the differences of consecutive sessions.
+    """Return the lower bound of a window's variance, from differences of consecutive sessions.
 
-    The sessions of a short window may agree by chance.
+    Without this bound, the sessions of a short window that are equal by chance would have no
+    variance.
     """
     if logs.size < 2 * FEWEST:
         return LEAST_SPREAD**2
@@ -110,9 +111,10 @@ def _least_variance(logs: FloatArray) -> float:
 
 
 def _windows(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the whole series, then ever shorter windows that overlap by half.
+    """Yield (begin, end) of the whole series, then of shorter windows that overlap by half.
 
-    A change that was reverted does not show in a cut of the whole series.
+    Shorter windows are needed as a change that was reverted does not show in a cut of the whole
+    series.
     """
     length = float(size)
     while length >= 2 * FEWEST:
@@ -125,13 +127,13 @@ def _windows(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _cut(logs: FloatArray, least: float) -> tuple[int, float]:
-    """Return the best cut of a window with its p there; 1 if the sides do not differ enough."""
+    """Return the best cut of a window and its p; p is 1 if the sides do not differ enough."""
     size = logs.size
     places = np.arange(FEWEST, size - FEWEST + 1)
     total, sums = float(logs.sum()), np.cumsum(logs)[places - 1]
     shifts = (total - sums) / (size - places) - sums / places
     between = places * (size - places) / size * shifts**2
-    # The largest t is where most of the spread is between the sides.
+    # Student's t is largest at the cut with the largest variance between its sides.
     best = int(np.argmax(between))
     place, shift = int(places[best]), float(shifts[best])
     before, after = logs[:place], logs[place:]
@@ -147,11 +149,11 @@ def _cut(logs: FloatArray, least: float) -> tuple[int, float]:
 
 
 def _inflation(rest: FloatArray) -> float:
-    """Return the factor by which autocorrelation of sessions widens the variance of a mean."""
+    """Return the factor by which the sessions' autocorrelation increases the variance of a mean."""
     if rest.size < _ALIKE_FROM or not rest.any():
         return 1.0
     alike = float(rest[1:] @ rest[:-1]) / float(rest @ rest)
-    # The estimate from few sessions is too low by about 4 / n.
+    # The autocorrelation estimated from few sessions is too low by about 4 / n.
     alike = min(max(alike + 4 / rest.size, 0.0), _MOST_ALIKE)
     return (1 + alike) / (1 - alike)
 

@@ -18,7 +18,7 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.errors import NotFoundError
 
-# Heatmaps are sent as 16-bit integers, a tenth of the size of JSON.
+# Slowdown 1.0 in the 16-bit integers of a heatmap, which take a tenth of the size of JSON.
 HEATMAP_SCALE: Final = 10_000
 HEATMAP_TOP: Final = 65_534  # 65,535 once stood for an unknown value
 
@@ -40,7 +40,7 @@ def mean_heatmap(heatmaps: NDArray[np.float32]) -> NDArray[np.float32]:
     >>> mean_heatmap(np.array([[[1.0, 1.5]], [[2.0, 1.5]]], dtype=np.float32))
     array([[1.5, 1.5]], dtype=float32)
     """
-    # Summed in float64: there may be hundreds of steps.
+    # Summed in float64, as float32 sums of hundreds of steps lose digits.
     return cast("NDArray[np.float32]", heatmaps.mean(axis=0, dtype=np.float64).astype(np.float32))
 
 
@@ -54,7 +54,7 @@ NS: Final = 1e-9
 US_PER_NS: Final = 1e-3
 IDEAL_PROCESS: Final = 1_000_000  # process id in Perfetto of the ideal step
 
-# Streams of a stage, in drawing order (what-if paper, section 3.2).
+# Streams of a stage and their operation types, in drawing order (what-if paper, section 3.2).
 STREAMS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("compute", COMPUTE | {ops.OPTIMIZER, ops.GC}),
     ("forward-send", frozenset({ops.FORWARD_SEND})),
@@ -70,8 +70,8 @@ class Lanes:
     """Operations as columns of equal length, sorted by DP rank, stage and start.
 
     `start_ns` is the launch; `begin_ns` the begin of the computation or transfer, later than the
-    launch where an operation waits for its group; `ratio` the duration without waiting ÷ ideal.
-    Times count from the step's first start.
+    launch if an operation waits for its group; `ratio` the duration without waiting ÷ ideal. Times
+    count from the step's first start.
     """
 
     dp: NDArray[np.int32]
@@ -86,7 +86,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One step: recorded on the chosen DP ranks, and ideal, which is equal on all DP ranks.
+    """Timeline of a step: recorded for the chosen DP ranks, and ideal (equal on all DP ranks).
 
     `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks), and so has
     `runs`: whether a DP rank runs a node.
@@ -111,7 +111,7 @@ class Timeline:
         return self.on(range(len(self.dp_ranks)))
 
     def on(self, places: Sequence[int]) -> Lanes:
-        """Return the recorded operations of some chosen DP ranks, given by index."""
+        """Return the recorded operations of some chosen DP ranks, given by their indices."""
         times = (self.launch_ns, self.begin_ns, self.end_ns, self.ratio)
         columns = tuple(values[:, list(places)] for values in times)
         ranks = [self.dp_ranks[place] for place in places]
@@ -184,7 +184,7 @@ def replayed_timeline(
 
 
 def _ideal_times(group: ShapeGroup) -> tuple[FloatArray, FloatArray]:
-    """Return launch and end of each node with every operation ideal, shape (nodes,)."""
+    """Return launch and end of each node if every operation is ideal, shape (nodes,)."""
     count = len(group.layout.nodes)
     launches, ends = np.empty(count), np.empty(count)
 
@@ -207,7 +207,7 @@ def _lanes(
     times: tuple[FloatArray, ...],
     runs: NDArray[np.bool_],
 ) -> Lanes:
-    """Return the lanes of (launch, begin, end, ratio), each of shape (nodes, DP ranks)."""
+    """Return the operations as `Lanes`; `times` are launch, begin, end, ratio (nodes, DP ranks)."""
     node, place = np.nonzero(runs)
     order = np.lexsort((times[0][node, place], nodes.pp[node], place))
     node, place = node[order], place[order]
@@ -225,7 +225,7 @@ def _lanes(
 
 
 def perfetto(timeline: Timeline, hosts: Mapping[tuple[int, int], str]) -> Iterator[str]:
-    """Yield a timeline in the Chrome trace format, which Perfetto opens, one DP rank at a time.
+    """Yield pieces of a timeline in the Chrome trace format for Perfetto, one DP rank at a time.
 
     The pieces join to one JSON document, hundreds of megabytes for a step of a large job. Each DP
     rank is a process, and so is the ideal step; each stream of a stage is a thread; times are
@@ -272,12 +272,12 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
 
 
 def _stream(name: str) -> int:
-    """Return the index of an operation type's stream; the last one is that of collectives."""
+    """Return the stream's index of an operation type; collectives are in the last stream."""
     return next((i for i, (_, names) in enumerate(STREAMS) if name in names), len(STREAMS) - 1)
 
 
 def _events(pid: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[str]:
-    """Yield operations as JSON text: seconds for millions of them, `json.dumps` takes minutes."""
+    """Yield operations as JSON text; `json.dumps` takes minutes for millions of operations."""
     streams = [_stream(name) for name in op_names]
     heads = [f'{{"ph":"X","pid":{pid},"cat":"{STREAMS[at][0]}","name":' for at in streams]
     quoted = [json.dumps(name)[:-1] for name in op_names]
@@ -292,7 +292,7 @@ def _events(pid: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[str]:
     )
     for pp, op, mb, start, lasts, waits, ratio in zip(*columns, strict=True):
         tid = pp * len(STREAMS) + streams[op]
-        # a ratio of NaN, which differs from itself, where the ideal duration is zero
+        # The ratio is NaN if the ideal duration is zero; only NaN differs from itself.
         slow = f',"duration_over_ideal":{ratio:.4f}' if ratio == ratio else ""  # noqa: PLR0124
         if mb == ops.ABSENT:
             name, batch = f'{quoted[op]}"', ""

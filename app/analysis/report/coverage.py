@@ -11,10 +11,10 @@ from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.impossible_times import ImpossibleDuration
 from app.analysis.trace.metadata import Unmapped
 
-# The lower and the upper end of a 95 % bootstrap interval over the analyzed steps.
+# Lower and upper end of a 95 % interval, by bootstrap over the analyzed steps.
 Interval: TypeAlias = tuple[float, float]
 Numbers: TypeAlias = tuple[float, ...]
-# By DP rank, then by stage.
+# Values indexed by DP rank, then by stage.
 ByCell: TypeAlias = tuple[tuple[float, ...], ...]
 PartialByCell: TypeAlias = tuple[tuple[float | None, ...], ...]
 CountByCell: TypeAlias = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class Recreated:
 
 @dataclass(frozen=True, slots=True)
 class ChunkProducer:
-    """The chunks of one producer."""
+    """Counts of the chunks that a producer sent."""
 
     producer: str
     """Its name."""
@@ -46,7 +46,7 @@ class ChunkProducer:
 
 @dataclass(frozen=True, slots=True)
 class EndedEarly:
-    """A producer without a last chunk, as of a process that was killed."""
+    """A producer that sent no last chunk, such as a process that was killed."""
 
     producer: str
     """Its name."""
@@ -63,7 +63,7 @@ class EndedEarly:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedChunk:
-    """A chunk of which operations were sent twice."""
+    """A chunk whose operations were sent twice."""
 
     producer: str
     """Who sent it."""
@@ -85,7 +85,7 @@ class DroppedOperations:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of a session."""
+    """The chunks of a session, accepted and refused."""
 
     chunks: int
     """How many were accepted."""
@@ -105,7 +105,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class MissingWorker:
-    """A worker of which nothing was recorded: the replay has a typical one in its place."""
+    """A worker that recorded nothing: the replay has a typical worker in its place."""
 
     worker: Worker
     """Its place: (DP rank, stage)."""
@@ -120,7 +120,7 @@ class MissingWorker:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What was received, repaired and excluded."""
+    """The part of the session that was received, repaired or excluded."""
 
     ranks_expected: int
     """Workers of the job."""
@@ -159,7 +159,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How far the clocks of the ranks are apart."""
+    """Differences between the clocks of the ranks."""
 
     aligned: bool
     """Whether starts were shifted by the offsets before the replay."""
@@ -205,7 +205,7 @@ class LateOpType:
 
 @dataclass(frozen=True, slots=True)
 class MadeAdaptation:
-    """A way in which the replay follows this job instead of the paper's dependency model."""
+    """A way in which the replay follows this job and departs from the paper's dependency model."""
 
     adaptation: str
     """Its name, such as ``blocking_transfers``."""
@@ -223,7 +223,7 @@ class MadeAdaptation:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Whether the replay is near enough to the recording (paper, section 6)."""
+    """Whether the replay is close enough to the recording (paper, section 6)."""
 
     discrepancy: float
     """Mean recorded step time ÷ simulated step time - 1, its absolute value."""

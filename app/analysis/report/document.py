@@ -72,7 +72,7 @@ class NamedCause:
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedCause:
-    """A cause that the session cannot show."""
+    """A cause that this session cannot show, with the reason."""
 
     cause: str
     """Its name."""
@@ -100,7 +100,7 @@ class DiagnosisSummary:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A fix, and its replayed gain."""
+    """A fix and its gain predicted by a replay."""
 
     action: str
     """A code, such as ``replace_worker``."""
@@ -126,7 +126,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The time of each analyzed step."""
+    """The duration of each analyzed step."""
 
     recorded: Numbers
     """From the first start to the last end, seconds."""
@@ -152,7 +152,7 @@ class PerStep:
 
 @dataclass(frozen=True, slots=True)
 class WorstWorker:
-    """A worker with the interval of its slowdown."""
+    """A worker, its slowdown and the interval of the slowdown."""
 
     worker: Worker
     """Its place: (DP rank, stage)."""
@@ -182,7 +182,7 @@ class ByWorker:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How much of the lost time a set of workers accounts for (paper, section 5)."""
+    """The share of the lost time for which a set of workers accounts (paper, section 5)."""
 
     rem: float | None
     """The share of the lost time that an ideal set of workers recovers, the removal attribution;
@@ -199,7 +199,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class WorkersRecovery(Recovery):
-    """The same of the slowest 3 % of the workers."""
+    """The share of the lost time for which the slowest 3 % of the workers account."""
 
     workers: tuple[Worker, ...]
     """The slowest ones, by exact slowdown: (DP rank, stage)."""
@@ -217,7 +217,7 @@ class CorrelationSample:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """Forward against backward time over microbatches (paper, section 5.3)."""
+    """Correlation of forward and backward times over microbatches (paper, section 5.3)."""
 
     pearson: float | None
     """Pearson's r; None where one of them does not vary or there are under 3 microbatches."""
@@ -230,16 +230,16 @@ class Correlation:
 
 
 SCHEMA: Final = "paceline.report/1"
-# Revision of the fields within the schema: reports with a lower one are upgraded on reading.
+# Revision of the fields within the schema; reports of a lower revision are upgraded on reading.
 REVISION: Final = 2
-# Lowest readable revision: later ones only added fields that may be missing.
+# Lowest readable revision: later revisions only added fields that may be missing.
 OLDEST_REVISION: Final = 2
 SECONDS_AN_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class JobSizes:
-    """How the job is divided."""
+    """The sizes of the job: its parallel dimensions and world size."""
 
     dp: int
     """Data-parallel ranks."""
@@ -257,7 +257,7 @@ class JobSizes:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers: one cell of DP rank and stage each, of which one rank is traced."""
+    """The workers: one for each DP rank and stage; one rank of each worker is traced."""
 
     rank: CountByCell
     """Global rank that was traced, [dp][pp]."""
@@ -265,7 +265,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Which training steps the report is about."""
+    """The training steps that the report covers."""
 
     analyzed: tuple[int, ...]
     """Numbers of the analyzed steps, ascending."""
@@ -380,9 +380,9 @@ class Report:
 
     @property
     def lost_gpu_hours(self) -> float:
-        """Return the loss against the headline's reference, in GPU-hours.
+        """Return the loss against the headline's reference, in GPU-hours of all GPUs.
 
-        Of all GPUs together, in the analyzed steps.
+        The loss is the sum over the analyzed steps.
         """
         late = self.headline.kind is HeadlineKind.LAUNCHES
         steps_s = sum(self.step_times.recorded if late else self.step_times.simulated)
@@ -390,15 +390,15 @@ class Report:
 
     @property
     def lost_gpu_hours_per_hour(self) -> float:
-        """Return the loss against the headline's reference, in GPU-hours per hour of running."""
+        """Return the loss against the headline's reference, in GPU-hours per hour of the job."""
         return self.sizes.world * self.headline.waste
 
     @property
     def known_waste(self) -> float | None:
         """Return the known loss as a share of a step.
 
-        The headline's; without a verdict, the share of the named causes. None if no cause is
-        named either.
+        This is the headline's loss; without a verdict, the share of the named causes. None if no
+        cause is named either.
         """
         if self._headline_holds:
             return self.headline.waste
@@ -408,12 +408,13 @@ class Report:
     def has_verdict(self) -> bool:
         """Return whether the slowdown is known, against the ideal or the job without its causes.
 
-        The latter also where only a replay with late launches is near the recording.
+        The slowdown against the job without its causes is also known if only a replay with late
+        launches is near the recording.
         """
         return self.fidelity.verdict or self.headline.kind is HeadlineKind.LAUNCHES
 
     def waste_of(self, cause: NamedCause) -> float:
-        """Return the loss to a cause as a share of a step; 0 for ``unknown`` without a verdict."""
+        """Return the share of a step that a cause loses; 0 for ``unknown`` without a verdict."""
         between = cause.between_s / self.diagnosis.turn_s if cause.between_s else 0.0
         within_s = (cause.cost_s or 0.0) - cause.between_s
         if self._headline_holds:
@@ -426,17 +427,17 @@ class Report:
 
     @property
     def _headline_holds(self) -> bool:
-        """Return whether the reference of the headline is known.
+        """Return whether the step time of the headline's reference is known.
 
-        The replay without the causes contains late launches, S does not.
+        The replay without the causes contains late launches; the ideal of S does not.
         """
         return self.fidelity.verdict or self.headline.kind.without_causes
 
     def breakdown_of_worst(self) -> tuple[RankBreakdown, tuple[RankBreakdown, ...]] | None:
         """Return the breakdown of the rank that others wait for longest, and of its peers.
 
-        Without arrivals, of the rank that computes longest, and of the ranks of its stage. None
-        without a breakdown.
+        Without arrivals, it is the breakdown of the rank that computes longest, and of the ranks of
+        its stage. None without a breakdown.
         """
         if self.breakdown is None or not self.breakdown.ranks:
             return None
@@ -462,16 +463,16 @@ class Report:
         return self.workers.rank[dp][pp]
 
     def machine(self, rank: int) -> Machine:
-        """Return the machine of a rank."""
+        """Return the machine on which a rank runs."""
         return self.whereabouts.machine(rank, self.hosts, self.gpus)
 
     def host_of(self, worker: Worker) -> str | None:
-        """Return the host of a worker, where it is known."""
+        """Return the host of a worker; None if unknown."""
         return self.hosts.get(self.rank_of(worker))
 
     def ranked_workers(self) -> list[tuple[float, int, int]]:
-        """Return (slowdown, dp, pp) of every worker, slowest first, then by place."""
-        # A stable sort keeps equal ones in order of place.
+        """Return (slowdown, dp, pp) of every worker, slowest first; equal slowdowns by (dp, pp)."""
+        # A stable sort keeps workers of equal slowdown in the order of (dp, pp).
         return sorted(self._workers(), key=itemgetter(0), reverse=True)
 
     def worst_worker(self) -> tuple[float, int, int]:
@@ -479,7 +480,7 @@ class Report:
         return max(self._workers(), key=itemgetter(0))
 
     def _workers(self) -> Iterator[tuple[float, int, int]]:
-        """Yield the recorded workers, and missing ones that others waited for."""
+        """Yield (slowdown, dp, pp) of recorded workers, and of missing workers that came last."""
         left_out = {item.worker for item in self.coverage.missing if not item.came_last}
         return (
             (value, dp, pp)

@@ -1,7 +1,7 @@
-"""Fixes that later metadata show as applied, and their outcome against the prediction.
+"""Fixes that a job applied according to its later metadata; outcomes against predictions.
 
-The recorded steps of the last session before a fix and the first one after it are compared. A gain
-is a share of a step, so the prediction holds for the session that made it.
+The recorded steps of the last session before a fix and of the first session after it are compared.
+A gain is a share of a step, so a prediction holds for the session whose report contains it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Sign: TypeAlias = Callable[[Recommendation, Report, SessionMeta, SessionMeta], 
 def noticed_fixes(
     report: Report, before: SessionMeta, after: SessionMeta
 ) -> tuple[Recommendation, ...]:
-    """Return the fixes of a report that a later session's metadata show as applied.
+    """Return the fixes of a report that were applied according to a later session's metadata.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def _replaced(fix: Recommendation, report: Report, before: SessionMeta, after: S
     for worker in workers:
         rank = report.rank_of(worker)
         was = before.machine(rank)
-        # A GPU that another rank has now was not replaced.
+        # A GPU that now runs another rank of the job was not replaced.
         remains = was.uuid is not None and was.uuid in after.uuids.values()
         if remains or not after.machine(rank).differs(was):
             return False
@@ -53,7 +53,7 @@ def _replaced(fix: Recommendation, report: Report, before: SessionMeta, after: S
 
 
 def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: SessionMeta) -> bool:
-    """Return whether the layers are divided as advised, and were not before."""
+    """Return whether the layers are divided as recommended, and were not before."""
     if fix.division is None:
         return False
     advised = [list(chunks) for chunks in fix.division.layers]
@@ -68,14 +68,14 @@ def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: Se
 _SIGNS: Final[Mapping[str, _Sign]] = {REPLACE_WORKER: _replaced, EVEN_STAGES: _divided}
 
 
-# Metadata about the work of a step, by the names that training frameworks use.
+# Keys of metadata about the work of a step, as training frameworks name them.
 WORK_KEYS: Final = ("global_batch_size", "micro_batch_size", "microbatches", "seq_length")
 MET_WITHIN: Final = 0.05  # relative error of the step time from which a prediction is not met
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A session's step time, and what must be equal for a comparison with another session."""
+    """A session's step time, and the properties that two compared sessions must share."""
 
     step_time_s: float  # mean over the recorded steps
     sizes: JobSizes
@@ -84,7 +84,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a fix."""
+    """The measured outcome of a fix."""
 
     step_time_s: float  # mean step time of the first session with it
     gain: float  # saved share of the step time before; negative where steps are slower
@@ -115,7 +115,7 @@ def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
 
 
 def _unlike(before: Run, after: Run, applied: int) -> str | None:
-    """Return why two sessions cannot be compared; None if they can."""
+    """Return the reason why two sessions cannot be compared; None if they can."""
     if before.sizes != after.sizes:
         return f"ran as {_words(after.sizes)}, not as {_words(before.sizes)}"
     for key in WORK_KEYS:
@@ -133,7 +133,7 @@ def _words(sizes: JobSizes) -> str:
 
 
 def prediction_error(predicted_gain: float, realized_gain: float) -> float:
-    """Return the relative error of the predicted step time; positive where the step was slower.
+    """Return the relative error of a predicted step time; positive if the real step was slower.
 
     Examples
     --------
@@ -153,7 +153,7 @@ class Calibration:
 
 
 def calibration(errors: Sequence[float]) -> Calibration | None:
-    """Return the accuracy of predictions, from their `prediction_error`; None without any."""
+    """Return the accuracy of predictions, given each `prediction_error`; None without any."""
     if not errors:
         return None
     sizes = [abs(error) for error in errors]

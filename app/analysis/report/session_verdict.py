@@ -1,6 +1,7 @@
-"""The verdict of a session: the part of its report that lists, rules, costs and messages need.
+"""Verdict of a session: the part of its report for lists, alert rules, costs and messages.
 
-Includes the measures for the fleet figures, after sections 4 and 5 of the what-if paper.
+The module also computes the measures for the fleet's figures, after sections 4 and 5 of the what-if
+paper.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from app.analysis.report.coverage import Numbers
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, NamedCause, Report
 from app.analysis.trace.rank_metadata import node_label, short_uuid
 
-# Kinds of operations of the paper's figure 5, and the operation types of each.
+# Kinds of operations in figure 5 of the paper, each with its operation types.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "forward computing": ("forward-compute",),
     "backward computing": ("backward-compute",),
@@ -37,21 +38,22 @@ _FURTHEST: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class PaperMeasures:
-    """A session's values in the figures of a fleet."""
+    """Measures of a session that the figures of the fleet show."""
 
-    # M_W and M_S, by removal; None if under 1 % of a step is lost
+    # Shares of the loss by removal of the slowest workers (M_W) and of the last stage (M_S); None
+    # if less than 1 % of a step is lost.
     m_w: float | None
     m_s: float | None
     fb_correlation: float | None  # Pearson's r of forward and backward times
     context: int | None  # the longest sequence, tokens; None if unknown
-    # waste of each of `KINDS` alone, as a share of the step time; empty without a verdict
+    # waste by each kind of `KINDS` alone, as a share of the step time; empty without a verdict
     waste: Mapping[str, float]
-    # evenly spaced quantiles of a step's slowdown ÷ S; empty without a verdict
+    # evenly spaced quantiles of the steps' slowdown ÷ the session's S; empty without a verdict
     steps: tuple[float, ...]
 
 
 def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
-    """Return a report's values in the figures of a fleet; `metadata` as the session sent them."""
+    """Return a report's measures for the figures of the fleet; the session sent `metadata`."""
     waste: dict[str, float] = {}
     steps: tuple[float, ...] = ()
     if report.fidelity.verdict:
@@ -73,7 +75,7 @@ def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
 
 
 def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
-    """Return the stated length of the longest sequence, or else the longest recorded one, tokens.
+    """Return the longest sequence in tokens: the stated length, or else the longest recorded.
 
     Examples
     --------
@@ -87,7 +89,7 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
     stated = _length(metadata.get(_LONGEST))
     if stated is not None:
         return stated
-    # Metadata may be nested in any way: all numbers in them count.
+    # Metadata may be nested in any way, so all numbers within count as lengths.
     lengths: list[int] = []
     pending: list[object] = [metadata.get(_RECORDED)]
     while pending:
@@ -102,13 +104,13 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _length(value: object) -> int | None:
-    """Return a value as a length in tokens; None if it is none."""
+    """Return a value as a length in tokens; None if the value is no length."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if 0 < value < _FURTHEST else None
 
 
-# Numbers of items that are kept; the report has the rest.
+# Highest numbers of workers, causes, steps and places that a verdict keeps; the report has all.
 WORST_WORKERS: Final = 3
 CAUSES: Final = 5
 STEPS: Final = 64
@@ -144,13 +146,13 @@ class KnownLoss:
 
     @property
     def slowdown(self) -> float:
-        """Return the recorded step time ÷ the same without the causes."""
+        """Return the recorded step time ÷ the step time without the causes."""
         return 1 / (1 - self.waste)
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedGpu:
-    """A GPU at fault; or a worker of several GPUs, one of which is traced.
+    """A GPU at fault, or the traced GPU of a worker of several GPUs.
 
     Examples
     --------
@@ -185,17 +187,17 @@ class BlamedGpu:
 
     @property
     def host_words(self) -> str:
-        """Return the words for the host; empty if unknown."""
+        """Return the words for the GPU's host; empty if unknown."""
         return node_label(self.host, guessed=self.guessed) if self.host else ""
 
     @property
     def gpu_words(self) -> str:
-        """Return the words for the GPU; empty if unknown."""
+        """Return the words for the GPU's number on its host; empty if unknown."""
         return _gpu_words(self.gpu, self.one_of)
 
     @property
     def rank_words(self) -> str:
-        """Return the words for the rank, its GPU's UUID, its pod and its earlier node."""
+        """Return the words for the rank, the UUID of its GPU, its pod and its earlier node."""
         pod = "" if self.pod is None else f"pod {self.pod}"
         if self.one_of > 1:
             return ", ".join(filter(None, (f"only rank {self.rank} is traced", pod)))
@@ -213,23 +215,23 @@ class BlamedGpu:
 
 @dataclass(frozen=True, slots=True)
 class SuspectedCause:
-    """A cause, as rules compare it and messages name it."""
+    """A cause, in the form that alert rules compare and messages name."""
 
     cause: str  # as in the report: ``slow_worker``, ``stage_imbalance``…
-    # Hosts, workers or stages at fault, the worst first; empty for a cause without a place, or a
-    # cause of the job itself that shows at workers.
+    # Hosts, workers or stages at fault, the worst first; empty for a cause without a place, and for
+    # a cause of the job itself, whose affected workers change.
     where: tuple[str, ...] = ()
-    # confidence, contribution: shares, 0 to 1; None if the report does not say
+    # confidence, contribution: shares, 0 to 1; None if the report does not contain them
     confidence: float | None = None
     contribution: float | None = None
     evidence: tuple[str, ...] = ()  # sentences
-    # of the workers at fault, the worst first; at most `PLACES`
+    # GPUs of the workers at fault, the worst first; at most `PLACES`
     gpus: tuple[BlamedGpu, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCause(SuspectedCause):
-    """A `NamedCause` without the data of its figure."""
+    """A `NamedCause` without its figure's data."""
 
     cost_s: float | None = None
     views: tuple[View | None, ...] = ()
@@ -241,7 +243,7 @@ class VerdictCause(SuspectedCause):
 
 @dataclass(frozen=True, slots=True)
 class VerdictWorker:
-    """A worker (cell of DP and PP rank), its host where known, and its own slowdown."""
+    """A worker (DP rank and stage), its host if known, and its own slowdown."""
 
     dp: int
     pp: int
@@ -253,9 +255,9 @@ class VerdictWorker:
 
 @dataclass(frozen=True, slots=True)
 class VerdictFix:
-    """The best recommendation; `gain` is the predicted saved share of the step time.
+    """The best recommendation; `gain` is the share of the step time that it is predicted to save.
 
-    An upper bound with `at_most`.
+    If `at_most` is set, `gain` is an upper bound.
     """
 
     title: str
@@ -266,7 +268,7 @@ class VerdictFix:
 
 @dataclass(frozen=True, slots=True)
 class SessionVerdict:
-    """The part of a report that is used beyond the session's own page."""
+    """The verdict of a session, used in all places except the session's own page."""
 
     sentence: str
     level: Level
@@ -309,7 +311,7 @@ class SessionVerdict:
 
     @property
     def losses(self) -> Losses | None:
-        """Return the losses by kind, shares of the time; None if the budget is unknown."""
+        """Return the losses by kind as shares of the time; None if the budget is unknown."""
         if self.shares is None:
             return None
         between = self.lost_between
@@ -321,10 +323,10 @@ class SessionVerdict:
 
     @property
     def lost(self) -> float | None:
-        """Return the largest known loss, which the sentence mentions first.
+        """Return the largest known loss, the first loss that the sentence mentions.
 
-        A share of a step for stragglers; a share of the time for losses of all workers, if worth
-        mentioning. None if unknown.
+        The loss is a share of a step for stragglers, and a share of the time for losses of all
+        workers, if worth mentioning. None if unknown.
         """
         shares = [] if self.known is None else [self.known.waste]
         losses = self.losses
@@ -335,18 +337,18 @@ class SessionVerdict:
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return the headline, or without a verdict the loss to named causes."""
+        """Return the headline; without a verdict, the loss to the named causes."""
         return self.headline or self.withheld
 
     @property
     def layout(self) -> str:
-        """Return the sizes of the job as a key; only sessions with equal sizes are compared."""
+        """Return the sizes of the job as a key, as only sessions of equal sizes are compared."""
         sizes = self.sizes
         return f"dp={sizes.dp} pp={sizes.pp} tp={sizes.tp} cp={sizes.cp} vpp={sizes.vpp}"
 
 
 def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
-    """Return the verdict of a report; `metadata` as the session sent them."""
+    """Return the verdict of a report; the session sent `metadata`."""
     known, waste = report.has_verdict, report.known_waste
     trusted = report.fidelity.verdict
     best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
@@ -403,7 +405,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
 
 
 def _picked(steps_s: Numbers) -> tuple[float, ...]:
-    """Return at most `STEPS` step times, evenly sampled, to the microsecond."""
+    """Return at most `STEPS` step times, evenly sampled and rounded to microseconds, in seconds."""
     most = min(STEPS, len(steps_s))
     return tuple(round(steps_s[i * len(steps_s) // most], 6) for i in range(most))
 
@@ -426,9 +428,9 @@ def _cause(report: Report, cause: NamedCause) -> VerdictCause:
 
 
 def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
-    """Return the names of a cause's places: hosts rather than workers, as workers move.
+    """Return the names of a cause's places: hosts instead of workers, whose hosts may change.
 
-    A cause of the job itself shows at other workers in each session, and has no place.
+    A cause of the job itself affects other workers in each session, so it has no place.
     """
     where = cause.where
     if where.workers:
@@ -457,7 +459,7 @@ def gpus_of_worker(report: Report) -> int:
 
 
 class GpuOfWorker:
-    """The GPU of each worker: the one at fault, or the traced one of several."""
+    """The GPU of each worker: the GPU at fault, or the traced GPU of several."""
 
     def __init__(self, report: Report) -> None:
         self._report, self._one_of = report, gpus_of_worker(report)
@@ -472,12 +474,12 @@ class GpuOfWorker:
         return _gpu(self._report, *self._rank(worker))
 
     def words(self, worker: Worker) -> str:
-        """Return the words for a worker's GPU, without a `BlamedGpu`: lists have thousands."""
+        """Return the words for a worker's GPU; builds no `BlamedGpu`, as lists have thousands."""
         rank, one_of = self._rank(worker)
         return _gpu_words(self._report.gpus.get(rank), one_of)
 
     def _rank(self, worker: Worker) -> tuple[int, int]:
-        """Return the rank of a worker's GPU, and the number of GPUs it is one of."""
+        """Return the rank of a worker's GPU, and the number of GPUs of which it may be any."""
         rank = self._at_fault.get(worker)
         return (self._report.rank_of(worker), self._one_of) if rank is None else (rank, 1)
 

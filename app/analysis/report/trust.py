@@ -1,4 +1,4 @@
-"""Coverage of the recording, clocks, and fidelity of the replay, as a report has them."""
+"""Coverage of the recording, clocks, and fidelity of the replay, as fields of a report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from app.analysis.wording import NBSP, name_list, percent
 
 PIECE_ROWS: Final = 1 << 17
 NS_A_SECOND: Final = 1e9
-# Share of a step from which the others' time in collectives with missing workers is mentioned.
+# The time in collectives with missing workers is mentioned from this share of a step.
 WORTH_SAYING: Final = 0.05
 CLOCK_WARNING: Final = 0.01  # share of a step from which clock offsets are warned of
 
@@ -43,9 +43,10 @@ CLOCK_WARNING: Final = 0.01  # share of a step from which clock offsets are warn
 def fidelity_of(
     replayed: Replayed, metrics: Metrics, unseen: Unseen | None, diagnosis: Diagnosis
 ) -> Fidelity:
-    """Return the difference of replay and recording, with the reason where it is too large."""
+    """Return the difference between replay and recording, with the reason if it is too large."""
     near = metrics.discrepancy <= DISCREPANCY_LIMIT
-    # one replay for each type, so only if the verdict is withheld
+    # Late launches take one replay for each operation type, so they are computed only if the
+    # verdict is withheld.
     late = [] if near else late_launches(replayed, metrics)
     reason = None
     if unseen is not None:
@@ -84,7 +85,7 @@ def fidelity_of(
 def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool) -> Clocks:
     """Return the offsets of the ranks' clocks, with warnings.
 
-    Without warnings for recordings of different sessions (`timed` is False).
+    Recordings of different sessions (`timed` is False) get no warnings.
     """
     clocks = replayed.clocks
     step_s = metrics.recorded_step_s
@@ -123,7 +124,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
 
 
 def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
-    """Return the warning that a clock was set: whose, by how much and when."""
+    """Return the warning that a clock was set: the rank, the offset and the time."""
     ranks = [int(replayed.layout.ranks[worker]) for worker in setting.workers]
     hosts = sorted({trace.meta.hosts[rank] for rank in ranks if rank in trace.meta.hosts})
     if len(ranks) == replayed.layout.ranks.size:
@@ -140,14 +141,14 @@ def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
 
 
 def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> bool:
-    """Return whether clocks differ, not only the moment at which a type's ends are recorded."""
+    """Return whether clocks differ; a single type of ends recorded late does not count."""
     layout = replayed.layout
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
     return clocks_apart_ns(layout, replayed.graph, offsets_ns) > CLOCK_WARNING * step_ns
 
 
 def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
-    """Return the recorded part of the job, and the replayed part of the recording."""
+    """Return the recorded part of the job and the replayed part of the recording."""
     recreated = replayed.recreated
     counts = _count_by_type(trace)
     known = len(KNOWN_OP_TYPES)
@@ -163,7 +164,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         ),
         unknown_op_types={
             name: count
-            # by name, as codes depend on the order of first occurrence
+            # sorted by name, as op codes depend on the order in which the types first occur
             for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
             if count
         },
@@ -181,7 +182,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
 
 
 def _count_by_type(trace: Trace) -> list[int]:
-    """Count operations of each type, in pieces, as `bincount` converts its input to int64."""
+    """Count operations of each type, in pieces, as `bincount` copies its input to int64."""
     counts = np.zeros(len(trace.op_names), dtype=np.int64)
     for first in range(0, len(trace), PIECE_ROWS):
         counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
@@ -189,7 +190,7 @@ def _count_by_type(trace: Trace) -> list[int]:
 
 
 def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return a two-dimensional array as tuples of numbers."""
+    """Return an array, shape (dp, pp), as nested tuples of numbers."""
     return tuple(map(tuple, values.tolist()))
 
 
@@ -213,7 +214,7 @@ def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
 
 
 def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | None:
-    """Return the clause about missing ranks and what they leave unknown; None without any."""
+    """Return the clause about missing ranks and what remains unknown; None if none is missing."""
     if not missing:
         return None
     who = name_list("rank", [str(worker.rank) for worker in missing])

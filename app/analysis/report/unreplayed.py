@@ -1,4 +1,4 @@
-"""Reports of sessions without a replay: arrivals and breakdown, no slowdown.
+"""Reports of sessions that cannot be replayed: arrivals and breakdown, no slowdown.
 
 Arrivals and breakdown are known for any trace with operations (`app.analysis.arrivals.build`). The
 report has only these, ``fidelity.replayed`` false, and no verdict, causes or fixes where
@@ -52,13 +52,13 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDuration, ...]]:
-    """Return the trace with impossible durations replaced, and a list of these.
+    """Return the trace with impossible durations replaced, and a list of these durations.
 
-    Unlike `app.analysis.replay.impossible_times`, which compares with peers, this uses the rank
-    alone: a duration is impossible if it is far above the median of its type on the rank, and the
-    rank computes again in the first half of it (the same type, or a later step). It is replaced by
-    the median, or the time until the rank computes again if shorter. The same object if all
-    durations are possible.
+    `app.analysis.replay.impossible_times` compares a rank with its peers; this function uses the
+    rank alone: a duration is impossible if it is far above the median of its type on the rank, and
+    the rank computes again in the first half of the duration (the same type, or a later step). The
+    replacement is the median, or the time until the rank computes again if that is shorter. Returns
+    the same object if all durations are possible.
     """
     usual_ns = _usual_ns(trace)
     far = trace.duration_ns > FAR_ABOVE * usual_ns
@@ -90,7 +90,7 @@ def with_believed_durations(trace: Trace) -> tuple[Trace, tuple[ImpossibleDurati
 
 
 def _usual_ns(trace: Trace) -> NDArray[np.float64]:
-    """Return the median duration of each operation's type on its rank, shape (operations,)."""
+    """Return the median duration of each operation's type on its rank, (operations,), ns."""
     of = trace.rank.astype(np.int64) * len(trace.op_names) + trace.op
     order = np.lexsort((trace.duration_ns, of))
     _, first, inverse, count = np.unique(
@@ -109,13 +109,13 @@ def _next_computation_ns(trace: Trace) -> IntArray:
     names = [trace.op_names.index(name) for name in _COMPUTING if name in trace.op_names]
     computing = np.flatnonzero(np.isin(trace.op, names))
     next_ns = np.full(len(trace), _NEVER, dtype=np.int64)
-    # The next computation of the same type.
+    # Start of the next computation of the same type.
     order = computing[
         np.lexsort((trace.start_ns[computing], trace.op[computing], trace.rank[computing]))
     ]
     alike = (np.diff(trace.rank[order]) == 0) & (np.diff(trace.op[order]) == 0)
     next_ns[order[:-1][alike]] = trace.start_ns[order[1:][alike]]
-    # The first computation of a later step of the rank.
+    # Start of the first computation in a later step of the rank.
     rank, step = trace.rank.astype(np.int64), trace.step.astype(np.int64)
     turns, of = np.unique(np.stack([rank, step]), axis=1, return_inverse=True)
     of = of.ravel()
@@ -131,8 +131,8 @@ def _next_computation_ns(trace: Trace) -> IntArray:
 def whole_steps(trace: Trace) -> Trace:
     """Return a trace in which each rank computes from its first start in a step to its last end.
 
-    A nanosecond each of forward and backward, then an optimizer, for which no other stage waits; on
-    a common clock, as far as collectives align it.
+    Each rank has a nanosecond of forward and a nanosecond of backward in a step, then an optimizer,
+    for which no other stage waits; times are on a common clock, as far as collectives align it.
     """
     lanes = lanes_of(trace, most=len(trace))
     lane = np.unique(lanes.lane)
@@ -160,7 +160,7 @@ def whole_steps(trace: Trace) -> Trace:
     )
 
 
-# Refusals of the replay that a report of arrivals replaces.
+# Codes of refused replays for which a report of arrivals is made instead.
 FALLS_BACK: Final = frozenset({TRANSFERS_UNMATCHED, DEPENDENCY_CYCLE, RANK_MISSING})
 
 _WORTH_SAYING: Final = 0.005  # smallest share of a step in the sentence
@@ -177,7 +177,7 @@ class Prepared:
 
 
 def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
-    """Return a replay of operations, or of whole steps where operations cannot be replayed.
+    """Return a replay of operations, or of whole steps if operations cannot be replayed.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
         raise refusal
     steps = whole_steps(usable)
     last = "" if met.arrivals is None else "who comes last at collectives, and "
-    # One host for all ranks, as the whole steps are on one clock.
+    # All ranks get one host, as `whole_steps` has put all times on one clock.
     alike = replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), "one"))
     unseen = Unseen(
         verdict=f"steps cannot be replayed, {reason}",
@@ -214,13 +214,13 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
 
 
 def without_slowdown(report: Report) -> Report:
-    """Return a report of whole steps without the results of a replay of operations."""
+    """Return a report of whole steps, without the results that need a replay of operations."""
     breakdown = report.breakdown
     known = ""
     if report.arrivals is not None:
         known = f"{report.arrivals.words}. "
     elif breakdown is not None and breakdown.step_s > 0:
-        # Steps of a damaged recording may take no time.
+        # A damaged recording may contain only steps of no duration.
         known = f"{_breakdown_in_words(breakdown)}. "
     return replace(
         report,
@@ -235,7 +235,7 @@ def without_slowdown(report: Report) -> Report:
 
 
 def _breakdown_in_words(breakdown: Breakdown) -> str:
-    """Return the sentence about the mean step of the recorded ranks."""
+    """Return the sentence about how the recorded ranks spend a mean step."""
     ranks, step_s = breakdown.ranks, breakdown.step_s
     parts = [
         f"{words} {percent(share, 0)}"

@@ -1,4 +1,4 @@
-"""Between steps: unrecorded idle time longer than usual.
+"""Between steps: idle time between steps without recorded operations, longer than usual.
 
 Ranks that stop together may resume one after another; the delay of the later ranks within the next
 step has the same cause.
@@ -17,7 +17,7 @@ from app.analysis.diagnosis.standstills import empty_gap_loss, unnamed_first_del
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the late first launches of steps that follow a long gap; None if there are none."""
+    """Return the late first launches in steps after a long gap; None if no launch is late."""
     gaps = signs.step_gaps
     if gaps is None or not gaps.is_worth_naming(gaps.stalled_ns):
         return None

@@ -1,7 +1,7 @@
-"""Checkpoint: every stage begins some steps late, at even intervals.
+"""Checkpoint: every stage begins some steps late, at equal intervals.
 
 A session is often shorter than two intervals, so a single late step counts as a checkpoint too,
-with less confidence: data that are late would be late repeatedly.
+with less confidence: late data would make several steps late.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ from app.analysis.trace.model import CHECKPOINT as RECORDED
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether steps stand still as with checkpoints."""
+    """Thresholds that decide whether steps stand still as for checkpoints."""
 
-    # A rank takes part when it begins late by this share of the job's mean standstill.
-    alike: float = 0.5
-    # …and a stage by this share.
-    others: float = 0.25
-    # All ranks write: this share of each stage's DP ranks takes part.
-    ranks: float = 0.75
-    # A stage also waits for something else when it begins another step late by this share of a
+    # A rank takes part in a checkpoint when it begins late by this share of the job's mean
     # standstill.
+    alike: float = 0.5
+    # A stage takes part when it begins late by this share of the mean standstill.
+    others: float = 0.25
+    # All ranks write the checkpoint when this share of each stage's DP ranks takes part.
+    ranks: float = 0.75
+    # A stage also waits for another reason when it begins a step without a checkpoint late by this
+    # share of a standstill.
     waiting: float = 0.1
-    # With one stage, fewer standstills are in doubt: any two steps are at some interval.
+    # With one stage, fewer standstills than this number are in doubt: two steps always have an
+    # interval.
     sure_from: int = 3
-    # The highest confidence of a single standstill, or of few on the only stage, which may as well
-    # wait for data.
+    # Highest confidence in a single standstill, or in few standstills of a job with one stage: the
+    # job may as well wait for data.
     in_doubt: float = 0.8
 
 
@@ -67,9 +69,9 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Standstill:
-    """Steps at whose begin no stage launches anything."""
+    """Steps at the beginning of which no stage launches any operation."""
 
-    # (steps,): how late each step begins: the earliest stage's median over the DP ranks
+    # (steps,): lateness of each step's begin: the earliest stage's median over the DP ranks
     late_ns: FloatArray
     struck: NDArray[np.bool_]  # (steps,): the steps that stand still
     apart: int  # their interval in steps, or a divisor of it; 0 for a single step
@@ -78,10 +80,10 @@ class _Standstill:
 
 
 def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | None:
-    """Return the steps that stand still: a single one, or several at even intervals; else None.
+    """Return a single step that stands still, or several at equal intervals; None without any.
 
-    Where weights are not sharded, a single DP rank may write them. `first` is how late each first
-    operation launches, by node, shape (steps, dp), ns.
+    If weights are not sharded, a single DP rank may write them. `first` are the launch delays of
+    first operations, by node, shape (steps, dp), ns.
     """
     observation = signs.observation
     stages = by_stage(observation, first)
@@ -97,17 +99,18 @@ def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | Non
     of_rank = np.min(list(stages.values()), axis=0)
     slowest = int(np.argmax(of_rank.sum(axis=0)))
     alone = _at_intervals(signs, of_rank[:, slowest], len(stages))
-    # A single rank that waits once may as well wait for its data.
+    # A single DP rank that is late once may as well wait for its data.
     if alone is None or not alone.apart:
         return None
-    # With one stage the first rank writes; another rank, or few standstills, may wait for data.
+    # With one stage the first DP rank writes the checkpoint: another rank may wait for data, and so
+    # may the first rank if it stands still only a few times.
     if alone.stages == 1 and (slowest or alone.struck.sum() < THRESHOLDS.sure_from):
         return None
     return replace(alone, dp=slowest)
 
 
 def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill | None:
-    """Return the steps that stand still, given how late each begins; None if none do."""
+    """Return the steps that stand still, given each step's lateness; None if none do."""
     if not stands_still(signs, late_ns):
         return None
     struck = at_intervals(signs.observation, late_ns)
@@ -115,7 +118,7 @@ def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill
 
 
 def _by_sign(signs: Signs) -> Finding | None:
-    """Return the standstills; without them those steps begin as late as the others."""
+    """Return the standstills; without the cause, these steps begin as late as the other steps."""
     observation = signs.observation
     first = unnamed_first_delays(signs)
     found = _standstill(signs, first)
@@ -125,7 +128,7 @@ def _by_sign(signs: Signs) -> Finding | None:
     if gaps is not None and gaps.is_worth_naming(gaps.stalled_ns):
         stalled = gaps.turns.steps[gaps.stalled_ns > 0]
         if np.isin(observation.layout.steps[found.struck], stalled).mean() > 1 / 2:
-            # late only after a long gap between steps, which is another cause
+            # These steps are late only after a long gap between steps, which is another cause.
             return None
     late_ns = _late_ns(found, first)
     count = int(found.struck.sum())
@@ -144,14 +147,14 @@ def _by_sign(signs: Signs) -> Finding | None:
 
 
 def _late_ns(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
-    """Return how late checkpoints make first operations launch, by node, shape (steps, dp), ns.
+    """Return launch delays of first operations by checkpoints, by node, shape (steps, dp), ns.
 
-    A stage that is late in other steps too waits for something else as well: of its delay, as much
-    counts as the other stages take to write.
+    A stage that is late in other steps too also waits for another reason: of its delay, the part
+    counts that the other stages take to write the checkpoint.
     """
     least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
     ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
-    # Nodes that stand still: a stage does so before it gathers its parameters, or after.
+    # Late first operations: a stage stands still before or after it gathers its parameters.
     delays = {
         node: delay[:, ranks]
         for node, delay in first.items()

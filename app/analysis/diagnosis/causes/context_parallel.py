@@ -1,4 +1,4 @@
-"""Context-parallel straggler: a slow rank, or an uneven division of the sequences."""
+"""Context-parallel straggler: a slow rank, or an uneven division of the sequences among ranks."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ from app.analysis.trace.model import CONTEXT_TYPES, RING
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limit of the confidence in a late rank."""
+    """Threshold of the confidence in a late rank."""
 
-    # A group of two ranks does not show whether the late one is slow or has more to do.
+    # Highest confidence for a group of two ranks, which does not show whether the late rank is slow
+    # or has more to compute.
     in_doubt: float = 0.85
 
 
@@ -59,17 +60,18 @@ def _is_recorded(observation: Observation) -> bool:
 
 
 def _waiting(observation: Observation) -> list[Waiting]:
-    """Return the groups that wait for one rank, the longest wait first."""
+    """Return the groups that wait mostly for one rank, the longest wait first."""
     if not _is_recorded(observation):
         return []
-    # With an uneven division of sequences all groups wait alike: their median is no reference.
+    # If sequences are divided unevenly, all groups wait equally long, so that the groups' median is
+    # no reference.
     waits = ring_waits(observation) or measure_waits(observation, CONTEXT_TYPES)
     groups = waiting_groups(observation, waits, to_median=0.0)
     return [group for group in groups if group.of_one_rank]
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without the cause no rank waits."""
+    """Return the groups that wait mostly for one rank; without the cause no rank waits."""
     observation = signs.observation
     groups = _waiting(observation)
     if not groups:
@@ -94,7 +96,7 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure_of(groups[0]),
         uncertainty=replace(
             uncertainty,
-            # no worker waits for another where all are slowed down alike
+            # No worker waits for another worker if all workers are slowed down equally.
             hiding=0.0 if divided else uncertainty.hiding,
             longer=hypot(uncertainty.longer, if_divided(groups[0]))
             if ambiguous
@@ -135,7 +137,7 @@ CONTEXT_PARALLEL: Final = CauseKind(
         else "context-parallel groups divide their sequences unevenly"
     ),
     find=_find,
-    # where all groups wait, the ideal waits too
+    # If all groups wait, the ideal durations contain the wait too.
     slows_ideal=lambda signs: bool(_waiting(signs.observation)),
     remedy=_remedy,
     phase=Phase.WITHIN_WORKERS,

@@ -1,4 +1,4 @@
-"""Data loading: the first operations of steps launch late, as they wait for their batch."""
+"""Data loading: the first operations of steps launch late, as they wait for their batch of data."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace.model import DATA_LOADING as RECORDED
 from app.analysis.wording import name_list
 
-# The evidence lists steps that wait for this share of the longest wait.
+# The evidence lists the steps whose wait is at least this share of the longest wait.
 _STRUCK: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether steps wait for their batch."""
+    """Thresholds that decide whether steps wait for their batch."""
 
     least_share: float = 0.01  # steps wait when the latest stage is late by this share of a step
-    # A stage waits when it is late by this share of what the latest stage is.
+    # A stage waits when its lateness is this share of the latest stage's lateness.
     waiting: float = 0.5
-    # The highest confidence where one or two steps wait so much longer than the others that they
-    # may wait for something else, such as a checkpoint.
+    # Highest confidence if one or two steps wait so much longer than the other steps that they may
+    # wait for another reason, such as a checkpoint.
     in_doubt: float = 0.8
 
 
@@ -51,11 +51,11 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _by_sign(signs: Signs) -> Finding | None:
-    """Return the wait for batches; without it, first operations launch as soon as they can."""
+    """Return the wait for batches; without the cause, first operations launch at once."""
     observation, nodes = signs.observation, signs.observation.layout.nodes
     delays, stalled = unnamed_first_delays(signs), signs.stalled_launches
     if stalled is not None:
-        # Pauses of an interpreter strike any forward: they are no wait for a batch.
+        # Pauses of the interpreter delay any forward, so their delays are no wait for a batch.
         paused_ns = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))
         delays = {
             node: np.where(paused_ns[node] > 0, 0.0, delay) if node in paused_ns else delay
@@ -125,7 +125,7 @@ def _by_sign(signs: Signs) -> Finding | None:
 
 
 def _ranks(signs: Signs, late: Sequence[int]) -> str:
-    """Name the DP ranks that wait, and their host where they are all of its workers."""
+    """Name the DP ranks that wait, and their host if they are all of this host's workers."""
     text = name_list("DP rank", [str(rank) for rank in late])
     if len(late) == 1:
         return f"{text} waits"

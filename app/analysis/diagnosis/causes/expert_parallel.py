@@ -1,8 +1,8 @@
 """Expert-parallel imbalance: experts that receive more tokens than others delay their group.
 
-A layer with experts has two all-to-alls, to the experts and back, and all ranks of the group end
-each together. The rank with the busiest experts arrives last at the second one; at the first, all
-arrive together unless a rank itself is slow.
+A layer with experts has two all-to-alls, one to the experts and one back, and all ranks of the
+group end each all-to-all together. The rank with the busiest experts arrives last at the second
+all-to-all; at the first, all ranks arrive together unless a rank itself is slow.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TOKENS_KEY: Final = "expert_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether groups wait for experts."""
+    """Thresholds that decide whether groups wait for experts."""
 
-    # The wait after the experts is at least this many times the wait before them: otherwise a rank
-    # is late for another reason.
+    # The wait after the experts is at least this many times the wait before the experts: otherwise
+    # a rank is late for another reason.
     to_before: float = 1.5
-    # One rank's experts are named when they cause this share of the waiting.
+    # A rank is named when its experts cause this share of the group's waiting.
     same_rank: float = 0.6
 
 
@@ -53,9 +53,9 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Ranks that share experts, and how long they wait for one another."""
+    """A group of ranks that share experts, and the time that they wait for one another."""
 
-    # at the all-to-alls after the experts, one entry for each worker of the group
+    # waits at the all-to-alls after the experts, one entry for each worker of the group
     waiting: list[Waiting]
     share_before: float  # the wait before the experts, as a share of computing time
 
@@ -76,7 +76,7 @@ class _Group:
 
     @property
     def is_uneven(self) -> bool:
-        """Return whether the wait for experts is too long to be chance."""
+        """Return whether the wait for experts is longer than chance explains."""
         return costs_enough(self.share) and self.share >= THRESHOLDS.to_before * self.share_before
 
 
@@ -85,7 +85,7 @@ def _is_recorded(trace: Trace) -> bool:
 
 
 def _group_size(trace: Trace) -> int | None:
-    """Return how many DP ranks share experts; None if the metadata do not say."""
+    """Return the number of DP ranks that share experts; None if the metadata do not contain it."""
     size = trace.meta.extra.get(SIZE_KEY)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         return None
@@ -129,7 +129,7 @@ def _group(
     total_ns: FloatArray,
     computations_ns: Mapping[int, IntArray],
 ) -> _Group | None:
-    """Return a group with its waits; None if too little of it is recorded.
+    """Return a group with its waits; None if too few of its all-to-alls are recorded.
 
     Parameters
     ----------
@@ -146,13 +146,13 @@ def _group(
         return None
     step, order = trace.step[rows], trace.order[rows]
     first = np.flatnonzero(np.concatenate([[True], (np.diff(step) != 0) | (np.diff(order) != 0)]))
-    # Collectives with a missing record are not counted.
+    # Collectives that lack a rank's record are not counted.
     first = first[np.diff(np.append(first, len(rows))) == size]
     if not len(first):
         return None
     table = rows[first[:, None] + np.arange(size)]
     duration_ns = trace.duration_ns[table].astype(np.float64)
-    # With evenly spread tokens the experts of all ranks would take the mean.
+    # If tokens were spread evenly, the experts of every rank would take the mean time.
     beyond_ns = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
     after = trace.order[table[:, 0]] % 2 == 1
     cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
@@ -190,13 +190,13 @@ def _group(
 def _even_wait_ns(
     trace: Trace, table: IntArray, computations_ns: Sequence[IntArray]
 ) -> float | None:
-    """Return the total wait after experts that all receive equally many tokens, estimated.
+    """Return an estimate of the total wait after experts that all receive equally many tokens, ns.
 
-    The ranks' differences in computing before the experts, scaled by the experts' share of the
-    time: a late start, or a weight gradient since the last all-to-all, does not lengthen the
-    experts. None if too little is recorded. `table` holds the rows of the group's all-to-alls,
-    sorted by step and order, shape (collectives, ranks); `computations_ns` the start times of each
-    rank's computations.
+    The estimate is the ranks' differences in computing before the experts, scaled by the experts'
+    share of the time: a late start, or a weight gradient since the last all-to-all, does not
+    lengthen the experts. None if too little is recorded. `table` are the rows of the group's
+    all-to-alls, sorted by step and order, shape (collectives, ranks); `computations_ns` are the
+    start times of each rank's computations.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
     follows = (np.diff(step) == 0) & (np.diff(order) == 1)
@@ -204,7 +204,7 @@ def _even_wait_ns(
     start_ns = trace.start_ns[table]
     end_ns = start_ns + trace.duration_ns[table]
     experts_ns = np.maximum(start_ns[after] - end_ns[after - 1], 0)
-    # Begin of the computation that contains each all-to-all, by each rank's own clock.
+    # Start of the computation that contains each all-to-all, by each rank's own clock.
     begin_ns = np.stack(
         [
             began_ns[np.maximum(np.searchsorted(began_ns, own_ns, side="right") - 1, 0)]
@@ -212,7 +212,7 @@ def _even_wait_ns(
         ],
         axis=1,
     )
-    # Layers after the first of a computation begin at the end of the one before.
+    # The second and later layers of a computation begin when the previous layer ends.
     later = (after > 1) & follows[after - 2]
     begin_ns[later] = np.maximum(begin_ns[later], end_ns[after - 2][later])
     computed_ns = np.maximum(start_ns[after - 1] - begin_ns, 0)
@@ -229,7 +229,7 @@ def _find(signs: Signs) -> Finding | None:
     groups = [group for group in every if group.is_uneven]
     if not groups:
         return None
-    # A router that spreads tokens evenly does so in all groups, also in those that wait little.
+    # A router that spreads tokens evenly also removes the waits of groups that wait little.
     everybody = [waiting for group in every for waiting in group.waiting]
     same = [group for group in groups if float(group.by_rank.max()) >= THRESHOLDS.same_rank]
     workers = tuple(group.slowest for group in same)
@@ -252,8 +252,9 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure_of(groups[0].waiting[0]),
         uncertainty=Uncertainty(
             unsure_of_typical(everybody[0].typical, len(every)),
-            # All of a group but the rank with the slowest experts, and only after the experts:
-            # before them the group waits for late launches with and without the cause.
+            # The cause keeps all ranks of a group waiting except the rank with the slowest experts,
+            # and only after the experts: before the experts the group waits for late launches with
+            # and without the cause.
             hiding=(1 - len(every) / len(everybody)) / 2,
         ),
     )
@@ -271,7 +272,7 @@ def _sign(group: _Group) -> str:
 
 
 def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence]:
-    """Return the evidence about the tokens of the slowest group, where the metadata have them."""
+    """Return the evidence about the tokens of the slowest group, if the metadata contain tokens."""
     given = observation.trace.meta.extra.get(TOKENS_KEY)
     if not isinstance(given, Mapping):
         return []
@@ -297,9 +298,10 @@ def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence
 
 
 def _sent_tokens(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> float:
-    """Return the tokens of a worker in a step; NaN where the metadata do not give a number.
+    """Return the number of tokens of a worker in a step; NaN if the metadata give no number.
 
-    The metadata hold them as [dp][pp] if one rank reports all, or by rank if each reports its own.
+    The metadata contain tokens as [dp][pp] if one rank reports for all ranks, or by rank if each
+    rank reports its own tokens.
     """
     dp, pp = cell
     try:
@@ -338,7 +340,7 @@ EXPERT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
-    # where all groups wait, the ideal waits too
+    # If all groups wait, the ideal durations contain the wait too.
     slows_ideal=lambda signs: any(group.is_uneven for group in _groups(signs.observation)),
     remedy=always(
         Remedy(

@@ -1,7 +1,7 @@
-"""Garbage collection: single forwards stall on random ranks and in random steps, backwards do not.
+"""Garbage collection: single forwards, not backwards, stall on random ranks in random steps.
 
-A pause of the interpreter amid a forward's kernels lengthens it; a pause before them delays its
-launch.
+A pause of the interpreter between the kernels of a forward lengthens the forward; a pause before
+the first kernel delays the forward's launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether single forwards stall."""
+    """Thresholds that decide whether single forwards stall."""
 
     stall: float = 0.12  # A forward stalls when it takes this much longer than its typical time.
     to_scatter: float = 7.0  # …and by this many standard deviations of the residuals
@@ -37,7 +37,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the stalls if they are on many workers; without the cause they take no time."""
+    """Return the stalls if many workers have them; without the cause stalls take no time."""
     if signs.observation.layout.paused_ns:
         return _recorded(signs.observation)
     amid, before = _lengthened(signs), _launched_late(signs)
@@ -60,7 +60,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _launched_late(signs: Signs) -> Finding | None:
-    """Return the forwards that pauses launch late; None if there are none."""
+    """Return the forwards that pauses delay; None if there are no such forwards."""
     stalled, layout = signs.stalled_launches, signs.observation.layout
     if stalled is None:
         return None
@@ -86,14 +86,15 @@ def _launched_late(signs: Signs) -> Finding | None:
 
 
 def _lengthened(signs: Signs) -> Finding | None:
-    """Return the forwards that pauses lengthen; None if there are none."""
+    """Return the forwards that pauses lengthen; None if there are no such forwards."""
     observation, effects = signs.observation, signs.effects
     if effects is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
     forward, backward = effects.residual[FORWARD_COMPUTE], effects.residual[BACKWARD_COMPUTE]
     limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * effects.noise)
-    # Stage by stage: whole copies would be the peak memory of a large session's analysis.
+    # Computed stage by stage, as copies of the whole array would set the peak memory of a large
+    # session's analysis.
     stalled = np.empty(forward.shape, dtype=bool)
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):
         beyond = this - 1
@@ -117,7 +118,7 @@ def _lengthened(signs: Signs) -> Finding | None:
 
 
 def _recorded(observation: Observation) -> Finding | None:
-    """Return the collections that are recorded inside computations, which need no further sign."""
+    """Return the garbage collections recorded inside computations, which need no other sign."""
     layout = observation.layout
     paused = {
         node: np.minimum(pause, observation.recorded_ns[node])

@@ -36,7 +36,7 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
-# Steps of the cheap check, about; the full one takes seconds for large sessions.
+# Approximate number of steps for the quick check; the full check takes seconds for large sessions.
 _CHECKED_STEPS: Final = 3
 _NAMED: Final = 3
 _NOTHING: Final = -1
@@ -44,30 +44,32 @@ _NOTHING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether hosts launch more slowly than devices run."""
+    """Thresholds that decide whether hosts launch more slowly than devices compute."""
 
-    # A host is slow when its device idles this share of its time for launches: a job that loses as
-    # much counts as straggling (what-if paper, section 4).
+    # A host is slow when its device idles for launches during this share of its time: a job that
+    # loses this share counts as straggling (what-if paper, section 4).
     least_share: float = 0.09
-    # Other hosts are slow when their devices idle this share of the slowest one's idle time …
+    # Other hosts are slow too when their devices' idle share is at least this share of the slowest
+    # host's …
     to_slowest: float = 0.25
-    # …or this share of the slowest DP rank's of their stage, where that rank is slow.
+    # …or this share of the idle share of their stage's slowest DP rank, if that rank is slow.
     on_stage: float = 0.5
-    # The first launch of a step waits for the batch too; of its delay, at most this many launch
-    # times count.
+    # The first launch of a step also waits for the batch, so its delay counts up to this many
+    # launch times.
     first_launches: float = 1.5
-    # The cheap check of a few steps passes at this share of `least_share`.
+    # The quick check of a few steps passes at this share of `least_share`.
     at_a_glance: float = 0.7
-    # Half of a 95 % interval where all hosts are slow: the launch time of a healthy host is nowhere
-    # in the trace, and replays without it are short by 1.3 % in the median (what-if paper, section
-    # 6).
+    # Half of the relative 95 % interval of the step time if all hosts are slow: the trace does not
+    # contain the launch time of a healthy host, and replays without launch times are short by 1.3 %
+    # in the median (what-if paper, section 6).
     unsure: float = 0.015
     unsure_of_one: float = 0.0075  # the same for a single slow host, as healthy ones are recorded
-    # A transfer has kept a device waiting when it ends at least this share of a launch time after
-    # the previous computation.
+    # A device has waited for a transfer that ends at least this share of a launch time after the
+    # device's previous computation.
     kept: float = 0.3
-    # Hosts wait for their input when they launch this share of a launch time after it; hosts that
-    # launch ahead do so at once.
+    # Hosts wait for a computation's input before they launch it, if they launch at least this share
+    # of a launch time after the input arrives; hosts that launch ahead need no time after the
+    # input.
     waits_for_input: float = 0.25
 
 
@@ -76,27 +78,28 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Idling:
-    """How long devices wait for their hosts, arrays of shape (pp, dp)."""
+    """Time that devices wait for their hosts, arrays of shape (pp, dp)."""
 
-    # regular wait before computations whose inputs are ready, as a share of the time in and before
-    # computations
+    # regular wait before computations whose inputs are ready, as a share of the computing time and
+    # this wait
     share: FloatArray
     late_ns: FloatArray  # mean of that wait before a computation
     launch_ns: FloatArray  # median time from one launch to the next where devices wait
 
 
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
-    """Return how late nodes launch, the regular delay included, shape (nodes, steps, dp), ns.
+    """Return launch delays of nodes, with regular delays, shape (nodes, steps, dp), ns.
 
-    0 if the last input comes directly from another stage: that delay contains a transfer that
-    was not recorded.
+    The delay is 0 if a node's last input comes directly from another stage, as the delay then
+    contains a transfer that was not recorded.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
     start, duration = layout.start_ns, layout.duration_ns
     late = start[nodes, steps]
     own_end, other_end = np.zeros_like(late), np.zeros_like(late)
     after = (observation.after[node] for node in nodes.tolist())
-    # All nodes at once: first each node's first input, then each node's second…
+    # The loop handles all nodes at once: the first input of every node, then the second input of
+    # every node, and so on.
     for others in zip_longest(*after, fillvalue=_NOTHING):
         before = np.array(others)
         own = stage[before] == stage[nodes]
@@ -111,9 +114,9 @@ def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatAr
 
 
 def _idling(observation: Observation, steps: slice, *, quick: bool = False) -> _Idling:
-    """Return how long devices wait for their hosts in some steps.
+    """Return the time that devices wait for their hosts in some steps.
 
-    `quick` is for few steps: all stages at once, and without `launch_ns`, which is 0.
+    With `quick`, for few steps, all stages are computed at once, and `launch_ns` is 0.
     """
     layout = observation.layout
     share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
@@ -133,7 +136,7 @@ def _idling(observation: Observation, steps: slice, *, quick: bool = False) -> _
                 continue
             own, own_kind = late[mine], kind[mine]
             alike = [own[own_kind == number] for number in dict.fromkeys(own_kind.tolist())]
-            # each computation as late as the median of its kind
+            # Each computation gets the median lateness of its kind.
             medians = [len(some) * median(some.reshape(-1, layout.dp)) for some in alike]
             waits = np.asarray(np.sum(medians, axis=0))
             share[stage] = waits / np.maximum(waits + computes[mine].sum(axis=0), 1.0)
@@ -147,7 +150,7 @@ def _idling(observation: Observation, steps: slice, *, quick: bool = False) -> _
 
 
 def _computed_before(observation: Observation, stage: int) -> dict[int, int]:
-    """Return the previous computation of each computation of a stage, by launch order."""
+    """Return, for each computation of a stage, the previous one by launch order."""
     layout = observation.layout
     computes = np.flatnonzero(layout.of_types(*COMPUTATIONS) & (layout.nodes.pp == stage))
     ordered = computes[np.argsort(layout.launch[computes], kind="stable")].tolist()
@@ -162,14 +165,14 @@ class _SlowHosts:
     everywhere: bool  # whether all hosts of the job do
 
     def uncertainty(self, dp: int) -> Uncertainty:
-        """Return the uncertainty of a step without the cause, given the number of DP ranks."""
+        """Return the uncertainty of the step time without the cause, given the DP ranks."""
         if self.everywhere:
             return Uncertainty(THRESHOLDS.unsure)
         return Uncertainty(THRESHOLDS.unsure_of_one * len({rank for rank, _ in self.workers}) / dp)
 
 
 def _slow_hosts(observation: Observation, share: FloatArray) -> _SlowHosts | None:
-    """Return the workers that wait for their hosts, by `_Idling.share`; None if none does."""
+    """Return the workers that wait for their hosts, given `_Idling.share`; None if none do."""
     slow = share >= max(THRESHOLDS.least_share, THRESHOLDS.to_slowest * float(share.max()))
     if not slow.any():
         return None
@@ -179,14 +182,14 @@ def _slow_hosts(observation: Observation, share: FloatArray) -> _SlowHosts | Non
         ((int(dp), int(pp)) for pp, dp in np.argwhere(slow)),
         key=lambda w: -float(share[w[1], w[0]]),
     )
-    # On other stages, waiting for data may hide the wait for the host.
+    # Stages without a slow host are ignored: their wait for data may hide the wait for the host.
     alike = bool(slow[slow.any(axis=1)].all())
     everywhere = alike and observation.hosts.whole_host(workers) is None
     return _SlowHosts(tuple(workers), everywhere or bool(slow.all()))
 
 
 def _may_be_slow(observation: Observation) -> bool:
-    """Return whether a few steps look as if hosts were slow, a cheap check."""
+    """Return whether hosts look slow in a few steps, as a quick check."""
     few = slice(None, None, -(-len(observation.layout.steps) // _CHECKED_STEPS))
     return _records_inputs(observation) and bool(
         _idling(observation, few, quick=True).share.max()
@@ -195,7 +198,7 @@ def _may_be_slow(observation: Observation) -> bool:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow hosts; without the cause their operations launch as soon as they can."""
+    """Return the slow hosts; without the cause their operations launch as soon as possible."""
     observation = signs.observation
     if not _may_be_slow(observation):
         return None
@@ -205,7 +208,7 @@ def _find(signs: Signs) -> Finding | None:
         return None
     step_gap_ns = _launch_gap_ns(signs, idling) if slow.everywhere else 0.0
     late_ns, on_time = _late_launches(observation, idling, slow, step_gap_ns)
-    # A single slow host leaves healthy ones to compare with.
+    # If only a single host is slow, healthy hosts give the reference.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
     regular = frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys()
@@ -232,10 +235,10 @@ def _find(signs: Signs) -> Finding | None:
 def _lags_of_others(
     observation: Observation, slow: _SlowHosts, regular: frozenset[int]
 ) -> dict[tuple[int, int], float]:
-    """Return the regular launch lags after transfers of healthy hosts, by (node, transfer), ns.
+    """Return healthy hosts' regular launch lags after transfers, by (node, transfer), ns.
 
-    Without the recorded lags of the nodes `regular`, which include the slow hosts'. Empty where all
-    hosts are slow.
+    The recorded lags of the nodes `regular` are left out, as slow hosts' lags are among them. Empty
+    if all hosts are slow.
     """
     if slow.everywhere:
         return {}
@@ -246,7 +249,7 @@ def _lags_of_others(
 
 
 def _await_inputs(observation: Observation, idling: _Idling, slow: _SlowHosts) -> bool:
-    """Return whether slow hosts wait for a transfer before they launch its receiver."""
+    """Return whether slow hosts wait for a transfer before launching its receiving computation."""
     layout = observation.layout
     start, duration = layout.start_ns, layout.duration_ns
     transfers = observation.layout.of_types(*P2P)
@@ -270,10 +273,10 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _SlowHosts) -
 def _late_launches(
     observation: Observation, idling: _Idling, slow: _SlowHosts, step_gap_ns: float
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
-    """Return launch delays by node, shape (steps, dp), ns, and the DP ranks whose host is slow.
+    """Return launch delays by node, shape (steps, dp), ns, and which DP ranks' hosts are slow.
 
-    Of computations, transfers and collectives of DP ranks. A node with regular delays has those of
-    all DP ranks.
+    Nodes are computations, transfers and data-parallel collectives. A node with regular delays has
+    the delays of all DP ranks, any other node only the delays of the slow hosts' DP ranks.
 
     Parameters
     ----------
@@ -302,10 +305,10 @@ def _late_launches(
 
 
 def _launch_gap_ns(signs: Signs, idling: _Idling) -> float:
-    """Return the part of the gap between steps in which devices wait for a launch, ns.
+    """Return the part of the gap between steps during which devices wait for a launch, ns.
 
-    A host that is never ahead of its device has launched nothing of the next step when a step ends.
-    Recorded operations between steps, such as loading a batch, are not part of it.
+    A host that is never ahead of its device has launched no operation of the next step when a step
+    ends. Recorded operations between steps, such as loading a batch, are not part of this wait.
     """
     step_gap_ns, gaps = signs.observation.group.graph.step_gap_ns, signs.step_gaps
     if not step_gap_ns > 0 or gaps is None or not len(gaps.steps):
@@ -381,7 +384,7 @@ HOST_OVERHEAD: Final = CauseKind(
     ),
     because=_because,
     find=_find,
-    # all replays, the ideal one too, contain the regular launch lags
+    # All replays, also the ideal replay, contain the regular launch lags.
     slows_ideal=lambda signs: (
         bool(signs.observation.group.graph.lags_ns) and _may_be_slow(signs.observation)
     ),

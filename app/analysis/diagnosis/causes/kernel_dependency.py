@@ -1,4 +1,4 @@
-"""False kernel dependency: computations launch exactly when an unrelated reduce-scatter ends."""
+"""False kernel dependency: computations launch right after an unrelated reduce-scatter ends."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _NAMED_STAGES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether reduce-scatters hold computations up."""
+    """Thresholds that decide whether reduce-scatters hold computations up."""
 
-    # A computation is held up when it is launched this soon after a reduce-scatter ends (a host
-    # needs some time to launch) …
+    # A computation is held up when it is launched at most this long after a reduce-scatter ends (a
+    # host needs some time to launch) …
     within_ns: float = 1.5e6
     within_share: float = 0.1  # …or within this share of a computation
-    # …and not earlier than this before that end, which clock noise allows.
+    # …and at most this long before this end, a difference that clock noise may cause.
     before_ns: float = 0.3e6
     late_ns: float = 2e6  # …and this much later than all that it depends on
     late_share: float = 0.05  # …and later by this share of a computation
     min_share: float = 0.3  # it is held up in this share of the steps; by chance, in fewer
-    # Half of a 95 % interval of the step time without the cause, measured on synthetic jobs,
-    # beyond late launches: the held-up computation might otherwise share its device with
-    # transfers, which no trace shows. Without this term 9 of 10 intervals hold the truth.
+    # Half of the relative 95 % interval of the step time without the cause, in addition to late
+    # launches; measured on synthetic jobs. Without the hold-up the computation might share its
+    # device with transfers, which no trace shows. Without this term 9 of 10 intervals contain the
+    # true step time.
     unsure: float = 0.007
 
 
@@ -49,7 +50,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
-    """Return launch delays that end with a reduce-scatter, by node; 0 if they do not."""
+    """Return, by node, the launch delays that end with a reduce-scatter; 0 for other delays."""
     layout = observation.layout
     if GRADS_REDUCE_SCATTER not in layout.op_names:
         return {}
@@ -59,7 +60,7 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         computes = np.concatenate(
             [layout.of(name, stage) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
         )
-        # Gradients are mostly reduced after all computing, which one step shows.
+        # Most jobs reduce gradients after all computing, which one step is enough to show.
         first_start = layout.start_ns[scatters, 0, 0].min(initial=np.inf)
         computes = computes[layout.start_ns[computes, 0, 0] > first_start]
         if not len(computes):
@@ -81,7 +82,7 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the held-up computations; without the cause they launch as soon as they can."""
+    """Return the held-up computations; without the cause they launch as soon as possible."""
     observation = signs.observation
     held = held_up(observation)
     if not held:

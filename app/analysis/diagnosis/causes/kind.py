@@ -1,4 +1,4 @@
-"""A kind of cause: its names, its sign, and how it is found, explained, fixed and ruled out."""
+"""Kind of cause: names, sign, and functions that find, explain, fix and rule out the cause."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Remedy:
 
 
 class Phase(IntEnum):
-    """Phase of the search: the time that causes of earlier phases explain is subtracted first."""
+    """Phase of the search; time explained by causes of earlier phases is subtracted first."""
 
-    # slowness of all workers at once, which would otherwise look like slow spells of each
+    # slowness of all workers at once, which would otherwise look like slow spells of each worker
     ALL_WORKERS = auto()
-    # waiting among the ranks of a worker, which lengthens the worker's computations
+    # waits among the ranks of a worker, which lengthen the worker's computations
     WITHIN_WORKERS = auto()
-    # a sign that is a special form of a general cause's sign
+    # causes whose sign is a special form of a general cause's sign
     SPECIAL = auto()
     GENERAL = auto()
 
 
 class Plan(Enum):
-    """How mitigation plans a fix that goes beyond the session without the cause."""
+    """The way in which mitigation plans a fix that does more than remove the cause."""
 
     REPLACE_WORKERS = auto()
     DIVIDE_LAYERS = auto()
@@ -55,17 +55,19 @@ class CauseKind:
     word: str  # a single word for narrow columns
     sign: str  # how the cause shows in the data, a sentence
     # Whether the hosts of the named workers are at fault, so that other hosts would be faster.
-    # Otherwise the job itself is slow wherever it runs: its data, its code, its settings.
+    # Otherwise the job itself is slow on any hosts because of its data, code or settings.
     blames_machine: bool
-    # Why a session cannot show the cause; None if it can, or where the job cannot have it.
+    # Returns the reason why a session cannot show the cause; None if it can, or if the job cannot
+    # have the cause.
     cannot_judge: Callable[[Signs], str | None]
-    # The clause that follows "because" in the verdict.
+    # Returns the clause that follows "because" in the verdict.
     because: Callable[[Cause, JobFacts], str]
-    # The finding, with evidence and the session without the cause; None if the sign is absent.
+    # Returns the finding with evidence and the changes that remove the cause; None if the sign is
+    # absent.
     find: Callable[[Signs], Finding | None]
-    # The time that the cause takes between steps; None if it takes none.
+    # Returns the time that the cause takes between steps; None if it takes no time there.
     between: Callable[[Signs], GapLoss | None] | None = None
-    # Whether the cause may slow the ideal steps too, so that little time seems lost.
+    # Returns whether the cause may also slow the ideal steps, so that little time seems lost.
     slows_ideal: Callable[[Signs], bool] | None = None
     remedy: Callable[[Cause, Hosts], Remedy] | None = None
     plan: Plan | None = None  # how its fix is planned, with a remedy or instead of one
@@ -73,18 +75,18 @@ class CauseKind:
     planned_around: bool = False  # whether another division of the layers compensates for it
     of_transfers: bool = False  # whether it lengthens transfers, which no other cause does
     everywhere: bool = False  # whether it affects all DP ranks alike, and names no place
-    # Whether it must recur to be certain: in a single step the same sign may be an accident, or
-    # another cause that comes and goes.
+    # Whether the cause must recur to be certain: in a single step its sign may be an accident, or a
+    # sign of another cause that comes and goes.
     recurs: bool = False
-    # Whether its sign is a change from step to step, which a single step cannot show.
+    # Whether the cause's sign is a change from step to step, which a single step cannot show.
     over_steps: bool = False
-    # Whether its sign is the ranks' own computing time, which is valid however much the replay
-    # differs from the recording.
+    # Whether the cause's sign is the ranks' own computing time, which is valid however much the
+    # replay differs from the recording.
     needs_no_replay: bool = False
-    # Whether it needs a network or a device for each rank, which ranks that share the processors of
-    # one host do not have.
+    # Whether the cause needs a network or a device for each rank; ranks that share the processors
+    # of one host have neither.
     needs_own_devices: bool = False
-    # Whether a new installation has an alert rule for this cause alone.
+    # Whether a new installation has an alert rule for this cause only.
     alerts_alone: bool = False
 
 
@@ -92,12 +94,12 @@ SHARED_PROCESSORS: Final = "the ranks share the processors of one host"
 
 
 def always(value: T) -> Callable[[Cause, Hosts], T]:
-    """Return a function that gives every cause of a kind the same clause or remedy."""
+    """Return a function that returns the same clause or remedy for every cause of a kind."""
     return lambda _cause, _hosts: value
 
 
 def needs_comparable_stages(signs: Signs) -> str | None:
-    """Return why stages cannot be compared with one another; None if they can."""
+    """Return the reason why stages cannot be compared with one another; None if they can."""
     if signs.observation.comparable:
         return None
     return (
@@ -107,7 +109,7 @@ def needs_comparable_stages(signs: Signs) -> str | None:
 
 
 def needs_peers(signs: Signs) -> str | None:
-    """Return why workers cannot be compared with their peers; None if they can."""
+    """Return the reason why workers cannot be compared with their peers; None if they can."""
     if not signs.observation.comparable_within_stages:
         return (
             "stages do not compute as often forward as backward, so their workers cannot be "
@@ -120,7 +122,7 @@ def needs_peers(signs: Signs) -> str | None:
 
 
 def needs_step_begins(signs: Signs) -> str | None:
-    """Return why the begin of steps is unknown; None if it is known."""
+    """Return the reason why the begin of steps is unknown; None if it is known."""
     if PARAMS_ALL_GATHER in signs.observation.op_types or needs_step_gaps(signs) is None:
         return None
     return (
@@ -130,7 +132,7 @@ def needs_step_begins(signs: Signs) -> str | None:
 
 
 def needs_step_gaps(signs: Signs) -> str | None:
-    """Return why the usual gap between steps is unknown; None if it is known."""
+    """Return the reason why the usual gap between steps is unknown; None if it is known."""
     gaps = signs.step_gaps
     if gaps is not None and (gaps.has_usual or len(gaps.host_operations)):
         return None
@@ -138,7 +140,7 @@ def needs_step_gaps(signs: Signs) -> str | None:
 
 
 def needs_tensor_ranks(signs: Signs) -> str | None:
-    """Return why tensor-parallel ranks cannot be distinguished; None if they can."""
+    """Return the reason why tensor-parallel ranks cannot be distinguished; None if they can."""
     if signs.observation.trace.meta.sizes.tp == 1 or signs.has_tensor_ranks:
         return None
     return "no tensor-parallel operations recorded"

@@ -1,4 +1,4 @@
-"""Texts and remedies shared by the causes of a rank that delays its group within a worker."""
+"""Texts and remedies of the causes in which a rank delays its group within a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT: Final = "context-parallel"
 
 
 def where_of(groups: Sequence[Waiting]) -> Where:
-    """Return the place of each group's slowest rank: its worker and its global rank."""
+    """Return the worker and the global rank of each group's slowest rank."""
     return Where(
         workers=tuple(group.cell for group in groups),
         ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),

@@ -1,4 +1,4 @@
-"""Memory fragmentation: tensor-parallel ranks delay their group in turn, as full allocators do."""
+"""Memory fragmentation: tensor-parallel ranks with full allocators delay their group in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.analysis.wording import percent
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limit of a wait that the evidence counts; the finding does not depend on it."""
+    """Threshold of a wait that the evidence counts; the finding does not depend on it."""
 
     waiting: float = 0.25  # A collective counts from this share of the longest wait on.
 
@@ -33,7 +33,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for changing ranks; without the cause no rank waits."""
+    """Return the groups that wait for one rank after another; without the cause no rank waits."""
     groups = [group for group in signs.waiting if not group.of_one_rank]
     if not groups:
         return None

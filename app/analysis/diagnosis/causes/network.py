@@ -1,4 +1,4 @@
-"""Network: transfers of some links take far longer than those of the same type elsewhere."""
+"""Network: transfers of some links take far longer than transfers of their type on other links."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from app.analysis.replay.robust_statistics import mean, median
 
 Link = tuple[int, int]
 
-# A single link has no other to compare with.
+# Fewest links that can be compared: a single link has no other link as a reference.
 _COMPARABLE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether links or the collectives of stages are slow."""
+    """Thresholds that decide whether links, or the collectives of stages, are slow."""
 
     slow: float = 1.8  # A link is slow from this ratio to the reference on.
-    # The network of a single stage is unstable when it is slow in this share of the steps; by
-    # chance, in fewer.
+    # The network of a job with one stage is unstable when it is slow in this share of the steps; by
+    # chance it is slow in fewer steps.
     spells: float = 0.15
-    # Half of a 95 % interval of the step time without the cause: a slow transfer is replayed with
-    # the median of its type, but healthy ones vary.
+    # Half of the relative 95 % interval of the step time without the cause: the replay gives a slow
+    # transfer the median duration of its type, but healthy transfers vary.
     unsure: float = 0.0006
 
 
@@ -66,7 +66,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Links:
-    """Pipeline links: one for each pair of stages that exchange data."""
+    """Pipeline links: one link for each pair of stages that exchange data."""
 
     ends: list[Link]  # the stages at both ends
     nodes: list[list[int]]  # their sends and receives
@@ -76,7 +76,7 @@ class _Links:
 def _hides(signs: Signs) -> bool:
     """Return whether links, or the collectives of stages, differ in speed.
 
-    With half of them slow the ideal, a median, may be slow too.
+    If half of the links are slow, the ideal, a median, may be slow too.
     """
     observation = signs.observation
     links = _pipeline_links(observation)
@@ -90,7 +90,7 @@ def _hides(signs: Signs) -> bool:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow links; without it transfers take the median of their type elsewhere."""
+    """Return the slow links; without the cause, transfers take the median time of other links."""
     observation = signs.observation
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
@@ -98,7 +98,7 @@ def _find(signs: Signs) -> Finding | None:
     slow_stages = (
         _slow_stages(gathered)
         if len(gathered.stages) > 1
-        # a single stage has no other to compare with, only its own steps
+        # With a single stage, the steps are compared with one another.
         else np.array(
             [_beyond(steps).mean() >= THRESHOLDS.spells for steps in gathered.by_step], dtype=bool
         )
@@ -141,10 +141,10 @@ def _find(signs: Signs) -> Finding | None:
 def _typical_transfers(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, FloatArray]:
-    """Return the upper limit of the transfers of slow links, by node, shape (1, dp), ns.
+    """Return upper limits of the transfer times of slow links, by node, shape (1, dp), ns.
 
-    That is the median elsewhere; infinite on DP ranks whose link is not slow. Nodes of one type
-    share an array, so that they are replaced together.
+    The limit is the median time on links that are not slow, and infinite on DP ranks whose link is
+    not slow. Nodes of one type share an array, so that they are replaced together.
     """
     if not slow.any():
         return {}
@@ -157,16 +157,17 @@ def _typical_transfers(
                 code: np.where(ranks, typical[code], np.inf)[None]
                 for code in dict.fromkeys(op[node] for node in nodes)
             }
-            # consecutive nodes of one type are replaced in one operation
+            # Nodes are sorted by type, as consecutive nodes of one type are replaced in one
+            # operation.
             in_order = sorted(nodes, key=op.__getitem__)
             transfers |= {node: of_type[op[node]] for node in in_order}
     return transfers
 
 
 def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
-    """Return the excess of the unrecorded gradient reduction on slow stages, by node, ns.
+    """Return the excess time of the unrecorded gradient reduction on slow stages, by node, ns.
 
-    It is the time between the last computation and the end of the step.
+    The reduction takes the time between the last computation and the end of the step.
     """
     waits = unrecorded_reducing(observation)
     others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
@@ -181,7 +182,7 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
 
 
 def _pipeline_links(observation: Observation) -> _Links:
-    """Return the pipeline links with the slowness of each; empty if too few can be compared."""
+    """Return the pipeline links and each link's slowness; empty if too few can be compared."""
     layout, nodes = observation.layout, observation.layout.nodes
     codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
     op, stage = nodes.op.tolist(), nodes.pp.tolist()
@@ -199,7 +200,8 @@ def _pipeline_links(observation: Observation) -> _Links:
         taken = np.mean(observation.recorded_ns[transfers], axis=1)
         ratio[index] = mean(taken / np.maximum(typical, LEAST_NS)[:, None])
     if layout.absent is not None:
-        # The wait for a worker that recorded nothing is not part of its transfers, and unknown.
+        # If a worker recorded nothing, the other worker's wait for it is unknown, so the transfer
+        # time of the link is unknown too.
         unknown = np.array([layout.absent[:, link].any(axis=1) for link in ends], dtype=bool)
         if (~unknown).sum() < _COMPARABLE:
             return _Links([], [], ratio[:0])
@@ -210,10 +212,10 @@ def _pipeline_links(observation: Observation) -> _Links:
 def _typical_elsewhere(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, float]:
-    """Return the median transfer of each type on the links that are not slow, by op code, ns.
+    """Return the median transfer time of each type on links that are not slow, by op code, ns.
 
-    With half of the links slow, the median of all would lie between slow and fast. A type without a
-    fast link gets the median of all.
+    If half of the links are slow, the median of all links would lie between slow and fast. A type
+    without a fast link gets the median of all links.
     """
     op, recorded = observation.layout.nodes.op, observation.recorded_ns
     fast: dict[int, list[tuple[IntArray, IntArray]]] = {}
@@ -230,14 +232,15 @@ def _typical_elsewhere(
 
 
 def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
-    """Return which links or steps are slow, compared with most of the faster half."""
+    """Return which links or steps are slow, compared with a low quantile of all."""
     return np.asarray(ratio > THRESHOLDS.slow * reference_of(ratio))
 
 
 def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
     """Return which of several stages have slow collectives on all ranks, shape (stages,).
 
-    More than one of a stage's collectives must be slow: in few steps a single one may be chance.
+    At least two collectives of a stage must be slow: in few steps a single slow collective may be
+    chance.
     """
     ratio = np.mean(gathered.by_step, axis=1)
     slow = _beyond(ratio) & ~gathered.apart.any(axis=1) & ~gathered.incomplete
@@ -249,10 +252,11 @@ def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
 def _at_fault(
     links: _Links, slow: NDArray[np.bool_], slow_at: set[int], dp_ranks: int
 ) -> tuple[Worker, ...]:
-    """Return the workers whose own links are the slow ones.
+    """Return the workers whose own network link is slow.
 
-    A worker's slow link slows all of its transfers: those with both neighbors, and the collectives
-    of its stage. At fault are the fewest workers that cover all slow links (greedy set cover).
+    A worker's slow network link slows all of the worker's transfers: with both neighbors, and in
+    the collectives of its stage. At fault are the fewest workers that cover all slow pipeline links
+    (greedy set cover).
     """
     at_fault: list[Worker] = []
     for dp in range(dp_ranks):

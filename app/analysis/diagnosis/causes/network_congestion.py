@@ -31,20 +31,20 @@ from app.analysis.replay.layout.dependency_graph import P2P
 from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
-# Transfers of one link and type that are enough to measure it, about.
+# Approximate number of transfers of one link and type that is enough to measure it.
 _SAMPLE: Final = 12
-# Transfers shorter than clocks resolve are not compared.
+# Transfers shorter than this duration are not compared, as clocks do not resolve them.
 _LEAST_NS: Final = 1e3
 _NAMED: Final = 3
 
-# Carrier of transfers: the stages at both ends of a link (twice the same for a collective), and the
-# type of the transfers (for a send and its receive, the smaller op code).
+# Carrier of transfers: the stages at both ends of a link (the same stage twice for a collective),
+# and the op code of the transfers (for a send and its receive, the lower op code).
 _Carrier = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether all links are slow at once in some steps."""
+    """Thresholds that decide whether all links are slow at once in some steps."""
 
     slow: float = 1.8  # A step is slow from this ratio of transfer times to the quietest steps on.
     quiet: float = 1.2  # A step is quiet below this ratio.
@@ -53,7 +53,7 @@ class Thresholds:
     quietest: float = 0.1  # quantile of the quietest steps
     nearly_all: float = 0.9  # share of the links that are slow in the same steps
     together: float = 1.4  # A link is slow with the others from this ratio to its quiet steps on.
-    # The highest confidence where the job has a single link, which may be slow itself.
+    # Highest confidence if the job has a single link: this link itself may be slow.
     in_doubt: float = 0.8
 
 
@@ -64,10 +64,10 @@ THRESHOLDS: Final = Thresholds()
 class _Traffic:
     """The transfers between stages, or the collectives, of a job."""
 
-    # groups of nodes that move the same data, by carrier
+    # groups of nodes that transfer the same data, by carrier
     units: Mapping[_Carrier, list[tuple[int, ...]]]
-    # (lines, steps): transfer time ÷ that of the median step; a line is a link of a DP rank, or the
-    # collectives of a stage
+    # (lines, steps): transfer time ÷ transfer time of the median step; a line is a link of a DP
+    # rank, or the collectives of a stage
     level: FloatArray
     by_step: FloatArray  # (steps,): level of the median line ÷ that in the quietest steps
 
@@ -78,12 +78,12 @@ class _Traffic:
 
     @property
     def quiet(self) -> NDArray[np.bool_]:
-        """Return the steps with the job's own traffic alone, shape (steps,)."""
+        """Return the steps in which only the job itself uses the network, shape (steps,)."""
         return np.asarray(self.by_step < THRESHOLDS.quiet)
 
     @property
     def by_spells(self) -> bool:
-        """Return whether there are slow steps and quiet ones."""
+        """Return whether the job has both slow steps and quiet steps."""
         return bool(min(self.slow.sum(), self.quiet.sum()) >= THRESHOLDS.fewest)
 
     @property
@@ -112,7 +112,7 @@ def _congested(observation: Observation) -> list[_Traffic]:
 def _carriers(
     observation: Observation,
 ) -> tuple[dict[_Carrier, list[tuple[int, ...]]], dict[_Carrier, list[tuple[int, ...]]]]:
-    """Return the groups of nodes that move the same data: of links, and of collectives."""
+    """Return the groups of nodes that transfer the same data, for links and for collectives."""
     layout, nodes = observation.layout, observation.layout.nodes
     between = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
     op, stage = nodes.op.tolist(), nodes.pp.tolist()
@@ -139,7 +139,7 @@ def _traffic(
     *,
     by_rank: bool,
 ) -> _Traffic:
-    """Return how slow transfers are in each step; `by_rank`: each DP rank has its own links."""
+    """Return each step's transfer slowness; with `by_rank`, each DP rank has its own links."""
     steps = len(observation.layout.steps)
     if not units:
         return _Traffic(units, np.ones((0, steps)), np.ones(steps))
@@ -151,7 +151,8 @@ def _traffic(
     taken = np.maximum(observation.recorded_ns[every], _LEAST_NS)
     if not by_rank:
         taken = taken.mean(axis=2, keepdims=True)
-    # each transfer against its own median step, as buckets and directions differ in size
+    # Each transfer is compared with its own median over the steps, as gradient buckets and
+    # directions differ in size.
     ratio = taken / median(taken.swapaxes(0, 1))[:, None]
     by_line: dict[tuple[int, int], list[FloatArray]] = {}
     first = 0
@@ -172,7 +173,7 @@ def _find(signs: Signs) -> Finding | None:
         return None
     by_step = np.max([family.by_step for family in families], axis=0)
     slow = by_step >= THRESHOLDS.slow
-    # A step counts as quiet only if all kinds of transfers are.
+    # A step counts as quiet only if all kinds of transfers are quiet in it.
     busy = by_step >= THRESHOLDS.quiet
     links, collectives = _carriers(observation)
     transfers: dict[int, FloatArray] = {}
@@ -189,7 +190,7 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(spells=SlowSpells(steps=int(slow.sum()), of=len(slow), times=times)),
         figure=TransferLevels(by_step=tuple(by_step.tolist())),
         launches=Launches(late),
-        # With a single link, the link itself may be slow.
+        # If the job has a single link, this link itself may be slow.
         doubt=None
         if len(families) > 1 or len(families[0].level) > 1
         else Doubt(THRESHOLDS.in_doubt, Alternative()),
@@ -202,16 +203,16 @@ def _as_when_quiet(
     slow: NDArray[np.bool_],
     busy: NDArray[np.bool_],
 ) -> dict[int, FloatArray]:
-    """Return the quiet transfer times of a carrier in busy steps, by node, shape (steps, dp), ns.
+    """Return a carrier's quiet transfer times for busy steps, by node, shape (steps, dp), ns.
 
-    Infinite in quiet steps; empty if the carrier is not slower in slow steps.
+    Times are infinite in quiet steps; empty if the carrier is not slower in slow steps.
     """
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]
     typical = np.median(taken[:, ~busy], axis=(0, 1))
     if np.median(taken[:, slow]) < THRESHOLDS.together * max(float(np.median(typical)), _LEAST_NS):
         return {}
-    # One array for all nodes, which saves memory.
+    # All nodes share one array, which saves memory.
     without = np.where(busy[:, None], np.maximum(typical, 0.0)[None, :], np.inf)
     return {node: without for members in moved for node in members}
 
@@ -219,9 +220,9 @@ def _as_when_quiet(
 def _unrecorded(
     observation: Observation, slow: NDArray[np.bool_], busy: NDArray[np.bool_]
 ) -> dict[int, FloatArray]:
-    """Return how much longer the unrecorded gradient reduction takes in busy steps, by node, ns.
+    """Return the excess time of the unrecorded gradient reduction in busy steps, by node, ns.
 
-    It is the time between the last computation and the end of the step.
+    The reduction takes the time between the last computation and the end of the step.
     """
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
@@ -261,7 +262,7 @@ def _evidence(
 
 
 def _spell(observation: Observation, begin: int, end: int) -> str:
-    """Name a run of steps, with its time of day where absolute clocks are recorded."""
+    """Name a run of steps, with its time of day if absolute clocks are recorded."""
     trace, (first, last) = observation.trace, observation.layout.steps[[begin, end - 1]].tolist()
     name = f"step {first}" if first == last else f"steps {first} to {last}"
     if trace.step_relative:
@@ -301,7 +302,7 @@ NETWORK_CONGESTION: Final = CauseKind(
     because=_because,
     find=_find,
     needs_own_devices=True,
-    # where most steps are slow, the ideal, a median, is slow too
+    # If most steps are slow, the ideal durations, which are medians, are slow too.
     slows_ideal=lambda signs: bool(_congested(signs.observation)),
     remedy=always(
         Remedy(

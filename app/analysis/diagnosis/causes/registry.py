@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         EXPERT_PARALLEL,
     )
 }
-# The other cause with the same sign in the same place, for findings in doubt.
+# For a finding in doubt: the other cause that has the same sign in the same place.
 ALTERNATIVES: Final[Mapping[str, str]] = {
     SLOW_WORKER.name: STAGE_IMBALANCE.name,
     STAGE_IMBALANCE.name: SLOW_WORKER.name,
@@ -68,7 +68,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 def title_of(name: str) -> str:
-    """Return the title of a cause; a cause of another version gets its name in words.
+    """Return the title of a cause; for a cause of another version, its name in words.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def title_of(name: str) -> str:
 
 
 def blames_machine(name: str) -> bool:
-    """Return whether a cause blames the hosts it names; False for a cause of another version.
+    """Return whether a cause blames the hosts that it names; False for a cause of another version.
 
     Examples
     --------
@@ -91,5 +91,5 @@ def blames_machine(name: str) -> bool:
 
 
 def cause_of(plan: Plan) -> str:
-    """Return the name of the cause whose fix is planned this way."""
+    """Return the name of the cause whose fix is planned in a given way."""
     return next(name for name, kind in KINDS.items() if kind.plan is plan)

@@ -1,7 +1,7 @@
-"""Rotating: the slowest worker is another one in each step, so replacing one does not help.
+"""Rotating: the slowest worker changes from step to step, so replacing a worker does not help.
 
 By chance each worker is the slowest about equally often, and rarely twice in a row. A worker that
-is the slowest more often is a slow worker with spells; it is excluded here.
+is the slowest more often is a slow worker with spells, which is excluded here.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether slow steps rotate over the workers."""
+    """Thresholds that decide whether slowness rotates over the workers."""
 
     slow_step: float = 0.07  # A worker is slow in a step from this excess over its median step.
     to_scatter: float = 6.0  # …and by this many standard deviations
     steps: float = 0.25  # at least this share of the steps has a slow worker
     fewest_steps: int = 6  # …and at least this many steps
     fewest_workers: int = 3  # at least this many workers are the slowest of some step
-    # …and at least this share of the number expected if each step's slowest were drawn at random.
+    # …and at least this share of the number expected if the slowest worker of each step were drawn
+    # at random.
     of_expected: float = 0.6
-    # A worker has spells when any worker would be the slowest as often with less than this
-    # probability.
+    # A worker has slow spells when, at random, any worker would be the slowest as often with less
+    # than this probability.
     by_chance: float = 1e-3
-    # Workers with spells are excluded, up to this share of all.
+    # Workers with slow spells are excluded, up to this share of all workers.
     most_with_spells: float = 0.25
-    # A DP rank is slow as a whole where this share of its workers is slow in its slow steps.
+    # A DP rank is slow as a whole if this share of its workers is slow in the rank's slow steps.
     whole_rank: float = 0.75
 
 
@@ -57,7 +58,7 @@ class _Rotation:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the slow steps; without the cause workers compute as in their median steps."""
+    """Return the slow steps; without the cause, workers compute as in their median steps."""
     slowness, observation = signs.slowness, signs.observation
     if slowness is None or needs_peers(signs) is not None:
         return None
@@ -95,9 +96,9 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _rotation(ratio: FloatArray) -> _Rotation | None:
-    """Return the slow workers of each step; None if they do not rotate.
+    """Return the slow workers of each step; None if slowness does not rotate.
 
-    `ratio` is (pp, steps, dp): computing ÷ that of the worker's median step.
+    `ratio` is each worker's computing time ÷ the worker's median step, shape (pp, steps, dp).
     """
     limit = 1 + max(
         THRESHOLDS.slow_step, THRESHOLDS.to_scatter * scatter_of_most(np.ascontiguousarray(ratio))
@@ -136,7 +137,7 @@ def _rotation(ratio: FloatArray) -> _Rotation | None:
 def _most_by_chance(draws: int, workers: int) -> int:
     """Return how often the most frequent of `workers` is drawn by chance in `draws` draws.
 
-    The quantile of a binomial count, corrected for all workers together (Bonferroni).
+    The number is a quantile of a binomial count, corrected for the number of workers (Bonferroni).
     """
     beyond, share = 1.0, 1 / workers
     for count in range(draws + 1):
@@ -172,7 +173,7 @@ def _evidence(observation: Observation, rotation: _Rotation, counts: IntArray) -
 
 
 def _likeliest(rotation: _Rotation) -> str:
-    """Return the likeliest reason, by whether whole DP ranks or single stages are slow."""
+    """Return the likeliest reason, given whether whole DP ranks or single stages are slow."""
     stages = rotation.slow.shape[0]
     of_rank = rotation.slow.sum(axis=0)
     whole = of_rank[of_rank > 0] >= THRESHOLDS.whole_rank * stages

@@ -1,4 +1,4 @@
-"""Sequence-length imbalance: microbatches take different times, on all stages alike."""
+"""Sequence-length imbalance: microbatches differ in time, and equally on all stages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _how_different(effects: Effects, factor: SingleArray) -> str:
-    """Return the sentence about how much the times of microbatches differ."""
+    """Return the sentence that states how much the times of microbatches differ."""
     if effects.difference.rare:
         values = sample(factor)
         typical_factor = float(np.median(values))
@@ -92,9 +92,9 @@ def _how_different(effects: Effects, factor: SingleArray) -> str:
 
 
 def _against_squares(observation: Observation, factor: SingleArray) -> FloatArray | None:
-    """Return Σs² of each microbatch and its time ÷ the mean, shape (2, microbatches).
+    """Return each microbatch's Σs² and its time ÷ the mean, shape (2, microbatches).
 
-    None if too few lengths are recorded, or all are alike.
+    None if too few lengths are recorded, or all lengths are equal.
     """
     lengths = recorded_lengths(observation)
     if lengths is None:

@@ -1,7 +1,8 @@
 """Slow together: all workers compute slower than in their best steps, in spells or steadily.
 
-Comparing workers with one another cannot show it: the reason is outside of the job, or in its
-state. Where earlier sessions of the job are known, all steps may be slower than theirs.
+A comparison of workers with one another cannot show the cause: its reason is outside of the job, or
+in the job's state. If earlier sessions of the job are known, all steps may be slower than the steps
+of these sessions.
 """
 
 from __future__ import annotations
@@ -43,29 +44,31 @@ from app.analysis.replay.session import recorded_step_times
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GC
 from app.analysis.wording import percent
 
-# Half of a 95 % interval, in standard deviations.
+# Half of a 95 % interval, in standard deviations of a normal value.
 _WIDE: Final = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides what is likely to slow all workers."""
+    """Thresholds that decide the likely reason why all workers are slow."""
 
-    # Where microbatches differ in length, slow steps come in stretches of this mean length: single
-    # slow steps are those with long microbatches.
+    # If microbatches differ in length, slow steps must come in runs of this mean length: single
+    # slow steps are the steps with long microbatches.
     stretch: float = 3.0
-    # In slow steps the median microbatch is longer by this share of the mean's excess: otherwise a
-    # few microbatches are much longer, and most are not.
+    # In slow steps, the excess of the median microbatch is at least this share of the mean's
+    # excess: otherwise only a few microbatches are much longer.
     of_most: float = 0.3
     nearly_all: float = 0.9  # share of slow steps in a stretch that counts as slow throughout
-    # A pause before the first slow step lasts this many times the usual gap, and this share of a
-    # step.
+    # A pause before the first slow step is unusual if it takes this many times the usual gap, and
+    # this share of a step.
     pause_to_usual: float = 3.0
     pause: float = 0.1
     more_work: float = 1.03  # ratio from which slow steps count as having more work
-    # Below this share of the forwards' excess, backwards are not slow: the hosts are.
+    # Backwards are not slow if their excess is less than this share of the forwards' excess: then
+    # the hosts are slow.
     one_way: float = 0.25
-    # Collections explain slow steps when their excess is this share of the loss.
+    # Garbage collections explain slow steps when the excess of collections is this share of the
+    # loss.
     collecting: float = 0.5
     one_session: float = 0.8  # the highest confidence where the past is a single session
 
@@ -74,7 +77,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _hides(signs: Signs) -> bool:
-    """Return whether there are slow steps: the ideal, a mean over all steps, contains them."""
+    """Return whether all workers have slow steps, which the ideal, a mean, contains."""
     shared = signs.observation.shares_processors
     past = signs.past
     slower = past is not None and past.all_slower
@@ -122,7 +125,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _lost_ns(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
-    """Return the lost computing time by node; `share` is the lost part of each step, (steps, 1)."""
+    """Return the lost computing time by node, given the lost share of each step, (steps, 1)."""
     return {
         node: observation.recorded_ns[node] * share
         for name in COMPUTATIONS
@@ -157,14 +160,14 @@ def _against_past(past: Past) -> Evidence:
 
 
 def _are_of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
-    """Return whether slow steps are only those with long microbatches.
+    """Return whether the slow steps are only the steps with long microbatches.
 
-    Either a few of their microbatches take a multiple and most take no longer, or single steps are
-    slow in a job whose microbatches differ in length.
+    Either a few microbatches of slow steps take several times as long and most take no longer, or
+    single steps are slow in a job whose microbatches differ in length.
     """
     passes = signs.observation.passes.get(BACKWARD_COMPUTE)  # which no pause lengthens
     if passes is not None and factor.growth is None:
-        # (2, pp, steps, dp): each worker's mean and median microbatch of a step
+        # (2, pp, steps, dp): mean and median time of each worker's microbatches in a step
         taken = np.stack([passes.times_ns.mean(axis=1), median(passes.times_ns.swapaxes(0, 1))])
         slow, best = (taken[:, :, steps].mean(axis=2) for steps in (factor.slow, factor.best))
         mean, most = np.median(slow / best - 1, axis=(1, 2))
@@ -192,7 +195,7 @@ def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
 
 
 def _likely(signs: Signs, found: SlowTogether) -> str:
-    """Return the likeliest reason of the slow steps, a clause; empty if there is no sign."""
+    """Return the clause about the likeliest reason of the slow steps; empty without a sign."""
     factor = found.factor
     pause = _pause_before(signs, factor)
     if pause:
@@ -226,7 +229,7 @@ def _pause_before(signs: Signs, factor: CommonFactor) -> str:
 
 
 def _collections_explain(observation: Observation, found: SlowTogether) -> bool:
-    """Return whether recorded garbage collections take most of what the slow steps lose."""
+    """Return whether recorded garbage collections take most of the time lost in slow steps."""
     layout, factor = observation.layout, found.factor
     inside = sum(layout.paused_ns.values(), np.zeros(layout.start_ns.shape[1:]))
     taken = inside + observation.recorded_ns[layout.of_types(GC)].sum(axis=0)
@@ -239,7 +242,7 @@ def _collections_explain(observation: Observation, found: SlowTogether) -> bool:
 
 
 def _by_direction(observation: Observation, found: SlowTogether) -> tuple[float, float]:
-    """Return the slow steps' time ÷ the best steps', of forwards and of all other computations."""
+    """Return time in slow steps ÷ time in the best steps, for forwards and other computations."""
     factor, ratios = found.factor, []
     forwards = observation.layout.of_types(FORWARD_COMPUTE)
     computing = observation.layout.of_types(*COMPUTATIONS)

@@ -1,8 +1,8 @@
-"""Slow worker: it computes slower than the other DP ranks of its stage.
+"""Slow worker: a worker computes slower than the other DP ranks of its stage.
 
-Always, since some step, in spells, or in bursts of passes. A pause of the interpreter lengthens
-forwards only, and never most of them; a worker that is slow in one direction takes longer for
-nearly all of its passes of that direction.
+The worker is slow always, since a certain step, in spells, or in bursts of passes. A pause of the
+interpreter lengthens only forwards, and never most of them; a worker that is slow in one direction
+takes longer for nearly all of its passes in this direction.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a worker is slow."""
+    """Thresholds that decide whether a worker is slow."""
 
     slow: float = 0.04  # A worker is lastingly slow from this excess over its peers on.
     slow_step: float = 0.07  # …and in a single step from this excess on
@@ -59,21 +59,23 @@ class Thresholds:
     slow_one_way: float = 0.1  # lasting excess in one direction only
     burst: float = 0.25  # A pass of a burst takes this much longer than the worker's typical pass.
     to_noise: float = 7.0  # …and by this many standard deviations of the residuals
-    # Bursts lengthen a worker's forwards and its backwards by at least this share each.
+    # Bursts lengthen a worker's forwards by at least this share, and its backwards too.
     least_bursts: float = 0.02
     to_median: float = 4.0  # …and by this many times the median worker's share
-    # A worker is slow in bursts, not in whole steps, when bursts explain this many times as much.
+    # A worker is slow in bursts, not in whole steps, when bursts explain this many times the excess
+    # that slow steps explain.
     no_steps: float = 1.2
     # Other workers are named when the excess in their slow steps is this share of the slowest
-    # worker's: each slow step is lost, however rare.
+    # worker's excess: every slow step loses time, however rare it is.
     to_slowest: float = 0.25
-    # Steps count as all slow, or as slow since one of them, from this share on.
+    # From this share of slow steps on, a worker counts as slow in all steps, or in all steps since
+    # a certain step.
     nearly_all: float = 0.9
-    # The highest confidence in a worker that was not recorded: the others may have waited for the
-    # network.
+    # Highest confidence in a worker that was not recorded: the other workers may have waited for
+    # the network.
     not_recorded: float = 0.8
-    # A worker with this lasting excess is always named: with the slowest one replaced, the job
-    # would straggle because of it (what-if paper, section 4).
+    # A worker with this lasting excess is always named: if only the slowest worker were replaced,
+    # the job would still straggle because of this worker (what-if paper, section 4).
     straggling: float = 0.1
 
 
@@ -82,7 +84,7 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slow:
-    """How slow workers are, arrays of shape (pp, steps, dp)."""
+    """Slowness of workers, arrays of shape (pp, steps, dp)."""
 
     # by operation type: computing time ÷ that of the stage's peers
     times: Mapping[str, FloatArray]
@@ -102,7 +104,7 @@ class _Bursts:
     workers: NDArray[np.bool_]  # (pp, dp): workers with many such passes
 
     def of(self, residual: SingleArray) -> NDArray[np.bool_]:
-        """Return which passes of a residual are slow."""
+        """Return which passes of a worker's residuals are slow."""
         return np.asarray(residual > self.limit)
 
 
@@ -154,7 +156,8 @@ def _find(signs: Signs) -> Finding | None:
             worker=workers[0], ratio=tuple(found.level[pp, :, dp].tolist()), times=as_slow
         ),
         uncertainty=held_against_peers(observation, workers),
-        # A worker that recorded nothing is slow only by the wait of the others for it.
+        # A worker that recorded nothing is known to be slow only by the time that others wait for
+        # it.
         doubt=Doubt(THRESHOLDS.not_recorded)
         if absent is not None and bool(absent[dp, pp])
         else None,
@@ -179,10 +182,10 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
 
 
 def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
-    """Return the workers with slow single passes, forward and backward; None if there are none.
+    """Return the workers with slow single passes, forward and backward; None without any.
 
-    `by_step` is each worker's excess by whole steps, shape (pp, dp); workers whose excess these
-    explain nearly as well are not included.
+    `by_step` is each worker's excess by whole steps, shape (pp, dp); workers are left out if slow
+    steps explain their excess nearly as well as bursts.
     """
     forward, backward = effects.residual[FORWARD_COMPUTE], effects.residual[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
@@ -190,7 +193,8 @@ def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
     limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * effects.noise)
     shares = []
     for residual in (forward, backward):
-        # Stage by stage: whole copies would be the peak memory of a large session's analysis.
+        # Computed stage by stage, as copies of the whole array would set the peak memory of a large
+        # session's analysis.
         by_stage = [
             np.where(of_stage > limit, of_stage - 1, 0).mean(axis=(0, 1), dtype=np.float64)
             for of_stage in residual
@@ -206,7 +210,7 @@ def _bursts(effects: Effects, by_step: FloatArray) -> _Bursts | None:
 
 
 def _with_bursts(found: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
-    """Return how slow workers are, where those with bursts are slow in the steps of a burst."""
+    """Return the slowness of workers; workers with bursts are slow in the steps with a burst."""
     times = {name: by_worker.copy() for name, by_worker in found.times.items()}
     level, when = found.level.copy(), found.when.copy()
     for pp, dp in np.argwhere(bursts.workers).tolist():
@@ -224,7 +228,7 @@ def _with_bursts(found: _Slow, effects: Effects, bursts: _Bursts) -> _Slow:
 def _without(
     observation: Observation, found: _Slow, workers: list[Worker]
 ) -> dict[int, FloatArray]:
-    """Return factors on computing times that remove the slowness of some workers, by node."""
+    """Return, by node, factors of computing times that remove the slowness of some workers."""
     times: dict[int, FloatArray] = {}
     for name, by_worker in found.times.items():
         for pp in sorted({pp for _, pp in workers}):
@@ -232,7 +236,8 @@ def _without(
             for dp in (dp for dp, stage in workers if stage == pp):
                 own, when = by_worker[pp, :, dp], found.when[pp, :, dp]
                 if observation.shares_processors:
-                    # Single steps vary by contention, as those of its peers do.
+                    # The median over the steps: single steps vary by contention, also those of the
+                    # peers.
                     own = np.asarray(np.median(own[when]))
                 factor[:, dp] = np.where(when, 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
@@ -246,7 +251,7 @@ def _shorten_bursts(
     bursts: _Bursts,
     workers: set[Worker],
 ) -> None:
-    """Replace the factors of workers with bursts: slow passes alone take their typical time."""
+    """Replace factors of workers with bursts: only slow passes change, to their typical time."""
     for name, passes in observation.passes.items():
         for dp, pp in sorted(workers):
             residual = effects.residual[name][pp, :, :, dp]
@@ -260,7 +265,7 @@ def _shorten_bursts(
 def _ratios(
     slowness: Mapping[str, FloatArray], worker: Worker, when: NDArray[np.bool_]
 ) -> tuple[float, float]:
-    """Return a worker's mean computing time ÷ that of its peers, forward and backward."""
+    """Return a worker's mean computing time ÷ its peers', for forwards and for backwards."""
     dp, pp = worker
     forward, backward = (
         float(slowness[name][pp, when, dp].mean()) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
@@ -326,7 +331,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
         case WorkerSteps(times=float(times)):
             return f"{who} computes {times:.1f}× slower than its peers"
         case StageLoad(relative=relative):
-            # one DP rank: what evidence compares it with
+            # With one DP rank, the evidence names the reference of the comparison.
             times = relative[workers[0][1]]
             return f"{who} computes {times:.1f}× slower than the other stages"
         case _:

@@ -1,4 +1,4 @@
-"""Stage imbalance: a pipeline stage has more to compute than the others."""
+"""Stage imbalance: a pipeline stage computes more than the other stages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from app.analysis.diagnosis.locations import JobFacts
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limit below which the verdict names a slow worker as the other explanation."""
+    """Threshold below which the verdict names a slow worker as the other explanation."""
 
-    # Below this confidence, a heavy stage with one DP rank may be a slow worker instead.
+    # With less confidence than this, a heavy stage with one DP rank may be a slow worker instead.
     sure: float = 0.9
 
 

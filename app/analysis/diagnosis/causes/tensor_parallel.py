@@ -18,7 +18,7 @@ from app.analysis.diagnosis.session_view import Signs
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without the cause no rank waits."""
+    """Return the groups that wait mostly for one rank; without the cause no rank waits."""
     groups = [group for group in signs.waiting if group.of_one_rank]
     if not groups:
         return None
@@ -43,7 +43,7 @@ TENSOR_STRAGGLER: Final = CauseKind(
     cannot_judge=needs_tensor_ranks,
     because=lambda cause, job: because_of(cause, job, TENSOR),
     find=_find,
-    # a single group has no other group to be compared with
+    # A single group has no other group as a reference.
     slows_ideal=lambda signs: bool(signs.waiting),
     remedy=lambda cause, hosts: replacing(cause, hosts, TENSOR),
     plan=Plan.SHED_WORK,

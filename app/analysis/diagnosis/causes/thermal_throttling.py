@@ -24,7 +24,7 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a worker's slowness drifts as a hot device's does."""
+    """Thresholds that decide whether a worker's slowness drifts like a hot device's."""
 
     least_range: float = 0.1  # range of a worker's slowness over the session
     to_scatter: float = 8.0  # …in standard deviations of the workers' scatter
@@ -35,25 +35,26 @@ class Thresholds:
     of_range: float = 0.4  # a climb is at least this share of the range
     of_all: float = 0.2  # all climbs together are at least this share of all moves
     one_move: float = 0.6  # a single move is at most this share of its climb
-    # …or up to this share in a long climb of a calm worker: a device nears its final temperature
-    # ever more slowly.
+    # …or up to this share in a long climb of a calm worker: a device approaches its final
+    # temperature in ever smaller moves.
     one_of_many: float = 0.7
-    # The direction changes at no more than this share of the steps; by chance, at two thirds.
+    # The slowness changes its direction at no more than this share of the steps; by chance, it does
+    # at two thirds.
     most_turns: float = 0.6
-    # A worker is calm where the squares of its moves sum to at most this many times those of its
-    # distances from the mean; chance gives a ratio of 2 (von Neumann 1941).
+    # A worker is calm if the sum of its squared moves is at most this many times the sum of its
+    # squared distances from the mean; chance gives a ratio of 2 (von Neumann 1941).
     calm: float = 1.4
-    # Below this ratio calmness alone is enough, where each move is lost in the scatter …
+    # Below this ratio of the two sums no climb is needed, as scatter may hide each move …
     smooth: float = 0.7
-    # …if this share of the steps lies between cool and hot: a worker with two levels moves rarely
-    # too.
+    # …if this share of the steps is between cool and hot: a worker that alternates between two
+    # levels moves rarely too.
     between: float = 0.15
-    # A step between cool and hot is at least this share of the range away from both.
+    # A step is between cool and hot if it is at least this share of the range away from both.
     quarter: float = 0.25
-    # A worker has heated up at this share of the way from its coolest to its hottest step, and has
-    # cooled down at the same share of the way back.
+    # A worker has heated up after this share of the way from its coolest to its hottest step, and
+    # has cooled down after the same share of the way back.
     warm: float = 0.7
-    # Other workers count when their range is this share of that of the hottest.
+    # Other workers are named if their range is this share of the hottest worker's range.
     to_hottest: float = 0.25
 
 
@@ -61,18 +62,18 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the drifting workers, slowest first; without it they compute like their peers."""
+    """Return the drifting workers, slowest first; without the drift they are like their peers."""
     observation, slowness = signs.observation, signs.slowness
     if slowness is None or needs_peers(signs) is not None:
         return None
     if observation.layout.dp == 1:
-        # without peers, against the worker's own coolest step
+        # A worker without peers is compared with its own coolest step.
         slowness = {
             name: np.asarray(by_worker / by_worker.min(axis=1, keepdims=True))
             for name, by_worker in slowness.items()
         }
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
-    # Relative to the worker's median step, as chance scales with the time a worker takes.
+    # Levels are relative to the worker's median step, as chance scales with the computing time.
     levels = both / median(both.swapaxes(0, 1))[:, None, :]
     range_ = np.ptp(levels, axis=1)
     if range_.max() < THRESHOLDS.least_range:
@@ -90,7 +91,7 @@ def _find(signs: Signs) -> Finding | None:
             levels[pp, :, dp], max(THRESHOLDS.least_move, THRESHOLDS.move_to_scatter * noise)
         )
     ]
-    # A drift of most workers is not the heat of single devices.
+    # If most workers drift, the reason is not the heat of single devices.
     if not workers or len(workers) > both[:, 0].size / 2:
         return None
     workers.sort(key=lambda worker: -float(both[worker[1], :, worker[0]].mean()))
@@ -105,14 +106,14 @@ def _find(signs: Signs) -> Finding | None:
         ),
         uncertainty=replace(
             held_against_peers(observation, workers),
-            # A gap in the recorded steps may hide a cycle.
+            # The cycle is unknown if recorded steps are missing, as a gap may hide a cycle.
             cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
         ),
     )
 
 
 def _drifts(ratio: FloatArray, least: float) -> bool:
-    """Return whether a worker's slowness comes or goes over several steps, and not by chance."""
+    """Return whether a worker's slowness rises or falls over several steps, and not by chance."""
     moves, away = np.diff(ratio), ratio - ratio.mean()
     restless = float((moves**2).sum() / (away**2).sum())
     share = (ratio - ratio.min()) / np.ptp(ratio)
@@ -127,7 +128,7 @@ def _drifts(ratio: FloatArray, least: float) -> bool:
 def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
     """Return whether the slowness moves one way over several steps, by at least `least` in each.
 
-    No single move of a long climb is more than the share `most` of it.
+    No single move of a long climb is more than the share `most` of the climb.
     """
     moves = np.diff(ratio)
     moves = moves[np.abs(moves) >= least]

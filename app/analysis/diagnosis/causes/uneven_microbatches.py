@@ -1,6 +1,6 @@
-"""Uneven numbers of microbatches: some DP ranks run more, and the others wait for their gradients.
+"""Uneven numbers of microbatches: some DP ranks run more, and other ranks wait for them.
 
-Dynamic batches are filled by tokens, so a rank gets as many microbatches as its data need.
+Dynamic batches are filled by tokens, so the number of a rank's microbatches depends on its data.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from app.analysis.replay.layout.dense import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether a DP rank always runs more microbatches."""
+    """Thresholds that decide whether a DP rank always runs more microbatches."""
 
-    # Its mean number exceeds the median rank's by this factor, and by this many standard errors:
-    # a smaller difference comes from one rank or another having more in turn.
+    # A rank always has more if its mean number of microbatches exceeds the median rank's by this
+    # factor, and by this many standard errors: a smaller difference also arises if the rank with
+    # the most microbatches changes.
     more: float = 1.05
     errors: float = 4.0
 
@@ -32,10 +33,10 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the ranks with more microbatches; without it all run equally many in a step.
+    """Return the ranks with more microbatches; without the cause all ranks run equally many.
 
-    A rank that always has more gets the median number; a difference that changes ranks from step to
-    step is spread over all of them.
+    Without the cause, a rank that always has more microbatches gets the median number; a difference
+    that changes ranks from step to step is spread over all ranks.
     """
     observation, layout = signs.observation, signs.observation.layout
     padding = layout.padding
@@ -43,7 +44,7 @@ def _find(signs: Signs) -> Finding | None:
         return None
     counts = padding.counts.astype(np.float64)  # (steps, dp)
     if layout.absent is not None:
-        # A rank that recorded nothing counts as typical.
+        # A rank that recorded nothing counts as a rank with the typical number of microbatches.
         absent = layout.absent.all(axis=1)
         counts[:, absent] = np.median(counts[:, ~absent], axis=1, keepdims=True)
     if not (counts != counts[:, :1]).any():
@@ -72,7 +73,7 @@ def _find(signs: Signs) -> Finding | None:
 
 
 def _difference(counts: FloatArray, usual: FloatArray, more: list[int]) -> str:
-    """Return the sentence about how many microbatches the ranks run."""
+    """Return the sentence that states how many microbatches the ranks run."""
     typical = float(np.median(usual))
     fewer = np.flatnonzero(usual < typical)
     if not more and len(fewer):
