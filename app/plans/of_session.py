@@ -1,4 +1,4 @@
-"""Plan of the whole job of a session: whether it is possible, its request, its result."""
+"""Plan of a session's whole job: whether the job can be planned, the request, the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from app.sessions.replays import prepared_session, stored_trace, whole_session
 
 @dataclass(frozen=True, slots=True)
 class WholeJob:
-    """The plan of the whole job of a session, or the reason why there can be none; times in ms.
+    """Plan of a session's whole job, or the reason why the job cannot be planned; times in ms.
 
     `lacking` are the keys of missing metadata; `unfit` is another reason as a sentence.
     """
@@ -55,7 +55,7 @@ class WholeJob:
 
 @dataclass(frozen=True, slots=True)
 class _PlannedSession:
-    """A session with its newest plan."""
+    """Session with the newest plan of its job."""
 
     number: int
     meta: dict[str, Any]
@@ -69,7 +69,7 @@ _PLANNED_SESSIONS: Final = TypeAdapter(tuple[_PlannedSession, ...])
 
 
 def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
-    """Return the query of `whole_job`: no row without a verdict or without operations."""
+    """Return the query of `whole_job`; it yields no row without a verdict or operations."""
     newest = (
         select(
             Plan.id.label("plan"),
@@ -101,7 +101,7 @@ def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
 
 
 def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
-    """Return the plan of a session's whole job; None without a verdict, or without operations.
+    """Return the plan of a session's whole job; None for a session without verdict or operations.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ NOT_MEASURED: Final = "plan.not_measured"
 
 
 def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
-    """Submit the plan of a session's whole job with its measured times.
+    """Submit a plan of a session's whole job with the session's measured times.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Applied fixes (the newest first), the calibration of predicted gains, and a plan.
+    """Applied fixes (newest first), calibrations of predicted gains, and the whole job's plan.
 
     `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None unless it is
     requested, and for a session without a verdict or operations.
@@ -195,7 +195,7 @@ def remedies(  # noqa: PLR0913 - filters of the fixes, and the plan
     most: int = MOST_LISTED,
     planned_by: uuid.UUID | None = None,
 ) -> Remedies:
-    """Return the applied fixes and the plan of the whole job, by one statement.
+    """Return the applied fixes and the plan of the whole job, read in one statement.
 
     Parameters
     ----------

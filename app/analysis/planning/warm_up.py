@@ -1,4 +1,4 @@
-"""Compilation of the planner's loops ahead of the first plan."""
+"""Compilation of the planner's loops before the first plan."""
 
 from __future__ import annotations
 

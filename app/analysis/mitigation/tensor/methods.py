@@ -16,12 +16,12 @@ import numpy as np
 from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
 from app.analysis.mitigation.tensor.prediction import busy_s, levelled, predicted_s, routed, slices
 
-# Bisections of [0, 1], to below the resolution of a double.
+# Number of bisections of [0, 1] after which the interval is below the resolution of a double.
 _HALVINGS: Final = 60
 
 
 def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float) -> FloatArray:
-    """Return γ of each rank, Eq. 1: γ = (T − T_criterion) / M, where T is over the criterion.
+    """Return γ of each rank, Eq. 1: γ = (T − T_criterion) / M if T exceeds T_criterion, else 0.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
 
 
 def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: float) -> float:
-    """Return β, the share of one straggler's shed columns to resize, Eq. 2; the others migrate.
+    """Return β, the share of a straggler's shed columns that is resized, Eq. 2; the rest migrates.
 
     Ω1 + Ω2(βL) = Φ1((1 − β)L) + Φ2((1 − β)L / (e − 1)): the cost of resizing for the straggler
     equals the cost of migration for each receiver. The left side grows with β, the right one falls.
@@ -85,7 +85,7 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
 
 
 def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affine) -> int:
-    """Return x, the number of stragglers that migrate, Eq. 3; the others resize.
+    """Return x, the number of stragglers that migrate, Eq. 3; the other stragglers resize.
 
     With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, it is the largest x for which f(x) =
     (T_x − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is
@@ -118,7 +118,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
 
 
 def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
-    """Return ZERO-resizing: stragglers leave out the columns that put them over the criterion.
+    """Return ZERO-resizing's shares: stragglers leave out columns until they meet the criterion.
 
     Parameters
     ----------
@@ -134,12 +134,12 @@ def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
 
 
 def migrate(group: Group) -> Shares:
-    """Return MIG: stragglers hand their excess over T_min to the others, in even parts."""
+    """Return MIG's shares: stragglers divide their excess over T_min among the other ranks."""
     return _migrated(group, group.stragglers, _to_shed(group, group.fastest_s))
 
 
 def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
-    """Return SEMI-migration: heavy stragglers migrate, others resize, a single one does both.
+    """Return SEMI's shares: heavy stragglers migrate, others resize, a single straggler does both.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def _semi_for_one(group: Group, straggler: int, costs: Costs, budget: int) -> Sh
 
 
 def fill(group: Group, costs: Costs) -> Shares:
-    """Return water-filling: every column is computed, on the rank where it ends soonest.
+    """Return water-filling's shares: every column runs on the rank where it ends soonest.
 
     Moving more columns levels the ranks and costs more communication: the candidates are the level
     of each rank's time, no move, and equal times.
@@ -188,7 +188,7 @@ def fill(group: Group, costs: Costs) -> Shares:
 
 
 def even(group: Group) -> Shares:
-    """Return sticky's division of all columns, which minimizes the slowest rank's time."""
+    """Return sticky's shares of all columns, which minimize the slowest rank's time."""
     return _routed(group, _even(group))
 
 
@@ -197,7 +197,7 @@ def _even(group: Group) -> IntArray:
 
 
 def _cut_to_level(group: Group, level_s: float) -> IntArray:
-    """Return the units of each rank with the ranks over a time level cut down to it."""
+    """Return the units of each rank, reduced on ranks whose time exceeds a level to that level."""
     kept = np.floor((level_s - group.fixed_s) / group.unit_s)
     units = np.clip(kept, 1, group.units).astype(np.int64)
     below = np.flatnonzero(group.time_s <= level_s)
@@ -207,7 +207,7 @@ def _cut_to_level(group: Group, level_s: float) -> IntArray:
 
 
 def _finish_s(group: Group, units: IntArray, costs: Costs) -> float:
-    """Return the slowest rank's time, seconds, which does not depend on who sends to whom."""
+    """Return the slowest rank's time, s; it does not depend on the pairs of ranks that exchange."""
     given, taken = np.maximum(group.units - units, 0), np.maximum(units - group.units, 0)
     return float(busy_s(group, np.zeros_like(units), given, taken, costs).max())
 
@@ -218,20 +218,21 @@ def _routed(group: Group, units: IntArray) -> Shares:
 
 
 def _to_shed(group: Group, criterion_s: float) -> IntArray:
-    """Return the units that each rank sheds by Eq. 1, shape (ranks,)."""
+    """Return the number of units that each rank sheds by Eq. 1, shape (ranks,)."""
     ratio = pruning_ratios(group.time_s, group.matmul_s, criterion_s)
     return np.minimum(np.rint(ratio * group.units).astype(np.int64), group.units - 1)
 
 
 def _most_units(group: Group, most: float) -> int:
-    # The epsilon makes a budget of 0.3 of ten units three in floating point, too.
+    # The epsilon absorbs rounding: in floating point, too, a budget of 0.3 of ten units is three
+    # units.
     return min(int(np.floor(most * group.units + 1e-9)), group.units - 1)
 
 
 def _migrated(
     group: Group, senders: IntArray, shed: IntArray, resized: IntArray | None = None
 ) -> Shares:
-    """Return the shares by which senders hand their shed units over, in even parts."""
+    """Return the shares in which each sender divides its shed units evenly among the receivers."""
     shares = Shares.nothing(group.ranks)
     if resized is not None:
         shares.resized[:] = resized

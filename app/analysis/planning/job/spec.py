@@ -11,16 +11,16 @@ from typing import Final
 
 from app.analysis.planning.transformer import Accelerator, Transformer
 
-# Searched numbers of sequences in a microbatch.
+# Numbers of sequences per microbatch that the search tries.
 MICROBATCHES: Final = (1, 2, 4, 8, 16)
-# Searched numbers of model chunks of a stage.
+# Numbers of model chunks per stage that the search tries.
 INTERLEAVES: Final = (1, 2, 3, 4, 5, 6, 8)
-# Bytes of a gradient: fp32, as Megatron-Core accumulates them.
+# Bytes per gradient: Megatron-Core accumulates gradients in fp32.
 GRADIENT_BYTES: Final = 4
 
 
 class Recompute(StrEnum):
-    """Activations that are recomputed in the backward pass instead of stored."""
+    """Kinds of activations that are recomputed in the backward pass instead of stored."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -48,7 +48,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class FixedParallelism:
-    """Fixed parallel sizes; None is searched."""
+    """Fixed parallel sizes; a size that is None is searched."""
 
     tp: int | None = None
     pp: int | None = None
@@ -81,7 +81,7 @@ class JobDevice:
 
 @dataclass(frozen=True, slots=True)
 class AsItRuns:
-    """Measured iteration and parallel sizes of the job as it runs today; None is unknown."""
+    """Measured iteration and sizes of the job as it runs today; unknown values are None."""
 
     iteration_ms: float
     sizes: FixedParallelism

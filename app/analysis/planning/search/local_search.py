@@ -47,7 +47,7 @@ from app.analysis.planning.template import (
 
 
 def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Template]:
-    """Yield the template with adjacent nodes swapped, reversed, and with stages of a node merged.
+    """Yield the template with two adjacent nodes swapped, reversed, or with stages merged.
 
     A node keeps its number of layers; the templates need not fit the memory.
     """
@@ -82,7 +82,7 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Time of a template that `limit_ps` limits in `climb`.
+# Kinds of template time that `climb` keeps at most at `limit_ps`.
 NOTHING = 0
 T_STD = 1
 T_OOBLECK = 2
@@ -109,7 +109,7 @@ def climb(
     *,
     whole: bool = False,
 ) -> tuple[Template, int]:
-    """Return the local optimum under moves of single layers, and the remaining `work`.
+    """Return the local optimum under moves of single layers, and the `work` that is left.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _allowed(
     limit: int,
     whole: bool,  # noqa: FBT001 - compiled code takes arguments by position
 ) -> bool:
-    """Return whether the stages fit the memory and the template keeps the limit."""
+    """Return whether the stages fit the memory and the template's time is within the limit."""
     stages = option.shape[0]
     slowest, k, total = np.int64(0), 0, np.int64(0)
     for s in range(stages):
@@ -188,7 +188,7 @@ def _allowed(
 def _at_least(
     forward: IntArray, cost: IntArray, send: IntArray, back: IntArray, microbatches: int
 ) -> int:
-    """Return a lower bound of the executed time.
+    """Return a lower bound of the executed time, ps.
 
     The maximum over all stages k of `app.analysis.planning.search.best_first.ExecutedBound`.
     """
@@ -230,7 +230,8 @@ def _climb(
     best = start.copy()
     best_ps, best_squares = np.int64(1) << 62, 0.0
     cuts = start.copy()
-    # Pair 0 prices the start; later pairs move a layer from stage pair // S to stage pair % S.
+    # Pair -1 evaluates the start; each later pair moves a layer from stage pair // S to stage pair
+    # % S.
     pair, since = -1, 0
     while since <= stages * stages:
         taken, given = 0, 0
@@ -273,29 +274,30 @@ def _climb(
     return best, work
 
 
-# Largest excess over the best cost of a listed template, a share.
+# Maximum excess of a listed template's cost over the best cost, as a share.
 NEAR: Final = 0.02
-# Accepted excess of the executed time for a template without slight stages whose nodes are divided
-# alike.
+# Maximum excess of the executed time, as a share, at which a template without slight stages, or
+# with the same number of stages on all nodes of a type, is preferred to the fastest template.
 SLOWER: Final = 0.01
-# Cheapest templates taken from each pass.
+# Number of cheapest templates taken from each pass.
 _CANDIDATES: Final = 24
-# Bisection passes that maximize the shortest stage.
+# Number of bisection passes that maximize the time of the shortest stage.
 _EVEN_PASSES: Final = 5
-# Limit of the cells of a pass that is repeated for evenness.
+# Maximum number of cells of a pass that is repeated to find evener templates.
 _MOST_CELLS: Final = 10_000_000
-# Starting points of hill climbing, each with another sequence of devices.
+# Number of starting points of hill climbing, each with a different sequence of devices.
 _CLIMBED: Final = 6
-# Templates that are rearranged in each round, and rearrangements of each.
+# Number of templates that are rearranged in each round, and number of rearrangements of each.
 _BEST: Final = 4
 _REARRANGED: Final = 32
-# Limit of executed computations: the larger of this and that number of iterations.
+# Limit of the work of hill climbing: `_WORK` executed computations or `_EXECUTIONS` executed
+# iterations, whichever is more.
 _WORK: Final = 8_000_000
 _EXECUTIONS: Final = 400
 
 
 def cheapest_templates(table: Table) -> Iterator[Template]:
-    """Yield the templates of a table in ascending order of ΣL (best-first over its transitions)."""
+    """Yield a table's templates in ascending order of ΣL (best first over its transitions)."""
     serial = itertools.count()
     heap: list[tuple[int, int, int, Cell, tuple[tuple[Transition, Cell], ...]]] = [
         (end.value, next(serial), 0, end, ()) for end in table.ends
@@ -326,7 +328,7 @@ def near_optimal(
     budget: SearchBudget,
     others: Iterable[Template] = (),
 ) -> tuple[Template, ...]:
-    """Return near-optimal templates by executed time, of equals the most even first.
+    """Return near-optimal templates sorted by executed time, then by evenness.
 
     Parameters
     ----------
@@ -354,7 +356,7 @@ def near_optimal(
 
 
 class _Neighborhood:
-    """Evaluated templates around the best one that fit the memory."""
+    """Evaluated templates around the best template; all of them fit the memory."""
 
     def __init__(
         self,
@@ -387,12 +389,12 @@ class _Neighborhood:
         return self._ranks[template]
 
     def within(self, cost_ps: int) -> tuple[Template, ...]:
-        """Return the templates that cost at most `NEAR` more, in order of rank."""
+        """Return the templates whose cost exceeds `cost_ps` by at most `NEAR`, sorted by rank."""
         limit = int(cost_ps * (1 + NEAR))
         return tuple(sorted((t for t in self.times if self.cost(t) <= limit), key=self.rank))
 
     def ties(self) -> list[Template]:
-        """Return the templates as good as the optimal search's best one, in order of rank."""
+        """Return the templates that cost as much as the optimal search's best, sorted by rank."""
         minimized = "t_oobleck" if self.objective == "t_oobleck" else "t_std"
         tied = (t for t, own in self.times.items() if getattr(own, minimized) == self.limit_ps)
         return sorted(tied, key=self.rank)
@@ -405,7 +407,7 @@ class _Neighborhood:
         limited: int = NOTHING,
         whole: bool = False,
     ) -> None:
-        """Hill-climb from at most `most` templates, each with another sequence of devices."""
+        """Climb from at most `most` templates, each with a different sequence of devices."""
         for template in templates:
             devices = limited, whole, tuple(stage.option for stage in template)
             if devices in self.climbed:
@@ -420,7 +422,7 @@ class _Neighborhood:
             self._add(moved)
 
     def drop_impractical(self, best: Template) -> None:
-        """Drop templates with slight stages or unequal nodes if others execute about as fast."""
+        """Drop templates with slight stages or unequal nodes if others are about as fast."""
         allowed = int(self.times[best].simulated * (1 + SLOWER))
         if has_slight_stage(self.problem, best) and not self.budget.spent:
             made = _without_slight_stages(
@@ -446,7 +448,7 @@ class _Neighborhood:
 def _without_slight_stages(
     passes: SearchPasses, template: Template, longest: int
 ) -> list[Template]:
-    """Return templates without slight stages whose slowest stage takes at most `longest`, ps."""
+    """Return templates without slight stages in which no stage takes longer than `longest`, ps."""
     times = stage_times(passes.problem, template)
     shortest = -(-sum(times) // (SLIGHT * len(times)))
     try:
@@ -459,7 +461,7 @@ def _without_slight_stages(
 def _candidates(
     passes: SearchPasses, found: SearchResult, budget: SearchBudget
 ) -> Iterator[Template]:
-    """Yield the cheapest and the evenest templates near the best one's slowest stage."""
+    """Yield the cheapest and the evenest templates with about the best template's slowest stage."""
     slowest = max(stage_times(passes.problem, found.template))
     for longest in (slowest, int(slowest * (1 + NEAR))):
         if budget.spent:
@@ -477,7 +479,7 @@ def _candidates(
 def _evener_templates(
     passes: SearchPasses, longest: int, budget: SearchBudget
 ) -> Iterator[Template]:
-    """Yield templates with ever longer shortest stages, found by bisection."""
+    """Yield templates with increasing time of the shortest stage, found by bisection."""
     low, high = 0, longest
     for _ in range(_EVEN_PASSES):
         if budget.spent:
