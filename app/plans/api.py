@@ -57,9 +57,9 @@ class SubmittedBody(BaseModel):
 class PlanDetail(PlanSummary):
     """A plan with its specification and its template.
 
-    `plan` has the schema paceline.plan/1 once the state is ``planned``; `faults` are the nearest
-    changes where it is ``infeasible``; `ahead` counts what workers take first while it is
-    ``queued``.
+    `plan` has the schema paceline.plan/1 once the state is ``planned``. If the state is
+    ``infeasible``, `faults` are the nearest feasible changes. While the state is ``queued``,
+    `ahead` is the number of tasks that workers take first.
     """
 
     spec: Mapping[str, Any]
@@ -115,8 +115,8 @@ def router() -> APIRouter:
     ) -> SubmittedBody:
         """Store a plan, whose template a worker then searches for.
 
-        `spec` is a mapping, or a text of YAML or JSON. The same request again is the same plan;
-        one that was canceled or that failed is planned again.
+        `spec` is a mapping, or a text of YAML or JSON. An equal request returns the same plan; a
+        plan that was canceled or that failed is planned again.
         """
         submitted = submit_plan(container, read_request(body))
         return _submitted(container, request, response, submitted)
@@ -132,7 +132,8 @@ def router() -> APIRouter:
     ) -> SubmittedBody:
         """Store a plan of a session's measured job, to compare the plan with the running job.
 
-        Metadata that are missing are refused by name: ``plan.metadata_missing``.
+        If required metadata are missing, the request is refused with their names:
+        ``plan.metadata_missing``.
         """
         submitted = plan_session(container, session)
         return _submitted(container, request, response, submitted)

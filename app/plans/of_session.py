@@ -35,7 +35,7 @@ from app.sessions.replays import prepared_session, stored_trace, whole_session
 class WholeJob:
     """Plan of a session's whole job, or the reason why the job cannot be planned; times in ms.
 
-    `lacking` are the keys of missing metadata; `unfit` is another reason as a sentence.
+    `lacking` are the keys of missing metadata; `unfit` is any other reason, as a sentence.
     """
 
     session: uuid.UUID
@@ -138,9 +138,9 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
     Raises
     ------
     NotFoundError
-        If there is no such session, or no report or trace of it.
+        There is no such session, or the session has no report or no trace.
     InvalidSpecError
-        ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the keys.
+        ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the metadata keys.
     ConflictError
         ``plan.not_measured``: the session has no verdict, or no separable times of blocks.
     BusyError
@@ -176,8 +176,8 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
 class Remedies:
     """Applied fixes (newest first), calibrations of predicted gains, and the whole job's plan.
 
-    `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None unless it is
-    requested, and for a session without a verdict or operations.
+    The keys of `calibrations` are codes of fixes; the key ``""`` covers all fixes together.
+    `whole_job` is None if it is not requested, or if the session has no verdict or no operations.
     """
 
     applied: Sequence[Realized]
@@ -202,7 +202,7 @@ def remedies(  # noqa: PLR0913 - filters of the fixes, and the plan
     job, session, since, until, most
         See `app.fixes.applied.realized_fixes`.
     planned_by : UUID, optional
-        The session of the whole job's plan.
+        Session whose whole job's plan is requested.
     """
     listed = FIXES.query().where(*applied(job, session, since, until)).order_by(*FIXES.ties)
     planned = null() if planned_by is None else as_json(whole_job_query(planned_by))

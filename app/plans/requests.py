@@ -40,7 +40,7 @@ class Submitted:
 def submit_plan(container: Container, request: PlanRequest) -> Submitted:
     """Store a plan and its task, and return the plan after the commit.
 
-    Equal requests are the same plan, also concurrent ones. A canceled or failed one is planned
+    Equal requests share a plan, even if they are concurrent. A canceled or failed plan is planned
     again.
     """
     identity = {
@@ -100,14 +100,14 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
 def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
     """Cancel a queued or running plan; canceling it again has no effect.
 
-    Ends the task in the database, so that the worker cannot store its result.
+    The plan's task ends in the database, so that a worker cannot store the task's result.
 
     Raises
     ------
     NotFoundError
         If there is no such plan.
     ConflictError
-        ``plan.ended``: the plan has ended otherwise.
+        ``plan.ended``: the plan has already ended, but was not canceled.
     """
     with container.uow() as tx:
         ended = tx.session.execute(

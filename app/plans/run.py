@@ -1,6 +1,6 @@
 """Task of a plan: search for its template, report progress, store the result.
 
-The result is stored in one transaction at the end, so the task can be run again.
+The result is stored in a single transaction at the end, so an interrupted task can be run again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult
 class _Progress:
     """Progress of a search: stores it, and stops the search if its claim is lost.
 
-    Both happen when the search reads its clock, which it does between its passes.
+    Progress is stored and the claim checked when the search reads its clock, between its passes.
     """
 
     def __init__(self, container: Container, claim: Claim) -> None:

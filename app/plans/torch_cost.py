@@ -1,6 +1,6 @@
 """Layer costs of a PyTorch model, counted on the meta device without computing or allocating.
 
-Needs the extra ``torch``.
+Requires Paceline's extra ``torch`` to be installed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def count_torch(layers: Sequence[nn.Module], example: torch.Tensor) -> tuple[Cou
     Parameters
     ----------
     layers : sequence of nn.Module
-        Each takes the output of the one before. They are copied to the meta device.
+        Each layer takes the output of the previous layer. The layers are copied to the meta device.
     example : torch.Tensor
         The first layer's input for one microbatch; only its shape and type matter.
     """

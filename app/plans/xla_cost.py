@@ -1,7 +1,7 @@
 """Layer costs of a JAX model from XLA's cost analysis, the approach of Ditto.
 
-Each layer is compiled for the available backend, forward and backward, and never run. Needs the
-extra ``xla``.
+Each layer's forward and backward pass is compiled for the available backend but never run. Requires
+Paceline's extra ``xla`` to be installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, .
     Parameters
     ----------
     layers : sequence of (name, function, parameters)
-        Each function takes its parameters (a tree of arrays) and the output of the layer before.
+        Each function takes its parameters (a tree of arrays) and the output of the previous layer.
     example : array
         The first layer's input for one microbatch; only its shape and type matter.
     """

@@ -1,9 +1,10 @@
 """Predicted gain of dividing sequences evenly over DP ranks and microbatches.
 
-Where a session's metadata hold the lengths of its sequences, each step's batch is divided by
-`paceline_client.balance`, the algorithm of data loaders, with costs fitted to the session. The
-replay scales each recorded computation by its microbatch's new cost ÷ old cost. Without lengths
-only a bound is known: every microbatch takes the mean time. (What-if paper, section 5.3.)
+If a session's metadata hold the lengths of its sequences, each step's batch is divided by
+`paceline_client.balance`, the algorithm that data loaders use, with costs fitted to the session.
+The replay scales each recorded computation by its microbatch's new cost ÷ old cost. Without lengths
+only an upper bound of the gain is known, from a replay in which every microbatch takes the mean
+time (what-if paper, section 5.3).
 """
 
 from __future__ import annotations
@@ -238,8 +239,9 @@ def _with_batches(recorded: _KnownLengths, today: _Sums, after: _Sums) -> Replac
 def _fit_cost(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
     """Return the cost coefficients of 1, Σs and Σs² on a stage, relative to its median microbatch.
 
-    Alternates least squares with the speed of each worker and chunk, since both differ. Shapes:
-    sums (3, passes, steps, dp), times (passes, steps, dp).
+    Alternates a least-squares fit of the coefficients with an estimate of the speed of each worker
+    and chunk, since the speeds differ. Shapes: sums (3, passes, steps, dp), times (passes, steps,
+    dp).
     """
     relative = times_ns / median(times_ns.reshape(-1))
     features = np.stack([sample(part) for part in sums], axis=-1)

@@ -90,14 +90,15 @@ def recommend_template(
     causes : sequence of Cause
         The causes that the diagnosis names.
     fixes : sequence of Fix
-        Where only stages are uneven, the division among them becomes the template.
+        If only stages are uneven, the fix among them that divides the layers becomes the template.
     now_s : float
         Mean step time today, seconds.
 
     Returns
     -------
     PlannedTemplate, WithheldTemplate or None
-        None if no lasting cause calls for a template: intermittent ones are not planned around.
+        None if no lasting cause calls for a template: no template is planned for intermittent
+        causes.
     """
     meta, pp = observation.trace.meta, replayed.layout.pp
     named = [cause for cause in causes if cause.cause in CAUSES]
@@ -190,7 +191,8 @@ def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSe
 def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
     """Return the fastest plan, and among plans almost as fast the plan with the lowest t_std.
 
-    A job's times vary more than a plan's, which makes the plan with the faster slowest stage safer.
+    A running job's times vary more than a plan's times, so the plan with the faster slowest stage
+    is safer.
     """
     from app.analysis.planning.template import evaluate  # noqa: PLC0415 - compiled, as the planner
 
@@ -247,7 +249,8 @@ def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
 def _assign_workers(names: list[str], stages: int) -> IntArray:
     """Return for each new stage the present stage number of the workers that will run it.
 
-    Slow workers go where the template puts them; healthy ones keep their stage where it is free.
+    Slow workers go to the stages that the template gives them; healthy workers keep their stage if
+    it is free.
     """
     slow = {f"stage {stage}'s worker": stage for stage in range(stages)}
     places = [slow.get(name) for name in names]

@@ -1,8 +1,8 @@
 """Predicted gains of fixes, from replays of the session with changed durations.
 
-Garbage collection on all workers at once is predicted from the stalls: as often as one worker
-stalls now, so that memory grows no further, each pause as long as the longest of all workers'
-(what-if paper, section 5.4).
+The gain of garbage collection on all workers at once is predicted from the recorded stalls:
+collections are as frequent as one worker's stalls today, so that memory does not grow further, and
+each pause is as long as the longest pause of all workers (what-if paper, section 5.4).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIN_GAIN: Final = 0.01
 # the trend in standard errors.
 _MIN_STEPS: Final = 8
 _SIGNIFICANT: Final = 2.0
-# Lower bound of the mean pause as a share of the last one: limits the extrapolated trend.
+# Lower bound of the mean pause, as a share of the last pause; it limits the extrapolated trend.
 _LEAST_SHARE: Final = 0.25
 
 
@@ -201,8 +201,9 @@ def _worker_names(workers: Sequence[Worker]) -> str:
 def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
     """Return a remedy per cause; its gain comes from a replay of the session without the cause.
 
-    Slow workers and heavy stages have other fixes, replayed with late launches; pauses and sequence
-    lengths stay in the job, and have plans instead.
+    Slow workers and heavy stages have no remedy here but other fixes, which are replayed with late
+    launches. Pauses and sequence lengths cannot be removed from the job and have planned fixes
+    instead.
     """
     fixes = []
     for cause in causes:
@@ -226,9 +227,9 @@ def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
 def _capped(fix: Fix, most: float, now_s: float) -> Fix:
     """Return a fix with its gain limited to the share `most` of a step.
 
-    Shares are compared instead of seconds, since the headline covers steps of the most frequent
-    shape. A replayed division of the layers is exempt: with few microbatches an uneven one can beat
-    the even stages that the headline compares with.
+    Shares are compared instead of seconds, since the headline covers only steps of the most
+    frequent shape. A replayed division of the layers is not limited: with few microbatches an
+    uneven division can be faster than the even stages that the headline compares with.
     """
     if fix.gain <= most or (fix.division is not None and not fix.at_most):
         return fix
@@ -362,8 +363,8 @@ def _at_peers_medians(
 ) -> Replacement:
     """Return durations in which workers' operations take the medians of their stage peers.
 
-    The ideal duration of the simulator is a mean that contains the straggler. With `computing`,
-    transfers keep their recorded durations.
+    The simulator's ideal duration cannot be used, since it is a mean that includes the straggler.
+    With `computing`, transfers keep their recorded durations.
     """
     recorded, dp = filled_ns(group), group.layout.dp
     padding = group.layout.padding
@@ -397,8 +398,8 @@ def without_standstills(
 ) -> list[Fix]:
     """Return the fixes of all causes, including standstills between steps, largest gain first.
 
-    The gain of a fix between steps is a share of the time from one step to the next; savings within
-    steps of the same fix add to it.
+    The gain of a fix of standstills is a share of the time from one step to the next; savings of
+    the same fix within steps add to the gain.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ def recover(
 ) -> Template | None:
     """Return a template whose stages merge one-device virtual stages, by Algorithm 2.
 
-    None if the devices do not suffice.
+    None if there are too few devices.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def recover_greedily(
     Raises
     ------
     UnrecoverableError
-        The devices do not come out even.
+        The cluster's devices cannot replace the template's virtual devices exactly.
     """
     devices = problem.spec.devices
     weakest = folding.weakest

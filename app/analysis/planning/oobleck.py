@@ -1,8 +1,8 @@
 """Oobleck's divide and conquer (Jang et al., SOSP 2023) over stages, layers and device sets.
 
-T(S', u, v, x) is a template for layers [u, v) in S' stages on the device set x; a set of nodes is
-divided into two sets, a node into halves. A single template is kept for each state, which makes it
-a heuristic: the best whole need not consist of the best parts.
+T(S', u, v, x) is a template for layers [u, v) in S' stages on the device set x. A set of nodes is
+divided into two sets, a node into halves. Only one template is kept for each state, so the method
+is a heuristic: the best template need not consist of the best parts.
 """
 
 from __future__ import annotations

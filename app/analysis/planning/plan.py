@@ -84,8 +84,9 @@ def plan(
     method : str
         One of `METHODS`.
     objective : str
-        One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
-        searches for the fastest executed template, and of equally fast ones for the most even.
+        One of `OBJECTIVES`. With ``simulated``, every method minimizes t_std; the method
+        ``optimal`` then searches for the fastest executed template, and among equally fast
+        templates for the most even.
     budget : SearchBudget, optional
         Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
         other methods end without an answer.
@@ -97,8 +98,8 @@ def plan(
     InvalidSpecError
         The method does not support the specification.
     InfeasiblePlanError
-        There is no template, with the nearest changes that would make one; or the method has no
-        answer.
+        There is no template, and the error holds the nearest changes that make a template feasible;
+        or the method finds no template.
     """
     check_request(spec, method, objective)
     budget = budget or SearchBudget()
@@ -134,7 +135,7 @@ def check_request(spec: Spec, method: str, objective: str) -> None:
     Raises
     ------
     InvalidSpecError
-        With the path of each fault.
+        The error holds each fault with its path.
     """
     faults = []
     if method not in METHODS:
@@ -257,7 +258,7 @@ _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPl
 def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
     """Return Ditto's plan, extended by Oobleck's templates of the virtual cluster.
 
-    The list stays empty if the divide and conquer would take more than seconds.
+    The list of templates stays empty if the divide and conquer would take more than a few seconds.
     """
     if found.folding is None:
         return found

@@ -1,10 +1,10 @@
 """Planning problem as integer arrays: the time of every possible stage, in picoseconds.
 
-Each layer is rounded once (error below 1e-9 ms), so sums are exact and equal templates have equal
-costs. An option is a set of devices that a stage can run on: devices of one type in a node, or
-whole nodes that replicate the stage. Each replica takes the share of the batch with which it ends
-with the others: with times L_i, the stage takes 1 / Σ 1/L_i a microbatch. Their all-reduce of
-gradients, once an iteration, is spread over the microbatches.
+The time of each layer is rounded once (error below 1e-9 ms), so sums are exact and equal templates
+have equal costs. An option is a set of devices that a stage can run on: devices of one type in a
+node, or whole nodes that replicate the stage. Replicas divide the batch so that all of them end at
+the same time: with replica times L_i, the stage takes 1 / Σ 1/L_i per microbatch. The replicas'
+all-reduce of gradients runs once per iteration; its time is spread over the microbatches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Specification of a planning problem: layers, devices, network; written or from a session.
 
-Times are ms of one microbatch, sizes bytes, speeds relative. `app.plans.specs.spec` validates
-outside input.
+Times are ms for one microbatch, sizes are bytes, speeds are relative. `app.plans.specs.spec`
+validates specifications from outside.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ METHODS: Final[tuple[Method, ...]] = get_args(Method)
 class Layer:
     """Layer of the model, with its times on the profiled device.
 
-    `output_bytes` is the size of its output for one microbatch; `stored_activation_bytes` that of
-    the activations kept for the backward pass.
+    `output_bytes` is the size of the layer's output for one microbatch; `stored_activation_bytes`
+    is the size of the activations kept for the backward pass.
     """
 
     forward_ms: float
@@ -58,7 +58,7 @@ class LayerTimes:
 class DeviceType:
     """Nodes of one type, each with the same number of equal devices.
 
-    `memory_bytes` is the memory of one device, None if it does not limit; `times` overrides
+    `memory_bytes` is the memory of one device, None if memory is unlimited; `times` overrides the
     times scaled by `speed`.
     """
 
@@ -139,8 +139,8 @@ class MeasuredSession:
 def spec_of_session(session: MeasuredSession, *, dp_rank: int | None = None) -> Spec:
     """Return the planning problem of a session; each slow worker gets its own device type.
 
-    One template serves all DP ranks, so the slowest of them counts at each pipeline position. A
-    tensor-parallel group is one device.
+    All DP ranks use the same template, so at each pipeline position the slowest DP rank's speed
+    counts. A tensor-parallel group is one device.
 
     Parameters
     ----------

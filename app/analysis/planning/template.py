@@ -1,8 +1,9 @@
 """Pipeline templates, their cost formulas, and the event-by-event execution of 1F1B.
 
-With N_b microbatches, S stages of times L_i, and k the last of the slowest stages, from 0:
-t_std = ΣL + (N_b − 1)·L_k and t_oobleck = ΣL + (N_b − S + k + 1)·L_k + Σ_{i≥k} L_i (4·L for one
-stage), as the programs of Oobleck and Ditto compute; Oobleck's Eq. 1 to 3 are off by one in places.
+With N_b microbatches, S stages of times L_i, and k the last of the slowest stages, counted from 0:
+t_std = ΣL + (N_b − 1)·L_k and t_oobleck = ΣL + (N_b − S + k + 1)·L_k + Σ_{i≥k} L_i (4·L for a
+single stage), as in the programs of Oobleck and Ditto; some indices in Oobleck's Eq. 1 to 3 are off
+by one.
 
 1F1B: stage s first runs min(N_b, S − s − 1) forwards, then alternates forward and backward, then
 runs the remaining backwards. Transfers to a neighbor overlap with computation, one microbatch after

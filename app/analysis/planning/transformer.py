@@ -1,8 +1,9 @@
 """Layer costs of a transformer from a roofline model, and the catalogue of accelerators.
 
-Peaks are dense 16-bit arithmetic with 32-bit accumulation. A layer takes the longer of arithmetic
-and memory traffic, each at an efficiency; backward is twice forward. Blocks count 2 operations for
-each weight and token, and 4·s·h a token for attention. Measured times calibrate it.
+Peaks are for dense 16-bit arithmetic with 32-bit accumulation. A layer takes the time of its
+arithmetic or of its memory traffic, whichever is longer, each at an efficiency; the backward pass
+takes twice as long. Blocks count 2 operations per weight and token, and 4·s·h operations per token
+for attention. Measured times calibrate the model.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ GIB: Final = 2.0**30
 class Device:
     """Device of the catalogue, with its maker's figures.
 
-    `link_gbytes_per_s` is the bandwidth of all links to other devices in the node, both directions
-    together.
+    `link_gbytes_per_s` is the total bandwidth of all links to other devices in the node, in both
+    directions.
     """
 
     name: str

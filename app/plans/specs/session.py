@@ -5,8 +5,8 @@ Required metadata: ``model`` (the keys of a specification's transformer; layers 
 global rank; else the names in ``gpus``). Optional: ``micro_batch_size``, ``recompute`` (default
 ``none``) and ``network`` (as in a specification).
 
-Nodes with a worker slower than its peers are a device type of their own; speeds are rounded to keep
-the number of types small.
+Each node with a worker slower than its peers gets a device type for its speed; speeds are rounded
+to limit the number of types.
 
 Codes
 -----

@@ -180,13 +180,13 @@ def parse_any_spec(document: object, read_profile: ProfileReader | None = None) 
     Parameters
     ----------
     read_profile : callable, optional
-        Returns the document of the name in ``model.profile``; without it, a profile must be part of
-        the specification.
+        Returns the document of the profile named in ``model.profile``. Without this function, a
+        profile must be part of the specification.
 
     Raises
     ------
     InvalidSpecError
-        With every fault and its path in `Fault.column`.
+        The error holds every fault, with its path in `Fault.column`.
     """
     return _parsed(_ANY, document, read_profile).spec()
 
@@ -271,7 +271,8 @@ def read_request(document: object) -> PlanRequest:
     Raises
     ------
     InvalidSpecError
-        With every fault and its path; paths within the specification are relative to it.
+        The error holds every fault with its path; paths of faults in the specification are relative
+        to the specification.
     """
     reading, faults = Reading(), []
     try:

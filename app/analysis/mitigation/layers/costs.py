@@ -1,9 +1,10 @@
 """Costs of layers, embedding and head, estimated from the typical stage times of a session.
 
-The layers of a chunk are taken as equal. The time of the first and last chunk beyond the usual
-price of their layers is the embedding and the head. Inner chunks with another price a layer hold
-layers of another kind, which keep their price in every division. The plan of a whole running job
-takes its measured times from here (`app.plans.specs.session`).
+All layers of a chunk are assumed to take equal time. The first and the last chunk take longer than
+their layers at the usual time per layer; the excess is the embedding and the head. Inner chunks
+with a different time per layer hold a different kind of layer, which keeps its time in every
+division. The plan of a whole running job takes its measured times from this module
+(`app.plans.specs.session`).
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class LayerCosts:
     def separable(self) -> bool:
         """Return whether the time of layers is separable from the times of embedding and head.
 
-        An inner chunk shows the time of layers alone, and so do ends of equal price. Else the
-        cheaper end is assumed to have neither embedding nor head, which overestimates the gain of
-        moving layers where both ends have one.
+        An inner chunk shows the time of layers alone, and so do a first and a last chunk with equal
+        times per layer. Otherwise the cheaper of these two is assumed to have neither embedding nor
+        head; if both have one, the gain of moving layers is overestimated.
         """
         if len(self.places) > _ENDS:
             return True
@@ -96,8 +97,8 @@ class LayerCosts:
 def typical_pass_times(observation: Observation) -> dict[str, FloatArray]:
     """Return by pass type the typical time of each stage's chunks, ns, shape (pp, chunks).
 
-    The median over microbatches and steps, then the lower median over DP ranks, so that neither a
-    slow worker nor an intermittent one makes a stage heavy.
+    The typical time is the median over microbatches and steps, then the lower median over DP ranks,
+    so that neither a slow worker nor an intermittently slow worker makes a stage heavy.
     """
     return {
         name: lower_median(passes.own_ns, axis=2)
@@ -134,7 +135,7 @@ def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) ->
 def _model_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
     """Return (stage, chunk) of each chunk in the order of the forward pass.
 
-    Empty in a bidirectional pipeline, where the model is there once for each direction.
+    Empty for a bidirectional pipeline, which holds the model once for each direction.
     """
     stages, chunks = shape
     interleaved = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
@@ -178,8 +179,8 @@ class StageCapacity:
 def stage_capacity(extra: Mapping[str, Any], costs: LayerCosts) -> StageCapacity:
     """Return the maximum number of layers of each stage from the metadata key ``max_layers``.
 
-    ``max_layers`` is a number, or a list with one for each stage. A stage can always hold its
-    layers of today.
+    ``max_layers`` is a number, or a list with a number for each stage. A stage can always hold the
+    layers that it holds today.
     """
     stage = np.array([stage for stage, _ in costs.places])
     stages = int(stage.max()) + 1

@@ -54,7 +54,7 @@ class Candidate:
 def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
     """Return the divisions that make the typical step faster than today's does, fastest first.
 
-    Empty where the metadata lack the layers of each stage.
+    Empty if the metadata lack the number of layers of each stage.
     """
     meta = observation.trace.meta
     today = layers_per_chunk(meta.extra, meta.sizes.pp, meta.sizes.vpp)
@@ -80,7 +80,7 @@ def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
 def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
     """Return the durations of the computations if every chunk took the mean typical time.
 
-    An upper bound of the gain of any division of the layers.
+    The replay with these durations gives an upper bound of the gain of any division of the layers.
     """
     recorded = group.durations.recorded_ns
     chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
@@ -140,7 +140,8 @@ def _by_chunk(places: Sequence[Place], counts: IntArray) -> ByChunk:
 def launcher_flag(layers: ByChunk) -> str:
     """Return Megatron-LM's flag for a division of the layers.
 
-    Where only the ends differ, the older flags suffice, which more versions of it have.
+    If only the first and the last stage differ from the others, the older flags suffice, which more
+    versions of Megatron-LM have.
 
     Examples
     --------

@@ -45,7 +45,7 @@ class Owners:
     def scaled(self) -> IntArray:
         """Return the single chunks' collectives and optimizer steps, which scale with layers.
 
-        Those of a whole stage are in `shared`.
+        The collectives and optimizer steps of a whole stage are in `shared`.
         """
         return np.flatnonzero((self.kind == _NOWHERE) & (self.place != _NOWHERE))
 
@@ -165,7 +165,8 @@ class TypicalStep:
     ) -> Chain:
         """Return the chain that consists of the given dependent nodes.
 
-        With its whole length `total_ns` under `layers`, lags between the nodes count as fixed.
+        If `total_ns`, the whole length of the chain under `layers`, is given, the lags between the
+        nodes count as fixed time.
         """
         owners, today = self._owners, self.costs.layers
         passes = np.zeros((len(self.costs.passes), len(today)))

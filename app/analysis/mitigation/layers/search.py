@@ -158,7 +158,7 @@ def largest_stages(
 ) -> IntArray:
     """Return by stage the maximum number of layers in its chunks with a bound below a step time.
 
-    The sum of its chunks' limits `most` where layers have unequal prices.
+    If layers have unequal prices, a stage's limit is the sum of the limits `most` of its chunks.
     """
     price = np.diff(rows.before_ns, axis=1)
     stages = range(len(room.layers))
@@ -181,7 +181,8 @@ def largest_stages(
 def best_mean_chain(rows: ChainPrices, room: StageCapacity) -> ChainPrices:
     """Return the weighted mean of the chains that bounds the step time best.
 
-    A step is at least as long as its longest chain, and so as any mean of them.
+    A step is at least as long as its longest chain, and therefore as any weighted mean of its
+    chains.
     """
     count = len(rows.fixed_ns)
     weights = np.full(count, 1 / count)
@@ -277,7 +278,7 @@ class _Search:
         return chain_prices(self._lane.costs, list(self._chains.values()))
 
     def _balanced_start(self, costs: LayerCosts) -> IntArray:
-        """Return today's division after greedy moves of layers from the slowest to faster stages.
+        """Return today's division after greedy moves from the heaviest to the lightest stage.
 
         Each move takes a layer of the heaviest stage, as long as the maximum load falls.
         """
@@ -302,7 +303,7 @@ class _Search:
         return layers
 
     def _hill_climb(self) -> None:
-        """Improve the best division by moves of one layer, then of two, while bounds allow it."""
+        """Improve the best division by moving one layer, then two, if bounds permit a gain."""
         moves = 1
         while len(self._tried) < _MOST_RUNS and moves <= _MOVES:
             best_ns, layers = self._best()

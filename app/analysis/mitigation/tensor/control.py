@@ -1,8 +1,8 @@
 """Control loop of a tensor-parallel group: when to make, replace and withdraw a plan.
 
-A job applies a decision at the end of the next step. For a plan to act after two slow steps, and to
-be gone two steps after a recovery, a single report is enough where a rank's time is far outside of
-its noise from report to report. Otherwise two reports in a row must agree, so that work does not
+A job applies a decision at the end of the next step. If a rank's time changed by far more than its
+noise from report to report, a single report is enough, so that a plan acts after two slow steps and
+ends two steps after a recovery. Otherwise two consecutive reports must agree, so that work does not
 move back and forth.
 """
 
@@ -52,8 +52,8 @@ REPLACE_AFTER: Final = 1000
 class ClearChanges:
     """Ranks whose time changed by more than noise from one report to the next.
 
-    Excludes ranks with such a change for a single report within the window: isolated slow steps
-    must not move the job's work again and again.
+    Ranks that were slower or faster for a single report within the window are excluded: isolated
+    slow steps must not move the job's work repeatedly.
     """
 
     risen: BoolArray  # (ranks,): slower than in the report before
@@ -165,13 +165,13 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
     Parameters
     ----------
     problem : Problem
-        The group, with its times converted to those without a plan (`without_plan`).
+        The group, with its times converted to times without a plan (`without_plan`).
     step : int
         The last step of the report.
     streak : Streak
-        State after the decision before.
+        Counts after the previous decision.
     under_plan_s : float or None
-        T of the slowest rank, where the report was measured under the current plan.
+        T of the slowest rank, seconds, if the report was measured under the current plan.
     clear : ClearChanges, optional
         Changes that need no second report.
     """
@@ -263,7 +263,8 @@ def _replan(problem: Problem, streak: Streak, standing: CurrentPlan, *, lasting:
 def _wanted(document: MitigationDocument, rung: Rung) -> Alternative:
     """Return the cheapest sufficient alternative from a rung upwards, else the best alternative.
 
-    Sufficient is a predicted time within `STRAGGLES` of the fastest rank.
+    An alternative is sufficient if its predicted time is at most `STRAGGLES` × the fastest rank's
+    time.
     """
     near_s = STRAGGLES * document.fastest_time_s
     for at in [other for other in Rung if other >= rung]:

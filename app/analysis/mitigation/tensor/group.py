@@ -1,8 +1,9 @@
 """Tensor-parallel group: step times and work shares of its ranks, costs of moving columns.
 
 Columns are the contraction dimension of a weight W[O, K], hidden units of an MLP, or heads. Shares
-count units, costs count columns. Φ1, Φ2, Ω1 and Ω2 are those of section IV-B of the ZERO-resizing
-paper, which leaves their form open: lines with an offset are fitted to a pre-test (Table I).
+count units, costs count columns. The cost functions Φ1, Φ2, Ω1 and Ω2 are defined in section IV-B
+of the ZERO-resizing paper, which leaves their form open; here, lines with an offset are fitted to
+the samples of a pre-test (Table I).
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
 ) -> Group:
     """Return a group's times with all own columns, converted from its times under a plan.
 
-    M̂ = M / (1 − γ + absorbed) and T̂ = T − M + M̂, where γ is the share of its columns that a rank
-    does not compute, and absorbed what it computes for others, as a share of its own.
+    M̂ = M / (1 − γ + absorbed) and T̂ = T − M + M̂. γ is the share of its own columns that a rank
+    does not compute, absorbed the number of columns that it computes for other ranks ÷ the number
+    of its own.
 
     Parameters
     ----------
@@ -115,8 +117,8 @@ def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
     shares : Shares
         The plan; each rank computes at least one unit.
     computed : float64 array, shape (ranks,), optional
-        Columns that ranks really computed, as shares of their own, where layers have coarser units
-        than the plan.
+        Columns that ranks really computed, as shares of their own columns, if layers have coarser
+        units than the plan.
 
     Examples
     --------

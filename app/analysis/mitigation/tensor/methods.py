@@ -1,10 +1,12 @@
 """Methods of workload control: ZERO, MIG, SEMI, water-filling and sticky, with Eq. 1 to 3.
 
-Equations 1 to 3 of the paper on ZERO-resizing and SEMI-migration are missing in its published text
-and restored from its prose; tests compare them with its examples and with brute force. SEMI is its
-Algorithm 2 without communication: T_min, the stragglers, then Eq. 2 for one and Eq. 3 for several.
-Settled here: a straggler is over 1.10 × T_min, since noise would make all ranks but one stragglers;
-ratios are rounded to whole units; each rank keeps at least one unit, to measure its recovery by.
+The published text of the paper on ZERO-resizing and SEMI-migration lacks equations 1 to 3. They are
+restored here from the paper's prose; tests compare them with the paper's examples and with brute
+force. SEMI is the paper's Algorithm 2 without communication: find T_min and the stragglers, then
+apply Eq. 2 to a single straggler or Eq. 3 to several stragglers. The paper leaves open what is
+decided here: a straggler takes over 1.10 × T_min, since otherwise noise would make all ranks but
+one stragglers; ratios are rounded to whole units; each rank keeps at least one unit, so that its
+recovery can be measured.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
     Returns
     -------
     float64 array, shape (ranks,)
-        Within [0, 1]; 1 for a rank that even without its multiplications is over the criterion.
+        Within [0, 1]; 1 for a rank whose time exceeds the criterion even without its
+        multiplications.
 
     Examples
     --------
@@ -58,12 +61,12 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
     receivers : int
         e − 1, the number of other ranks.
     column_s : float
-        Time of a column on a receiver where `costs` has no samples of Φ2, seconds.
+        Time of a column on a receiver, seconds, used if `costs` has no samples of Φ2.
 
     Returns
     -------
     float
-        Within [0, 1]; 1 where resizing all columns costs less than migrating any.
+        Within [0, 1]; 1 if resizing all columns costs less than migrating any column.
     """
     compute = costs.compute or Affine(0.0, column_s)
 
@@ -87,9 +90,9 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
 def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affine) -> int:
     """Return x, the number of stragglers that migrate, Eq. 3; the other stragglers resize.
 
-    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, it is the largest x for which f(x) =
-    (T_x − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is
-    tried, since f is not monotonic.
+    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, the result is the largest x for which f(x) = (T_x
+    − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is tried,
+    since f is not monotonic.
 
     Parameters
     ----------
@@ -103,7 +106,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
     Returns
     -------
     int
-        0 … ranks − 1; 0 if migration pays for none.
+        0 … ranks − 1; 0 if migration pays for no straggler.
     """
     ranks = len(time_s)
     over_s = time_s - time_s[-1]
@@ -144,8 +147,8 @@ def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
     Parameters
     ----------
     most : float
-        The largest γ of any rank. A straggler migrates the columns beyond it where that ends the
-        step sooner.
+        The maximum γ of any rank. A straggler migrates the columns beyond this maximum if that ends
+        the step sooner.
     """
     stragglers, shed = group.stragglers, _to_shed(group, group.fastest_s)
     budget = _most_units(group, most)
@@ -178,8 +181,8 @@ def _semi_for_one(group: Group, straggler: int, costs: Costs, budget: int) -> Sh
 def fill(group: Group, costs: Costs) -> Shares:
     """Return water-filling's shares: every column runs on the rank where it ends soonest.
 
-    Moving more columns levels the ranks and costs more communication: the candidates are the level
-    of each rank's time, no move, and equal times.
+    Moving more columns evens out the ranks' times but costs more communication. The candidates
+    therefore are: no move, ranks cut to the level of each other rank's time, and equal times.
     """
     levels = np.unique(group.time_s)[1:-1].tolist()
     choices = [_cut_to_level(group, level_s) for level_s in levels]

@@ -28,8 +28,8 @@ def renumbered(rank: int, sender: int, ranks: int) -> int:
 def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray:
     """Return the number of a sender's units that each rank computes, shape (ranks,).
 
-    The receiver with the number ν of n computes [(ν − 1)·count/n, ν·count/n), rounded down. Where
-    some ranks receive nothing, the others are numbered in the same order.
+    The receiver with the number ν of n computes the units [(ν − 1)·count/n, ν·count/n), rounded
+    down. If some ranks receive nothing, the other ranks are numbered in the same order.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def routed(shed: IntArray, received: IntArray) -> IntArray:
     Parameters
     ----------
     shed, received : int64 arrays, shape (ranks,)
-        Units of each rank, with equal sums; no rank has both.
+        Units that each rank sheds and receives, with equal sums; no rank does both.
 
     Returns
     -------
@@ -98,8 +98,9 @@ def apportioned(parts: Sequence[int], total: int) -> list[int]:
 def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1) -> IntArray:
     """Return the division of `total` units over ranks that minimizes the slowest rank's time.
 
-    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down; the remaining units go
-    one by one to the rank where they end soonest. Optimal among divisions in whole units.
+    Water-filling: each rank gets (τ − fixed)⁺ / unit_s units, rounded down, with the τ at which
+    these numbers add up to `total` before rounding. The remaining units go one by one to the rank
+    where they end soonest. The result is optimal among divisions in whole units.
 
     Parameters
     ----------
@@ -195,16 +196,17 @@ def predicted_s(
 ) -> FloatArray:
     """Return T of each rank under a plan, without waiting, seconds, shape (ranks,).
 
-    A rank that resizes also pays Ω1 + Ω2, a rank that hands columns over its `Costs.lend`. Every
-    rank pays Φ1 of all migrated columns, since the collectives of a migration are the group's.
+    A rank that resizes also takes Ω1 + Ω2, a rank that hands columns over also takes `Costs.lend`.
+    Every rank takes Φ1 of all migrated columns, since all ranks of the group take part in the
+    collectives of a migration.
 
     Parameters
     ----------
     group : Group
         The group without a plan.
     each_step : bool
-        Whether columns are sent in each step; otherwise they have moved once, and are computed with
-        the receiver's own.
+        Whether columns are sent in each step; otherwise they have moved once and are computed
+        together with the receiver's own columns.
     places : sequence of Place
         Layers with coarser units than the plan's.
 
@@ -226,8 +228,8 @@ def predicted_s(
 def uneven_s(group: Group, shares: Shares, places: Sequence[Place]) -> float:
     """Return the waiting time of a step whose ranks are balanced in total but not per layer, s.
 
-    A collective ends every layer, so a rank with one more head there is waited for even where it
-    has less work in the next layer.
+    A collective ends every layer, so the group waits for a rank with one more head in a layer even
+    if this rank has less work in the next layer.
     """
     done = _computed(group, shares, places)
     each_s = done.weights[:, None] * (group.fixed_s + group.matmul_s * (done.own + done.received))
@@ -328,10 +330,11 @@ class Sizes:
     def step_bytes(self, columns: float) -> int:
         """Return the traffic of migrated columns in a step, in both directions, bytes.
 
-        A hidden unit sends parameters and returns their gradients; its output is part of the
-        all-reduce. Columns of a column-parallel layer also need dY and return their part of Y,
-        whose sizes are independent of the columns; those of a row-parallel layer need X[:, m] and
-        return dX[:, m]. A broadcast counts once, however many ranks it reaches.
+        For a hidden unit, parameters are sent and their gradients returned; its output is part of
+        the all-reduce. For columns of a column-parallel layer, dY is also sent and their part of Y
+        returned, whose sizes do not depend on the number of columns; for columns of a row-parallel
+        layer, X[:, m] is sent and dX[:, m] returned. A broadcast counts once, regardless of the
+        number of ranks that it reaches.
         """
         if columns == 0:
             return 0

@@ -1,8 +1,9 @@
 """Advice for slow tensor-parallel groups of a recorded session, checked by replay.
 
-All ranks end a collective together and the last one does not wait: a rank's time beyond the
-shortest record is waiting, and its computing time without that is T. A trace has no kernels, so all
-time that is neither waiting nor transfer counts as M.
+All ranks end a collective together, and the last rank to arrive does not wait. A rank's waiting
+time therefore is its record of the collective minus the shortest record, and T is its computing
+time minus its waiting time. A trace has no kernels, so all time that is neither waiting nor
+transfer counts as M.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
     """Return the share of the group's waiting time that a plan saves.
 
     A plan takes the same share off the slow rank's work in every step, and saves at most the
-    waiting of each step. It therefore saves less where the rank is slow intermittently.
+    waiting time of each step. It therefore saves less if the rank is slow only intermittently.
     """
     waited = np.maximum(group.waits.wait_ns, 0.0) * NS
     _, number = np.unique(group.waits.step, return_inverse=True)

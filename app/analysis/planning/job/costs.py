@@ -1,9 +1,9 @@
 """Time and memory of a transformer's blocks, embedding and head on one device of a TP group.
 
-A block's kernels run one after another: its matrix products at a share of the device's peak, then
-the kernels that only move memory. Stored activations are those of Korthikanti et al.
-(arXiv:2205.05198, Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block,
-without the scores (5·a·s/h) if they are recomputed, s·b·h·2/t if the whole block is.
+A block's kernels run one after another: matrix products at a share of the device's peak, then
+kernels that only move memory. Stored activations follow Korthikanti et al. (arXiv:2205.05198, Eq. 1
+to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes per block; without the attention
+scores (5·a·s/h) if the scores are recomputed; s·b·h·2/t if the whole block is recomputed.
 """
 
 from __future__ import annotations
@@ -271,13 +271,14 @@ def synchronization_ps(
 ) -> tuple[int, int]:
     """Return the exposed part of the gradients' all-reduce and the optimizer step's time, ps.
 
-    The all-reduce is hierarchical: first among the `in_node` replicas of a node, then each with a
-    part over its own share of the node's link.
+    The all-reduce is hierarchical: first among the `in_node` replicas of a node, then across nodes,
+    where each replica sends its part over its share of the node's link.
 
     Parameters
     ----------
     parameters : float
-        Parameters of one device of the mean stage: the drain hides the excess of later stages.
+        Number of parameters of one device of the mean stage. Later stages may have more, but the
+        pipeline's drain hides their excess.
     """
     chip = slowest.accelerator
     sharded = dp if spec.shard_optimizer else 1

@@ -1,17 +1,19 @@
 # ruff: noqa: PLR0911, PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Lower bound of a job's time for whole microbatches, over pipelines as vectors of nodes.
 
-Sharper than `price_bounds` where pipelines have few microbatches. Let dp pipelines do N of them
-on G groups in T, with prices π and c = (N − π·G)/dp. A pipeline u with less than c + π·k_u does at
-most ⌈c + π·k_u⌉ − 1 of them, as they are whole; if all did, they would do fewer than N. So one does
-⌈c + π·k_u⌉ or more, at least 1, and
+The bound is sharper than `price_bounds` if pipelines have few microbatches. Let dp pipelines
+complete N microbatches on G groups in a time T, with prices π and c = (N − π·G)/dp. A pipeline u
+that completes fewer than c + π·k_u microbatches completes at most ⌈c + π·k_u⌉ − 1, since
+microbatches are whole. If this were true of all pipelines, they would complete fewer than N
+microbatches. So at least one pipeline completes ⌈c + π·k_u⌉ or more, at least 1, and
 
     T ≥ min over pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1).
 
-The prices that reach a T are a convex set, searched with a bundle of the pipelines found so far:
-each that does n in T requires c + π·k_u > n. Pipelines are vectors of whole nodes with each order
-of their types; where they are too many there is no such bound. Relaxed: pipelines may be used in
-part, and where a node holds several stages of a pipeline, each receives from inside the node.
+The prices for which the bound reaches a given T form a convex set. It is searched with a bundle of
+the pipelines found so far: each pipeline that completes n microbatches in T requires c + π·k_u > n.
+Pipelines are enumerated as vectors of whole nodes, with each order of their types; if there are too
+many, the bound is not computed. The bound relaxes two constraints: pipelines may be used in part,
+and if a node holds several stages of a pipeline, each of them receives from inside the node.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ _MOST_WORTHWHILE: Final = 200
 class PipelineTables(NamedTuple):
     """Tables of pipelines with `here` stages per node, by cap on the slowest stage's time.
 
-    A cap limits the blocks of the stages of each type; the fastest stages are filled first, which
-    gives the least ΣC.
+    A cap limits the number of blocks of the stages of each type. The fastest stages are filled
+    first, since this gives the least ΣC.
     """
 
     here: int
@@ -190,8 +192,8 @@ def least_of(
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
     """Return the fastest pipeline for each number n of microbatches, if it is faster than `goal`.
 
-    A pipeline has to do n = ⌈c + π·k_u⌉ microbatches, c = `constant`. Arrays: its time, A, m, and
-    its TP groups of each type.
+    A pipeline has to complete n = ⌈c + π·k_u⌉ microbatches, with c = `constant`. The arrays are the
+    pipeline's time, A, m, and its number of TP groups of each type.
     """
     types = model.nodes.shape[0]
     least = np.full(_MOST_COUNTED + 1, goal, dtype=np.int64)
@@ -276,7 +278,7 @@ def least_of(
 def _is_canonical(order: IntArray, vector: IntArray) -> bool:
     """Return whether an order has the vector's used types first, then unused types ascending.
 
-    Of the orders that differ in unused types only, one is canonical.
+    Among orders that differ only in the place of unused types, exactly one order is canonical.
     """
     for o in range(order.shape[0] - 1):
         unused = vector[order[o]] == 0
@@ -396,7 +398,7 @@ def counted_bound(
         Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
         the first one.
     target_ps : int
-        A plan's time, at which the bound is not raised further.
+        Time of a plan; a bound that reaches it is not raised further.
     prices : float64 array, shape (types,)
         Initial prices: microbatches for a TP group of each type.
     """
@@ -461,7 +463,7 @@ def _best_paying(
 
 
 def _next_prices(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:
-    """Return the next prices near the current ones, and the bound that they promise."""
+    """Return the next prices near the current prices, and the bound predicted for them."""
     reach = max(float(np.abs(prices * bundle.scale).max()), EPSILON)
     steep = max(float(np.abs(slope).max()) for slope in bundle.slopes)
     at, promised = prices, 0.0

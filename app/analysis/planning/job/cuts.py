@@ -1,8 +1,8 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Best cuts of a model's equal blocks into the stages of one pipeline.
 
-A pipeline of stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The front holds the
-Pareto-optimal cuts in ΣC and max C; for every n one of them is the best cut.
+A pipeline with stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The Pareto front
+holds the cuts that are optimal in ΣC and max C; for every n, the best cut is on this front.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def front_of(
 ) -> IntArray:
     """Return the Pareto front of (ΣC, max C), ps, shape (points, 2), in descending max C.
 
-    Without the cuts that are best for fewer than `least_microbatches` only.
+    Cuts that are best only for fewer than `least_microbatches` microbatches are left out.
     """
     stages = block.shape[0]
     blocks = np.empty(stages, dtype=np.int64)
@@ -197,7 +197,7 @@ def cover(
 ) -> tuple[IntArray, IntArray]:
     """Return the most microbatches of at most `pipelines` pipelines on the nodes, and the choices.
 
-    A knapsack over the nodes of each type.
+    Solves a knapsack problem over the nodes of each type.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
 """Bounds and plans for clusters too large for the exact dynamic program over nodes.
 
-Ranges of numbers of pipelines get a bound from prices (`price_bounds`), the least bound first, then
-from whole microbatches (`counted_bounds`), and a plan is built in them; they are then halved. A
-range of a single number leaves its bound. Plans are improved by large neighborhood search: idle
-nodes and those of a few pipelines are divided again, optimally for a time a little below the
-plan's. Candidate units have few nodes of at most two types, and are nearly worth their price.
+The numbers of pipelines are searched in ranges, lowest bound first. A range gets a bound from
+prices (`price_bounds`), then a bound from whole microbatches (`counted_bounds`); then a plan is
+built in the range, and the range is halved. The bound of a range with a single number is final.
+Plans are improved by large neighborhood search: idle nodes and the nodes of a few pipelines are
+divided again, optimally for a time slightly below the plan's time. Candidate units have few nodes
+of at most two types, and complete nearly as many microbatches as their price.
 """
 
 from __future__ import annotations
@@ -359,7 +360,7 @@ def _build_plan(
 ) -> None:
     """Build a plan whose number of pipelines is about the middle of a range.
 
-    Starts from the best plan of the same sizes where that is near the bound.
+    The local search starts from the best plan of the same sizes if this plan is near the bound.
     """
     if range_.counted is None:
         return

@@ -1,7 +1,7 @@
 """Plans after the loss of nodes: intact pipelines stay, remaining nodes are regrouped.
 
-As in Oobleck (Jang et al., SOSP 2023), templates are planned beforehand; remaining nodes of broken
-pipelines form new pipelines where they fit, and the batch is divided again.
+As in Oobleck (Jang et al., SOSP 2023), templates are planned before a loss. The remaining nodes of
+broken pipelines form new pipelines if the model fits them, and the batch is divided again.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def plan_job(
     Raises
     ------
     InfeasiblePlanError
-        No plan fits, with changes that each make one possible.
+        No plan fits. The error holds changes, each of which makes a plan possible.
     """
     found = search_job(spec, budget)
     if found is None:

@@ -1,18 +1,20 @@
 # ruff: noqa: PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Lower bound of a job's time from prices of each type's TP groups (Lagrange duality).
 
-A pipeline u with k_u groups of each type does at most 1 + (T − A_u)/m_u microbatches in a time T,
-with m its slowest stage and A all stages, synchronization and optimizer. Let dp pipelines do N on G
-groups in T, and let π be prices, not negative where groups may be idle. If T were below
-A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they would do fewer than
-Σ(1 + c + π·k_u) ≤ N. So
+A pipeline u with k_u groups of each type completes at most 1 + (T − A_u)/m_u microbatches in a time
+T, where m_u is the time of its slowest stage and A_u the time of all stages, synchronization and
+optimizer. Let dp pipelines complete N microbatches on G groups in T, and let π be prices, not
+negative for types whose groups may be idle. If T were below A_u + m_u·(c + π·k_u) for each
+pipeline, with c = (N − π·G)/dp − 1, the pipelines would complete fewer than Σ(1 + c + π·k_u) ≤ N
+microbatches. So
 
     T ≥ min over pipelines u of A_u + m_u·(c + π·k_u),
 
-which is concave in π and raised by a proximal bundle method. A dynamic program over stages from the
-last one finds the minimum, for intervals of m that are halved where close to the least. Blocks and
-nodes are whole, and the blocks that fit a stage depend on its place. Relaxed: pipelines may be used
-in part, and pass the types in any order.
+which is concave in π and maximized by a proximal bundle method. A dynamic program over stages, from
+the last stage to the first, finds the minimum for intervals of m; intervals near the minimum are
+halved. Blocks and nodes are whole, and the number of blocks that fit a stage depends on the stage's
+place. The bound relaxes two constraints: pipelines may be used in part, and pass the types in any
+order.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def priced_bound(
         Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
         first one: lower bounds for all.
     target_ps : int
-        A plan's time, at which the bound is not raised further.
+        Time of a plan; a bound that reaches it is not raised further.
     start : float64 array, shape (types,), optional
         Initial prices.
     """
@@ -286,7 +288,8 @@ def _least_within(
 ) -> tuple[float, FloatArray]:
     """Return the minimum of A + m·(c + π·k) for m in [low, high], and the minimizer's k.
 
-    Stages are placed from the last one on; the `here` stages of a node are of one type.
+    Stages are placed from the pipeline's last stage to its first; the `here` stages of a node have
+    the same device type.
     """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0

@@ -74,7 +74,7 @@ def run_interleaved(  # noqa: C901 - one walk
     forward, backward : int64 array, shape (stages,)
         Time of one chunk of a stage for one microbatch, ps.
     microbatches : int
-        A multiple of the stages.
+        Number of microbatches, a multiple of the number of stages.
     """
     stages = forward.shape[0]
     total = microbatches * chunks

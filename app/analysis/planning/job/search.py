@@ -1,9 +1,9 @@
 """Best-first search for a whole job's plan over parallel sizes and numbers of pipelines.
 
-The combination with the least lower bound is expanded. With one node type each division of the
-nodes is costed; with several a dynamic program decides whether a time is enough, and bisection
-finds the least one. Combinations left open keep their bound: the proven gap. Among plans equal by
-t_std the one that executes fastest wins.
+The search expands the combination with the lowest bound. With one node type, each division of the
+nodes is costed; with several types, a dynamic program decides whether a plan exists within a time,
+and bisection finds the shortest such time. The bounds of combinations that are not searched give
+the proven gap. Among plans with about equal t_std the fastest executed plan is chosen.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _equal_plan(space: Space, unit: Unit, dp: int) -> JobPlan | None:
 def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
     """Return the microbatches per pipeline; with interleaving, a multiple of the stages.
 
-    None if there are too few, or no such multiples.
+    None if there are too few microbatches, or no such multiples.
     """
     each = stages if space.sizes.interleave > 1 else 1
     number, rest = divmod(space.microbatches, each)

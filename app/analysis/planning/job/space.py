@@ -1,9 +1,9 @@
 # ruff: noqa: PLR0913, PLR0917, C901 - compiled loops: no objects there
 """Search space of a job's pipelines, and the results of the search.
 
-A unit is a set of whole nodes for one pipeline or for `replicas` equal ones; a node holds
-`slots / replicas` consecutive stages of each, and nodes of one type are adjacent. All pipelines of
-a plan share `Sizes`, so that gradient shards match.
+A unit is a set of whole nodes for one pipeline or for `replicas` equal pipelines. A node holds
+`slots / replicas` consecutive stages of each of these pipelines, and nodes of one type are
+adjacent. All pipelines of a plan have the same `Sizes`, so that gradient shards match.
 """
 
 from __future__ import annotations
@@ -278,11 +278,11 @@ def arrange(
     nodes : int64 array, shape (types,)
         Nodes of each type.
     order : int64 array, shape (types,)
-        Types in the order of the pipeline, filled up with -1.
+        Types in the order of the pipeline, padded with -1.
     here : int
         Stages of the pipeline in each node.
     static : float
-        Bytes of weights, gradients and optimizer state for each parameter.
+        Bytes of weights, gradients and optimizer state per parameter.
     """
     stages = 0
     for t in range(nodes.shape[0]):

@@ -1,6 +1,6 @@
 """Specification of a whole job's plan: model shape, nodes and global batch.
 
-`app.plans.specs.job` validates outside input.
+`app.plans.specs.job` validates specifications from outside.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class FixedParallelism:
 class JobDevice:
     """Nodes of one device type; all nodes of a job have the same number of devices.
 
-    `efficiency` is the share of the device's peak that matrix products reach; `link_gbytes_per_s`
-    the bandwidth from one device to the others of its node, decimal gigabytes a second, None if
-    transfers take no time.
+    `efficiency` is the share of the device's peak that matrix products reach. `link_gbytes_per_s`
+    is the bandwidth from one device to the other devices of its node, in decimal gigabytes per
+    second; None if transfers take no time.
     """
 
     accelerator: Accelerator
@@ -92,8 +92,8 @@ class AsItRuns:
 class JobSpec:
     """Planning problem of a whole job: model, nodes, batch and fixed sizes.
 
-    `inter_node_gbytes_per_s` is the bandwidth of a node to others, shared evenly by its devices,
-    decimal gigabytes a second; None if transfers take no time.
+    `inter_node_gbytes_per_s` is the bandwidth from a node to other nodes, shared evenly by the
+    node's devices, in decimal gigabytes per second; None if transfers take no time.
     """
 
     transformer: Transformer

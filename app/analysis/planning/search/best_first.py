@@ -1,12 +1,12 @@
 """Optimal search, best first over intervals of the slowest stage's time, with its certificate.
 
 A pass (`app.analysis.planning.search.passes`) finds the cheapest template whose stages take at most
-t, and thereby bounds every template with a faster slowest stage, so an interval of times is closed
-or split by few passes. The search ends when no open interval can hold a better template than the
-best one found. The intervals are the proof: each leaf of the certificate bounds the templates whose
-slowest stage takes low_ps to high_ps, every possible time is in a leaf, and the smallest bound is
-proven. By t_oobleck, which prices a single stage differently, leaves cover templates of several
-stages.
+t. Its cost bounds the cost of every template with a faster slowest stage, so few passes close or
+split an interval of times. The search ends when no open interval can hold a template better than
+the best template found. The intervals are the proof: each leaf of the certificate bounds the
+templates whose slowest stage takes low_ps to high_ps, every possible time is in a leaf, and so the
+lowest bound of all leaves is proven. For t_oobleck, which prices a single stage differently, leaves
+cover only templates of several stages.
 """
 
 from __future__ import annotations
@@ -139,15 +139,17 @@ class ExecutedBound:
     """Lower bound of an iteration executed by 1F1B, from transfers and computation times C.
 
     A slowest stage k computes for N·C_k. Before its first computation a microbatch passes the
-    stages before k, after the last one its gradient does. Between k's first forward and first
-    backward, the stages behind k take X = ΣC and their transfers, while k can fill the time with n
-    microbatches at most, n ≤ the number of these stages: it waits at least X − n·F, and X − n·B
-    between its last computations. With fewer stages than microbatches both waits count,
-    Σ(2·C − C_k); else they may be the same wait, and half counts.
+    stages before k, and after its last computation the microbatch's gradient passes these stages.
+    Between the first forward and the first backward of k, the stages after k take X = ΣC plus their
+    transfers, while k can fill this time with at most n microbatches, n ≤ the number of stages
+    after k. So k waits at least X − n·F, and at least X − n·B between its last computations. With
+    fewer stages than microbatches both waits count, Σ(2·C − C_k); otherwise both may be the same
+    wait, and half of the sum counts.
 
-    With `fewer` the bound holds for templates with fewer stages than microbatches, else for the
-    others. The others' stages are credited a quarter of the slowest one each, which is charged N
-    times: with at least N stages, the bound stays valid.
+    With `fewer` the bound holds for templates with fewer stages than microbatches, otherwise for
+    the other templates. In these other templates, each stage is credited a quarter of the slowest
+    stage's time, and N quarters are charged in return: with at least N stages, the bound stays
+    valid.
     """
 
     microbatches: int
@@ -231,7 +233,7 @@ class SearchResult:
 class Incumbent:
     """Best template known at a search's start; intervals that cannot contain a better are pruned.
 
-    Every template has a stage that takes at least `smallest_ps`, without transfers.
+    `smallest_ps`: every template has a stage that takes at least this time, without transfers.
     """
 
     template: Template
@@ -245,8 +247,8 @@ class Search:
     Parameters
     ----------
     incumbent : Incumbent, optional
-        Result of another search. With it and a limit of the passes' cells, the search ends with the
-        bound that it has proven within the limit.
+        Result of another search. With an incumbent and a limit of the passes' cells, the search
+        ends with the bound that it has proven within the limit.
     """
 
     def __init__(
@@ -280,7 +282,7 @@ class Search:
     def run(self) -> SearchResult | None:
         """Search until the optimum is proven or the budget spent; return None without a template.
 
-        A first template is found whatever the budget.
+        A first template is found even if the budget is already spent.
         """
         if not self._open_first_interval():
             return None

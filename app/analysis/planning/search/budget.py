@@ -18,8 +18,8 @@ class SearchBudget:
     read between the steps of every method, with or without a deadline: an exception of the clock
     or of `report` cancels the search.
 
-    A divide and conquer over more than `most_divisions` is refused; some hundred million of them
-    take a second.
+    A divide and conquer over more than `most_divisions` divisions is refused; a few hundred million
+    divisions take a second.
     """
 
     clock: Callable[[], float] = _timeless

@@ -2,8 +2,9 @@
 """Compiled loops of the optimal search's dynamic program.
 
 A cell is a state (`app.analysis.planning.search.passes`), a plane and a layer l: layers [l, end)
-run on the state's devices. Planes are phase × number of stages; phase 0 holds the stages behind the
-slowest one, phase 1 the slowest one and those in front (`app.analysis.planning.search.best_first`).
+run on the state's devices. Planes are phase × number of stages. Phase 0 holds the stages after the
+slowest stage, phase 1 the slowest stage and the stages before it
+(`app.analysis.planning.search.best_first`).
 
 `low[s]` and `high[s]` bound the layers at which state s can be part of a template within the time
 limit of the pass; only cells between them are stored, plane after plane.
@@ -74,8 +75,8 @@ def reach_from_end(steps: Steps, fits_from: IntArray, layers: int) -> IntArray:
     """Return for each state the lowest layer that its devices can reach from the model's end.
 
     `fits_from[option, b]` is the lowest first layer of a stage that ends before layer b or a later
-    one, `layers + 1` where none fits. The result is a bound, since it ignores transfers and the
-    number of stages; `layers + 1` where the state is unreachable.
+    layer, `layers + 1` if no stage fits. The result is a bound, since it ignores transfers and the
+    number of stages; it is `layers + 1` if the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     low = np.full(steps.digits.shape[0] * slots, layers + 1, dtype=np.int64)
@@ -102,8 +103,8 @@ def reach_from_start(
 ) -> IntArray:
     """Return for each state the highest layer that the unused devices can reach from layer 0.
 
-    `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier one, -1
-    where none fits. The result is -1 where the state is unreachable.
+    `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier layer,
+    -1 if no stage fits. The result is -1 if the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     combinations = steps.digits.shape[0]
@@ -148,7 +149,7 @@ def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> Int
     rest : int64 array, shape (layers + 1,)
         Lower bound of the cost of the layers before l, in the last phase.
     cutoff : int
-        Cells that cannot lead to a cost below it are pruned.
+        Cells that cannot lead to a cost below `cutoff` are pruned.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin
@@ -216,8 +217,8 @@ def steps_into(
 ) -> IntArray:
     """Return at most `most` transitions into a cell whose total cost is at most `budget`.
 
-    Rows: step and variant; v, slot, phase, number of stages, layer and cost of the cell behind;
-    cost of the stage.
+    Rows: step and variant; v, slot, phase, number of stages, layer and cost of the cell after the
+    stage; cost of the stage.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin

@@ -1,9 +1,9 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Local search around the best template: near-optimal templates, hill climbing, rearrangement.
 
-Templates are ranked by their executed time, then by evenness. The neighborhood of a template: a
-layer moved to another stage, adjacent nodes swapped, the order of nodes reversed, two stages of a
-node merged.
+Templates are ranked by their executed time, then by evenness. The neighbors of a template differ
+from it in one of these changes: a layer moved to another stage, adjacent nodes swapped, the order
+of nodes reversed, two stages of a node merged.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ def climb(
     Parameters
     ----------
     limited : int
-        ``NOTHING``, ``T_STD`` or ``T_OOBLECK``: the time that must stay at most `limit_ps`.
+        ``NOTHING``, ``T_STD`` or ``T_OOBLECK``: the time that must not exceed `limit_ps`.
     work : int
-        Limit of executed computations.
+        Maximum number of executed computations.
     whole : bool
-        Whether each stage must keep a tenth of the mean stage's time.
+        Whether each stage must take at least a tenth of the mean stage's time.
     """
     costs = _Costs(
         problem.forward_ps,
@@ -190,7 +190,8 @@ def _at_least(
 ) -> int:
     """Return a lower bound of the executed time, ps.
 
-    The maximum over all stages k of `app.analysis.planning.search.best_first.ExecutedBound`.
+    The bound is the maximum over all stages k of the bound in
+    `app.analysis.planning.search.best_first.ExecutedBound`.
     """
     stages = cost.shape[0]
     behind = np.int64(0)
@@ -333,12 +334,12 @@ def near_optimal(
     Parameters
     ----------
     objective : str
-        By ``t_std`` or ``t_oobleck``, the search looks for ties of the best template and returns
-        those within `NEAR`. By ``simulated``, it looks for the fastest execution; templates with
-        slight stages, or with nodes of a type divided unequally, are dropped unless every other
-        template takes longer by more than `SLOWER`.
+        With ``t_std`` or ``t_oobleck``, the search looks for templates as good as the best template
+        and returns the templates within `NEAR` of it. With ``simulated``, it looks for the fastest
+        executed template; templates with slight stages, or with nodes of a type divided unequally,
+        are dropped unless every other template takes longer by more than `SLOWER`.
     others : iterable of Template
-        Further starting points.
+        Further starting points of the search.
     """
     candidates = {found.template, *found.others, *others, *_candidates(passes, found, budget)}
     near = _Neighborhood(passes, found, objective, budget, candidates)

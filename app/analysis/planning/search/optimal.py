@@ -1,6 +1,7 @@
 """Provably best template with its lower bound, and near-optimal templates.
 
-Where no template is feasible: the smallest changes of the specification that make one feasible.
+If no template is feasible, the module finds the smallest changes of the specification that make a
+template feasible.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def bounds_of_execution(
     best : Template
         The incumbent: intervals that cannot beat its execution are pruned.
     smallest_ps : int
-        Every template has a stage that takes at least this, without transfers.
+        Every template has a stage that takes at least this time, without transfers.
     """
     problem, microbatches = passes.problem, passes.problem.spec.microbatches
     fewest = 1 if problem.spec.allow_idle or problem.spec.replicate else problem.spec.nodes
@@ -203,9 +204,9 @@ def bounds_of_execution(
 class OptimalPlan:
     """Best template for the objective with its proof, and near-optimal templates.
 
-    No template costs less than `lower_bound_ps` by the objective. By ``simulated`` the certificate
-    proves the best t_std, from which the search for the fastest execution starts. `near` holds
-    near-optimal templates, the best one among them, in order of executed time.
+    No template costs less than `lower_bound_ps` according to the objective. With ``simulated`` the
+    certificate proves the best t_std, from which the search for the fastest execution starts.
+    `near` holds near-optimal templates including the best template, sorted by executed time.
     """
 
     template: Template
@@ -283,8 +284,8 @@ def _within_memory(
 ) -> tuple[SearchPasses, SearchResult | None]:
     """Search with exact memory: a state also holds the number of stages after the stage.
 
-    Where that has too many cells, memory is counted at its most, and the relaxed search's bound
-    gives the gap.
+    If this has too many cells, memory is counted at its upper bound, and the gap is computed from
+    the relaxed search's bound.
     """
     exact = SearchPasses(problem, relaxed.space, EXACT)
     try:

@@ -1,11 +1,11 @@
 """Pass of the optimal search: the cheapest template whose stages take a limited time.
 
-A dynamic program builds the pipeline from its end. A state is the set of devices in use: the whole
-nodes of each type, as a number `v` in mixed radix, and the `slot`, which is the type and free
-devices of the open node (0: closed, no open node). A step adds a stage in front. A stage on g
-devices has a position in its node that g divides. Where no device may idle, nodes are filled one
-after another; else a stage takes the last position that fits, and a node may be closed before it is
-full.
+A dynamic program builds the pipeline from its end. A state is the set of devices in use: the number
+of whole nodes of each type, encoded as a number `v` in mixed radix, and the `slot`, which is the
+type and the number of free devices of the open node (0: closed, no open node). A step adds a stage
+in front. A stage on g devices starts at a position in its node that is a multiple of g. If no
+device may idle, nodes are filled one after another; otherwise a stage takes the last position that
+fits, and a node may be closed before it is full.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ AT_MOST: Final = "at_most"
 class Step:
     """Addition of a stage in front of a partial pipeline, from slot `source` to slot `target`.
 
-    `gain` are the whole nodes by which `v` grows; `opened` is the type of the open node afterwards,
-    -1 where it is closed. `left` and `right` are the links to the next stage in front and to the
-    one behind: ``INSIDE`` the node or ``BETWEEN`` nodes.
+    `gain` are the whole nodes by which `v` grows; `opened` is the type of the open node after the
+    step, -1 if no node is open. `left` and `right` are the links to the stage before and to the
+    stage after the added stage: ``INSIDE`` the node or ``BETWEEN`` nodes.
     """
 
     source: int
@@ -151,7 +151,8 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
 def _position(free: int, option: Option, *, idle: bool) -> int | None:
     """Return a stage's position in a node with `free` free devices; None if there is no position.
 
-    The last position dominates the others, as it leaves the most devices.
+    The last possible position is never worse than the others, since it leaves the most devices
+    free.
     """
     last = (free - option.gpus) // option.gpus * option.gpus
     if not idle and last != free - option.gpus:
@@ -166,7 +167,8 @@ class TooManyCellsError(Exception):
 class Variant(NamedTuple):
     """Price of a stage in a pass: `factor` × time + `apart` × transfers + `summand`, ps.
 
-    Valid for times from `shortest_ps` to `longest_ps`, as a step between two phases.
+    The price is valid for stage times from `shortest_ps` to `longest_ps`, and for a step from one
+    phase to the same or the next phase.
     """
 
     from_phase: int
@@ -240,7 +242,7 @@ class SearchPasses:
         self.rest = np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
 
     def _memory_first(self, counts: int) -> IntArray:
-        """Return ``[option, n, b]``: lowest first layer that fits memory, n stages to the end."""
+        """Return ``[option, n, b]``: first layers from which memory suffices, n stages to the end."""
         problem = self.problem
         shape = (len(problem.options), counts, self.layers + 1)
         if not problem.limited:
@@ -319,7 +321,7 @@ class SearchPasses:
         Parameters
         ----------
         most_cells : int, optional
-            Limit of this pass, where only a small one is worth its time.
+            Maximum number of cells of this pass, given if only a small pass is worth its time.
 
         Raises
         ------
