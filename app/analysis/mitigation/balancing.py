@@ -83,7 +83,7 @@ class _KnownLengths:
 def even_out(
     trace: Trace, replayed: Replayed, cause: Cause, now_s: float, *, trusted: bool
 ) -> Fix | None:
-    """Return the gain of an even division of the sequences; an upper bound if lengths are unknown.
+    """Return the fix that divides sequences evenly; without lengths its gain is an upper bound.
 
     Parameters
     ----------

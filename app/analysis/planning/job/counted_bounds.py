@@ -118,8 +118,8 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
-        first one: lower bounds for all.
+        Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
+        for the first, which gives lower bounds for all numbers.
     """
     arrays, layers, spec = space.arrays, space.layers, space.spec
     between, inside = arrays.between, arrays.inside
@@ -395,8 +395,8 @@ def counted_bound(
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
-        the first one.
+        Numbers of pipelines, ascending. Memory is computed for the last number, synchronization for
+        the first.
     target_ps : int
         Time of a plan; a bound that reaches it is not raised further.
     prices : float64 array, shape (types,)

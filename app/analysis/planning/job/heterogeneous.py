@@ -41,8 +41,8 @@ class MixedSearch:
     Parameters
     ----------
     dp_counts : tuple of int
-        Candidate numbers of pipelines, ascending. Memory is that of the last one, synchronization
-        that of the first one: lower bounds for all.
+        Candidate numbers of pipelines, ascending. Memory is computed for the last number and
+        synchronization for the first, which gives lower bounds for all numbers.
     """
 
     def __init__(self, space: Space, units: tuple[Unit, ...], dp_counts: tuple[int, ...]) -> None:
@@ -249,7 +249,8 @@ def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | N
     Parameters
     ----------
     dp : int
-        Assumed number of pipelines for memory and synchronization; the plan is costed with its own.
+        Assumed number of pipelines for memory and synchronization; the plan is costed with its own
+        number.
     """
     spec = space.spec
     distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}

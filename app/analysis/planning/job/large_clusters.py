@@ -63,7 +63,8 @@ class LargeNeighborhoodSearch:
     own : sequence of Unit
         Initial units; may be empty.
     dp : int
-        Assumed number of pipelines for memory and synchronization; plans are costed with their own.
+        Assumed number of pipelines for memory and synchronization; plans are costed with their own
+        number.
     counted : CountedBound
         Prices of TP groups, and pipelines that are worth their price.
     seed : int

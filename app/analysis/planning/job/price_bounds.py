@@ -144,8 +144,8 @@ def priced_bound(
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
-        first one: lower bounds for all.
+        Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
+        for the first, which gives lower bounds for all numbers.
     target_ps : int
         Time of a plan; a bound that reaches it is not raised further.
     start : float64 array, shape (types,), optional

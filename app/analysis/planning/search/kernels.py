@@ -142,7 +142,7 @@ def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> IntArray:
-    """Return for each cell the lowest cost of its layers; `FAR` if the layers have no stages.
+    """Return for each cell the lowest cost of its layers; `FAR` if no stages fit.
 
     Parameters
     ----------

@@ -242,7 +242,7 @@ class SearchPasses:
         self.rest = np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
 
     def _memory_first(self, counts: int) -> IntArray:
-        """Return ``[option, n, b]``: first layers from which memory suffices, n stages to the end."""
+        """Return ``[option, n, b]``: lowest first layer within memory, with n stages to the end."""
         problem = self.problem
         shape = (len(problem.options), counts, self.layers + 1)
         if not problem.limited:
