@@ -33,7 +33,7 @@ _FEWEST: Final = 3
 # Maximum number of sequences to divide. Larger sessions are sampled by step, which bounds the time
 # of the analysis.
 _MOST_SEQUENCES: Final = 40_000
-# Maximum number of microbatches that the cost is fitted to; it bounds the time of the fit.
+# Approximate number of microbatches that the cost is fitted to; larger samples are thinned out.
 _FITTED: Final = 2_000
 # Maximum length of a sequence. Metadata are untrusted: a longer sequence is an error, and squares
 # of shorter ones stay far from overflow.
@@ -157,7 +157,7 @@ def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
 
 
 def _validated_batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # noqa: ANN401 - JSON
-    """Return the validated sequence lengths of a step; None if a microbatch is missing."""
+    """Return a step's validated sequence lengths; None if a microbatch is missing or invalid."""
     if not isinstance(given, list | tuple) or len(given) < ranks:
         return None
     batch: Batch = []

@@ -188,7 +188,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
             ]
     most = headline.waste
     if not trusted:
-        # S excludes late launches, which are the main loss of a job with this headline.
+        # S excludes late launches, which are the main loss of a job whose replay is not trusted.
         most = max(most, 1 - headline.reference_step_time_s / now_s)
     bounded = [_capped(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
