@@ -46,7 +46,7 @@ EXAMPLE: Final = {
 
 
 class SubmittedBody(BaseModel):
-    """Where a plan is and what has become of it so far."""
+    """Identity, address and current state of a submitted plan."""
 
     plan: uuid.UUID
     url: str
@@ -57,9 +57,9 @@ class SubmittedBody(BaseModel):
 class PlanDetail(PlanSummary):
     """A plan with its specification and its template.
 
-    `plan` has the schema paceline.plan/1 once the state is ``planned``; `faults` are the nearest
-    changes where it is ``infeasible``; `ahead` counts what workers take first while it is
-    ``queued``.
+    `plan` has the schema paceline.plan/1 once the state is ``planned``. If the state is
+    ``infeasible``, `faults` are the nearest feasible changes. While the state is ``queued``,
+    `ahead` is the number of tasks that workers take first.
     """
 
     spec: Mapping[str, Any]
@@ -76,7 +76,7 @@ class PlanListBody(BaseModel):
 
 
 async def _body(request: Request) -> object:
-    """Return the JSON document of a request's body."""
+    """Return the JSON document in the body of a request."""
     data = await request.body()
     try:
         return load_json(data.decode())
@@ -113,10 +113,10 @@ def router() -> APIRouter:
         response: Response,
         body: Annotated[object, Depends(_body)],
     ) -> SubmittedBody:
-        """Store a plan; a worker looks for its template.
+        """Store a plan, whose template a worker then searches for.
 
-        `spec` is a mapping, or a text of YAML or JSON. The same request again is the same plan;
-        one that was canceled or that failed is planned again.
+        `spec` is a mapping, or a text of YAML or JSON. An equal request returns the same plan; a
+        plan that was canceled or that failed is planned again.
         """
         submitted = submit_plan(container, read_request(body))
         return _submitted(container, request, response, submitted)
@@ -130,9 +130,10 @@ def router() -> APIRouter:
     def post_plan_of_session(
         container: Here, request: Request, response: Response, session: uuid.UUID
     ) -> SubmittedBody:
-        """Store a plan of the job as it was measured, to be held against the job as it runs.
+        """Store a plan of a session's measured job, to compare the plan with the running job.
 
-        Metadata that are missing are refused by name: ``plan.metadata_missing``.
+        If required metadata are missing, the request is refused with their names:
+        ``plan.metadata_missing``.
         """
         submitted = plan_session(container, session)
         return _submitted(container, request, response, submitted)
@@ -159,7 +160,7 @@ def router() -> APIRouter:
         response_model_exclude_defaults=True,
     )
     def cancel(container: Here, plan: uuid.UUID) -> PlanDetail:
-        """End it at once; to cancel it twice is harmless."""
+        """Cancel a plan at once; canceling it again has no effect."""
         cancel_plan(container, plan)
         return _detail(_read(container, plan))
 

@@ -1,4 +1,4 @@
-"""Table of plans: request, state and result."""
+"""Table of plans: each plan's request, state and result."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from app.platform.database.states import PlanState
 
 
 class Plan(OfProject, Base):
-    """A specification and the pipeline template that was found for it."""
+    """Plan: a specification, and the pipeline template found for it."""
 
     __tablename__ = "plan"
     __table_args__ = (
         one_of("state", PlanState),
         in_project(),
         UniqueConstraint("project_id", "content_sha256"),
-        # Exactly the planned ones have a result, which pages rely on.
+        # Planned plans, and no others, have a result; pages rely on it.
         CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
         Index("ix_plan_project_id_created_at_id", "project_id", "created_at", "id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # Hash of the whole request: an equal request is the same plan.
+    # Hash of the whole request: equal requests share a plan.
     content_sha256: Mapped[bytes]
     name: Mapped[str | None]
     method: Mapped[str]
     objective: Mapped[str]
     time_limit_s: Mapped[float]
-    # The specification as sent, keys as text.
+    # The specification as submitted; its keys are text.
     spec: Mapped[dict[str, Any]]
     layers: Mapped[int]
     gpus: Mapped[int]
@@ -41,14 +41,16 @@ class Plan(OfProject, Base):
     state: Mapped[PlanState] = mapped_column(StateColumn(PlanState))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # Proven gap of the search so far, a fraction; null until there is a first template.
+    # Proven optimality gap of the search so far, as a fraction; null until there is a first
+    # template.
     gap: Mapped[float | None]
 
-    # Why there is no template: a stable code, a sentence, and the nearest changes.
+    # Reason why there is no template: a stable code, a sentence, and the nearest feasible changes.
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
-    # `paceline.plan/1` with its timeline as zstd-compressed JSON in blob_part; outline for lists.
+    # The document `paceline.plan/1` with its timeline, as zstd-compressed JSON in blob_part. Lists
+    # read the outline instead.
     result_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     outline: Mapped[dict[str, Any] | None] = mapped_column("headline")

@@ -1,4 +1,4 @@
-"""Plan of the whole job of a session: whether it is possible, its request, its result."""
+"""Plan of a session's whole job: whether the job can be planned, the request, the result."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from app.sessions.replays import prepared_session, stored_trace, whole_session
 
 @dataclass(frozen=True, slots=True)
 class WholeJob:
-    """The plan of the whole job of a session, or the reason why there can be none; times in ms.
+    """Plan of a session's whole job, or the reason why the job cannot be planned; times in ms.
 
-    `lacking` are the keys of missing metadata; `unfit` is another reason as a sentence.
+    `lacking` are the keys of missing metadata; `unfit` is any other reason, as a sentence.
     """
 
     session: uuid.UUID
@@ -55,7 +55,7 @@ class WholeJob:
 
 @dataclass(frozen=True, slots=True)
 class _PlannedSession:
-    """A session with its newest plan."""
+    """Session with the newest plan of its job."""
 
     number: int
     meta: dict[str, Any]
@@ -69,7 +69,7 @@ _PLANNED_SESSIONS: Final = TypeAdapter(tuple[_PlannedSession, ...])
 
 
 def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
-    """Return the query of `whole_job`: no row without a verdict or without operations."""
+    """Return the query of `whole_job`; it yields no row without a verdict or operations."""
     newest = (
         select(
             Plan.id.label("plan"),
@@ -101,7 +101,7 @@ def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
 
 
 def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
-    """Return the plan of a session's whole job; None without a verdict, or without operations.
+    """Return the plan of a session's whole job; None for a session without verdict or operations.
 
     Parameters
     ----------
@@ -133,14 +133,14 @@ NOT_MEASURED: Final = "plan.not_measured"
 
 
 def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
-    """Submit the plan of a session's whole job with its measured times.
+    """Submit a plan of a session's whole job with the session's measured times.
 
     Raises
     ------
     NotFoundError
-        If there is no such session, or no report or trace of it.
+        There is no such session, or the session has no report or no trace.
     InvalidSpecError
-        ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the keys.
+        ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the metadata keys.
     ConflictError
         ``plan.not_measured``: the session has no verdict, or no separable times of blocks.
     BusyError
@@ -174,10 +174,10 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Applied fixes (the newest first), the calibration of predicted gains, and a plan.
+    """Applied fixes (newest first), calibrations of predicted gains, and the whole job's plan.
 
-    `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None unless it is
-    requested, and for a session without a verdict or operations.
+    The keys of `calibrations` are codes of fixes; the key ``""`` covers all fixes together.
+    `whole_job` is None if it is not requested, or if the session has no verdict or no operations.
     """
 
     applied: Sequence[Realized]
@@ -195,14 +195,14 @@ def remedies(  # noqa: PLR0913 - filters of the fixes, and the plan
     most: int = MOST_LISTED,
     planned_by: uuid.UUID | None = None,
 ) -> Remedies:
-    """Return the applied fixes and the plan of the whole job, by one statement.
+    """Return the applied fixes and the plan of the whole job, read in one statement.
 
     Parameters
     ----------
     job, session, since, until, most
         See `app.fixes.applied.realized_fixes`.
     planned_by : UUID, optional
-        The session of the whole job's plan.
+        Session whose whole job's plan is requested.
     """
     listed = FIXES.query().where(*applied(job, session, since, until)).order_by(*FIXES.ties)
     planned = null() if planned_by is None else as_json(whole_job_query(planned_by))

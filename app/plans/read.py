@@ -1,4 +1,4 @@
-"""Queries of plans: the list, and one plan with its result."""
+"""Queries of plans: the list of plans, and one plan with its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.lists import Column, Listing
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A plan as a row of lists; `gap` is the proven gap so far, a fraction."""
+    """Row of a plan in lists; `gap` is the proven optimality gap so far, a fraction."""
 
     id: uuid.UUID
     name: str | None
@@ -64,7 +64,7 @@ PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expres
 
 @dataclass(frozen=True, slots=True)
 class RequestedDevice:
-    """A device type of a specification with its numbers of nodes and GPUs."""
+    """Device type of a specification with its numbers of nodes and GPUs."""
 
     type: Name
     nodes: Whole
@@ -87,7 +87,7 @@ _REQUESTED: Final = TypeAdapter(RequestedPlan)
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """One plan with its specification and result."""
+    """Plan with its specification and its result."""
 
     row: PlanSummary
     spec: Mapping[str, Any]
@@ -135,7 +135,7 @@ def requested_plan(spec: Mapping[str, Any]) -> RequestedPlan:
 
 
 def _queue_ahead(tx: Reads, plan_id: uuid.UUID) -> int:
-    """Return the number of queued tasks of all projects that are older than a plan's task."""
+    """Return the number of queued tasks of all projects that precede a plan's task."""
     mine = (
         select(TaskRun.created_at)
         .where(

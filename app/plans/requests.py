@@ -30,7 +30,7 @@ from app.sessions.models.reports import ZSTD_LEVEL
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The plan of a request; `created` is False for one that existed before."""
+    """Plan of a submitted request; `created` is False if the plan already existed."""
 
     id: uuid.UUID
     state: PlanState
@@ -38,9 +38,9 @@ class Submitted:
 
 
 def submit_plan(container: Container, request: PlanRequest) -> Submitted:
-    """Store a plan with its task, and return after the commit.
+    """Store a plan and its task, and return the plan after the commit.
 
-    Equal requests are the same plan, also concurrent ones. A canceled or failed one is planned
+    Equal requests share a plan, even if they are concurrent. A canceled or failed plan is planned
     again.
     """
     identity = {
@@ -98,16 +98,16 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
 
 
 def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
-    """Cancel a queued or running plan; idempotent.
+    """Cancel a queued or running plan; canceling it again has no effect.
 
-    Ends the task in the database, so that the worker cannot store its result.
+    The plan's task ends in the database, so that a worker cannot store the task's result.
 
     Raises
     ------
     NotFoundError
         If there is no such plan.
     ConflictError
-        ``plan.ended``: the plan has ended otherwise.
+        ``plan.ended``: the plan has already ended, but was not canceled.
     """
     with container.uow() as tx:
         ended = tx.session.execute(
@@ -152,7 +152,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutline:
-    """Outline of a result for lists."""
+    """Outline of a plan's result, for lists."""
 
     iteration_time_ms: IterationTimes
     stages: int
@@ -181,14 +181,14 @@ class PlanOutline:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The schema of a stored plan."""
+    """Schema version of a stored plan."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class _VersionedResult:
-    """The part common to results of all versions."""
+    """Fields common to stored results of all versions."""
 
     plan: _Version
 
@@ -198,12 +198,12 @@ _RESULT: Final[TypeAdapter[PlanResult | JobResult]] = TypeAdapter(PlanResult | J
 
 
 def pack_result(result: PlanResult | JobResult) -> bytes:
-    """Return the stored form of a result: JSON compressed by zstd."""
+    """Return the stored form of a result: zstd-compressed JSON."""
     return zstandard.compress(to_json(result, compact=True).encode(), ZSTD_LEVEL)
 
 
 def unpack_result(stored: bytes) -> PlanResult | JobResult:
-    """Return a result from its stored form.
+    """Return the result in its stored form `data`, decompressed and validated.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def unpack_result(stored: bytes) -> PlanResult | JobResult:
 
 
 def move_plan(tx: UnitOfWork, plan_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
-    """Update columns of a plan with the time of its change of state."""
+    """Update columns of a plan, including the time of its change of state."""
     tx.session.execute(
         update(Plan).where(Plan.id == plan_id).values(state_changed_at=func.now(), **values)
     )

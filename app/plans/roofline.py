@@ -1,4 +1,4 @@
-"""Conversion of counted operations and bytes to layers of a specification, by roofline."""
+"""Conversion of counted operations and bytes to a specification's layers, by roofline model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CountedLayer:
 def layer_documents(
     layers: Sequence[CountedLayer], accelerator: Accelerator
 ) -> list[dict[str, Any]]:
-    """Return ``model.layers`` of a specification whose ``profiled_on`` is the device."""
+    """Return ``model.layers`` of a specification that is ``profiled_on`` the device."""
     return [
         {
             "forward_ms": roofline_ms(layer.forward, accelerator),
@@ -35,6 +35,6 @@ def layer_documents(
 
 
 def times_of(layers: Sequence[CountedLayer], accelerator: Accelerator) -> dict[str, list[float]]:
-    """Return ``forward_ms`` and ``backward_ms`` of a device in a specification."""
+    """Return ``forward_ms`` and ``backward_ms`` of a device for a specification."""
     documents = layer_documents(layers, accelerator)
     return {key: [row[key] for row in documents] for key in ("forward_ms", "backward_ms")}

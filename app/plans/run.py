@@ -1,6 +1,6 @@
-"""Task of a plan: the search for its template, with progress, and the stored result.
+"""Task of a plan: search for its template, report progress, store the result.
 
-The result is stored in one transaction at the end, so the task can be run again.
+The result is stored in a single transaction at the end, so an interrupted task can be run again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from app.platform.database.states import PlanState, TaskState
 from app.platform.database.task_runs import TaskRun
 from app.platform.tasks.runs import finish
 
-# Interval of a running search's progress reports and checks for cancellation.
+# Interval between a running search's progress reports and checks for cancellation, seconds.
 PROGRESS_INTERVAL_S: Final = 0.5
 
 
 def run_plan(container: Container, claim: Claim) -> None:
-    """Run the search of a claim's plan and store its result.
+    """Search for the plan that a claim holds, and store the result.
 
     Raises
     ------
@@ -90,9 +90,9 @@ def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult
 
 
 class _Progress:
-    """Stores the progress of a search, and stops it where its claim is lost.
+    """Progress of a search: stores it, and stops the search if its claim is lost.
 
-    Both happen when the search reads its clock, which it does between its passes.
+    Progress is stored and the claim checked when the search reads its clock, between its passes.
     """
 
     def __init__(self, container: Container, claim: Claim) -> None:
@@ -102,7 +102,7 @@ class _Progress:
         self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
 
     def clock(self) -> float:
-        """Return monotonic seconds.
+        """Return the monotonic time, seconds.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class _Progress:
         return now_s
 
     def report(self, gap: float) -> None:
-        """Record the proven gap, a fraction; raises as `clock` does."""
+        """Record the proven optimality gap, a fraction; raises the same errors as `clock`."""
         self._gap = gap
         self.clock()
 

@@ -1,6 +1,6 @@
-"""Layer costs of a PyTorch model, counted on the meta device: nothing is computed or allocated.
+"""Layer costs of a PyTorch model, counted on the meta device without computing or allocating.
 
-Needs the extra ``torch``.
+Requires Paceline's extra ``torch`` to be installed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.analysis.planning.transformer import LayerWork
 from app.plans.roofline import CountedLayer
 
-# Operations that move no data.
+# Names of operations that move no data and so cause no memory traffic.
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "t", "expand", "detach", "alias"})
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[misc]  # without torch it is unknown
-    """Counts the bytes that all operations read and write."""
+    """Counter of the bytes that all operations read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class _Traffic(TorchDispatchMode):  # type: ignore[misc]  # without torch it is 
 
 
 def count_torch(layers: Sequence[nn.Module], example: torch.Tensor) -> tuple[CountedLayer, ...]:
-    """Count the layers of a model that run one after another.
+    """Return the counted work of a model's layers that run one after another.
 
     Parameters
     ----------
     layers : sequence of nn.Module
-        Each takes the output of the one before. They are copied to the meta device.
+        Each layer takes the output of the previous layer. The layers are copied to the meta device.
     example : torch.Tensor
         The first layer's input for one microbatch; only its shape and type matter.
     """
@@ -83,7 +83,7 @@ def _count(
         traffic_bytes=float(traffic.bytes),
         parameter_bytes=float(parameters),
         output_bytes=float(_size(output)),
-        # without the weights, which are stored in any case
+        # weights are not counted, since they are stored in any case
         stored_bytes=float(sum(sizes.values())),
     )
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:

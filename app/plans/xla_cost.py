@@ -1,7 +1,7 @@
 """Layer costs of a JAX model from XLA's cost analysis, the approach of Ditto.
 
-Each layer is compiled for the available backend, forward and backward, and never run. Needs the
-extra ``xla``.
+Each layer's forward and backward pass is compiled for the available backend but never run. Requires
+Paceline's extra ``xla`` to be installed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ JaxLayer = tuple[str, Callable[[Any, Any], Any], Any]
 
 
 def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, ...]:  # noqa: ANN401 - an array of JAX or of numpy
-    """Count the layers of a model that run one after another.
+    """Return the counted work of a model's layers that run one after another.
 
     Parameters
     ----------
     layers : sequence of (name, function, parameters)
-        Each function takes its parameters (a tree of arrays) and the output of the layer before.
+        Each function takes its parameters (a tree of arrays) and the output of the previous layer.
     example : array
         The first layer's input for one microbatch; only its shape and type matter.
     """
@@ -56,7 +56,7 @@ def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, .
 
 
 def _with_gradient(function: Callable[[Any, Any], Any], given: Any) -> Callable[..., Any]:  # noqa: ANN401 - JAX's shape
-    """Return a function of parameters, input and cotangent that runs forward and backward."""
+    """Return a function of (parameters, input, cotangent) that runs forward and backward."""
     differentiable = np.issubdtype(given.dtype, np.floating)
 
     def both(parameters: Any, value: Any, cotangent: Any) -> Any:  # noqa: ANN401 - trees of arrays
@@ -74,14 +74,14 @@ def _compile(function: Callable[..., Any], *shapes: Any) -> Any:  # noqa: ANN401
 
 
 def _analysis(compiled: Any) -> tuple[float, float]:  # noqa: ANN401 - JAX's own
-    """Return the operations and accessed bytes of a compiled function."""
+    """Return the number of operations and the accessed bytes of a compiled function."""
     analysis = compiled.cost_analysis()
     table = analysis[0] if isinstance(analysis, (list, tuple)) else analysis
     return float(table.get("flops", 0.0)), float(table.get("bytes accessed", 0.0))
 
 
 def _stored_bytes(function: Callable[[Any, Any], Any], parameters: Any, given: Any) -> float:  # noqa: ANN401 - trees of shapes
-    """Return the bytes saved for the backward pass, parameters not counted."""
+    """Return the bytes saved for the backward pass, excluding parameters."""
 
     def pull_back_of(tree: Any, value: Any) -> Any:  # noqa: ANN401 - trees of arrays
         return jax.vjp(lambda inner: function(inner, value), tree)[1]

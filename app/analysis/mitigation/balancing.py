@@ -1,9 +1,10 @@
 """Predicted gain of dividing sequences evenly over DP ranks and microbatches.
 
-Where a session's metadata hold the lengths of its sequences, each step's batch is divided by
-`paceline_client.balance`, the algorithm of data loaders, with costs fitted to the session. The
-replay scales each recorded computation by its microbatch's new cost ÷ old cost. Without lengths
-only a bound is known: every microbatch takes the mean time. (What-if paper, section 5.3.)
+If a session's metadata hold the lengths of its sequences, each step's batch is divided by
+`paceline_client.balance`, the algorithm that data loaders use, with costs fitted to the session.
+The replay scales each recorded computation by its microbatch's new cost ÷ old cost. Without lengths
+only an upper bound of the gain is known, from a replay in which every microbatch takes the mean
+time (what-if paper, section 5.3).
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, 
 EVEN_MICROBATCHES: Final = "even_microbatches"
 _TITLE: Final = "Even out the sequence lengths of microbatches"
 _KEY: Final = "sequence_lengths"
-# Fewer steps with known lengths are no sample of the session.
+# Minimum number of steps with known lengths: fewer do not represent the session.
 _FEWEST: Final = 3
-# Sequences to divide; larger sessions are sampled by step, which bounds the time of the analysis.
+# Maximum number of sequences to divide. Larger sessions are sampled by step, which bounds the time
+# of the analysis.
 _MOST_SEQUENCES: Final = 40_000
-# Microbatches that costs are fitted to.
+# Approximate number of microbatches that the cost is fitted to; larger samples are thinned out.
 _FITTED: Final = 2_000
-# Metadata are untrusted: a longer sequence is an error, and squares stay far from overflow.
+# Maximum length of a sequence. Metadata are untrusted: a longer sequence is an error, and squares
+# of shorter ones stay far from overflow.
 _LONGEST: Final = 1e9
-# Computations this number of standard deviations off the fit are left out of it.
+# Computations that deviate from the fit by more standard deviations are excluded from it.
 _OUTLYING: Final = 4.0
-# Alternations between fitting the cost of lengths and the speed of workers.
+# Number of alternations between fitting the cost of lengths and fitting the speed of workers.
 _TURNS: Final = 4
 # Lower bound of a microbatch's cost, as a share of the mean: keeps ratios of costs finite.
 _LEAST: Final = 0.02
@@ -49,12 +52,12 @@ Batch = list[list[list[int]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    """Σs and Σs² of microbatches, shape (2, microbatches, steps, dp)."""
+    """Sums Σs and Σs² of the sequence lengths s of microbatches, (2, microbatches, steps, dp)."""
 
     values: FloatArray
 
     def of(self, microbatch: IntArray) -> FloatArray:
-        """Return them with 1 before them for computations, shape (3, passes, steps, dp)."""
+        """Return the rows 1, Σs and Σs² of each computation, shape (3, passes, steps, dp)."""
         chosen = self.values[:, microbatch]
         return np.concatenate([np.ones((1, *chosen.shape[1:])), chosen])
 
@@ -69,7 +72,7 @@ class _KnownLengths:
     microbatch: IntArray  # (passes,): index of each computation's microbatch in its rank's batch
 
     def sums(self, batches: Sequence[Batch]) -> _Sums:
-        """Return Σs and Σs² of each microbatch of these batches."""
+        """Return Σs and Σs² of each microbatch of the batches."""
         table = [
             [[(sum(mb), sum(s * s for s in mb)) for mb in rank] for rank in batch]
             for batch in batches
@@ -80,7 +83,7 @@ class _KnownLengths:
 def even_out(
     trace: Trace, replayed: Replayed, cause: Cause, now_s: float, *, trusted: bool
 ) -> Fix | None:
-    """Return the replayed division of the sequences, or a bound where lengths are unknown.
+    """Return the fix that divides sequences evenly; without lengths its gain is an upper bound.
 
     Parameters
     ----------
@@ -115,7 +118,7 @@ def even_out(
     today, after = recorded.sums(recorded.batches), recorded.sums(divided)
     times = launched_step_times(replayed.main, _with_batches(recorded, today, after))
     chosen = times[recorded.steps].mean(axis=0)
-    # Assumes that the other steps save the same share as the sampled ones.
+    # The steps that were not sampled are assumed to save the same share as the sampled steps.
     saved_s = float((chosen[0] - chosen[1]) / chosen[0] * times[:, 0].mean())
     return Fix(
         EVEN_MICROBATCHES,
@@ -131,7 +134,7 @@ def even_out(
 
 
 def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
-    """Return the sequence lengths of fully known steps; None if there are too few."""
+    """Return the sequence lengths of the steps where all are known; None if such steps are few."""
     observation = Observation(trace, replayed.main)
     given = trace.meta.extra.get(_KEY)
     if not isinstance(given, dict) or BACKWARD_COMPUTE not in observation.passes:
@@ -154,7 +157,7 @@ def _known_lengths(trace: Trace, replayed: Replayed) -> _KnownLengths | None:
 
 
 def _validated_batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # noqa: ANN401 - JSON
-    """Return the validated lengths of a step; None unless all its microbatches are there."""
+    """Return a step's validated sequence lengths; None if a microbatch is missing or invalid."""
     if not isinstance(given, list | tuple) or len(given) < ranks:
         return None
     batch: Batch = []
@@ -176,7 +179,8 @@ def _validated_batch(given: Any, ranks: int, microbatches: list[int]) -> Batch |
 
 def _plan(recorded: _KnownLengths) -> Balancing:
     """Return the fitted cost of microbatches on the mean stage, and today's token limit."""
-    # The import loads the client's recorder too: only sessions with lengths pay for it.
+    # Imported here because the import also loads the client's recorder, which only sessions with
+    # known lengths need.
     from paceline_client.balance import Cost  # noqa: PLC0415 - see above
 
     passes = recorded.observation.passes
@@ -203,7 +207,7 @@ def _plan(recorded: _KnownLengths) -> Balancing:
 
 
 def _with_batches(recorded: _KnownLengths, today: _Sums, after: _Sums) -> Replacement:
-    """Return the computations' durations with other sequences in their microbatches."""
+    """Return the durations of the computations after sequences moved between microbatches."""
     observation = recorded.observation
     changed = observation.recorded_ns
     before, then = today.of(recorded.microbatch), after.of(recorded.microbatch)
@@ -235,8 +239,9 @@ def _with_batches(recorded: _KnownLengths, today: _Sums, after: _Sums) -> Replac
 def _fit_cost(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
     """Return the cost coefficients of 1, Σs and Σs² on a stage, relative to its median microbatch.
 
-    Alternates least squares with the speed of each worker and chunk, since both differ. Shapes:
-    sums (3, passes, steps, dp), times (passes, steps, dp).
+    Alternates a least-squares fit of the coefficients with an estimate of the speed of each worker
+    and chunk, since the speeds differ. Shapes: sums (3, passes, steps, dp), times (passes, steps,
+    dp).
     """
     relative = times_ns / median(times_ns.reshape(-1))
     features = np.stack([sample(part) for part in sums], axis=-1)

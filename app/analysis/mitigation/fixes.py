@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Layers, by stage and chunk.
+# Number of layers, by stage and chunk.
 ByChunk = tuple[tuple[int, ...], ...]
 
 
@@ -52,7 +52,7 @@ def as_text(layers: ByChunk) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCollections:
-    """Garbage collected on all workers in the same steps."""
+    """Garbage collection in the same steps on all workers."""
 
     every: int
     """Steps from one collection to the next."""
@@ -62,7 +62,7 @@ class PlannedCollections:
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """Arguments of ``paceline_client.balance``, by which a data loader evens out microbatches.
+    """Arguments of ``paceline_client.balance``, with which a data loader evens out microbatches.
 
     A microbatch costs ``fixed + linear·Σs + quadratic·Σs²`` of the lengths s of its sequences,
     forward and backward on the mean stage.
@@ -95,11 +95,13 @@ class Fix:
     action: str  # stable code
     title: str
     detail: str
-    # Today's step time less the saving of the replay with the change; 0 until it is replayed.
+    # Mean step time today minus the time that the replay with the change saves, seconds; 0 before
+    # the replay.
     step_time_s: float = 0.0
     gain: float = 0.0  # saved share of today's step time
     cause: str | None = None  # named cause that the change removes
-    # Whether the gain is an upper bound of such changes instead of a prediction of a known one.
+    # Whether the gain is an upper bound for all changes of this kind, not a prediction for a
+    # specific change.
     at_most: bool = False
     division: Division | None = None
     collections: PlannedCollections | None = None
@@ -128,7 +130,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class WithheldTemplate:
-    """Reason why a cause that calls for a template got none."""
+    """Reason why a cause that a template could fix has no template."""
 
     withheld: str
     """A code: ``layers_unknown`` where the metadata lack the layers of each stage, or the

@@ -1,4 +1,4 @@
-"""Recommended pipeline template around slow workers and uneven stages, judged by replay.
+"""Recommended pipeline template for slow workers and uneven stages, chosen by replay.
 
 Typical stage times give the cost of a layer, the embedding and the head; each worker's deviation is
 its speed. The planner divides the layers over this heterogeneous cluster. The replay scales each
@@ -38,20 +38,21 @@ if TYPE_CHECKING:
     from app.analysis.planning.plan import FoundPlan
 
 
-# Templates with a smaller gain are not shown.
+# Templates with a smaller gain, as a share of the step time, are not shown.
 MIN_GAIN: Final = 0.02
 CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
 LAYERS_UNKNOWN: Final = "layers_unknown"
 VIRTUAL_STAGES: Final = "plan.virtual_stages"
 STAGES_DIFFER: Final = "stages_differ"
 _MS_PER_NS: Final = 1e-6
-# Lower bound of a layer's time: the planner needs positive ones.
+# Lower bound of a layer's time, ms: the planner needs positive times.
 _LEAST_MS: Final = 1e-6
-# Templates that execute within this share of the fastest are replayed as well; the steadier one is
-# preferred unless its gain is lower by more than the second share.
+# Templates whose step time is within the first share of the fastest are replayed too. Among them
+# the template with the lower t_std is chosen, unless its gain is lower by more than the second
+# share.
 _AS_FAST: Final = 0.01
 _AS_GOOD: Final = 0.001
-# An embedding or a head is mentioned from this share of a layer's time on.
+# An embedding or a head is mentioned only if it takes at least this share of a layer's time.
 _MENTIONED_FROM: Final = 0.1
 
 
@@ -89,14 +90,15 @@ def recommend_template(
     causes : sequence of Cause
         The causes that the diagnosis names.
     fixes : sequence of Fix
-        Where only stages are uneven, the division among them becomes the template.
+        If only stages are uneven, the fix among them that divides the layers becomes the template.
     now_s : float
         Mean step time today, seconds.
 
     Returns
     -------
     PlannedTemplate, WithheldTemplate or None
-        None if no lasting cause calls for a template: intermittent ones are not planned around.
+        None if no lasting cause calls for a template: no template is planned for intermittent
+        causes.
     """
     meta, pp = observation.trace.meta, replayed.layout.pp
     named = [cause for cause in causes if cause.cause in CAUSES]
@@ -122,7 +124,8 @@ def recommend_template(
     job = _MeasuredJob(
         replayed, costs, _measured_session(observation, costs), now_s, doubted=doubted
     )
-    # The planner's compiled code takes a second to load: only sessions that need it pay for it.
+    # Imported here because the planner's compiled code takes a second to load, and only sessions
+    # with a cause to fix need the planner.
     from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
 
     found = plan(spec_of_session(job.session), compare=False)
@@ -132,7 +135,7 @@ def recommend_template(
 
 
 def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemplate | None:
-    """Return a division of the layers as a template in which every worker keeps its stage."""
+    """Return the template of a division of the layers in which every worker keeps its stage."""
     division = fix.division
     if division is None:
         return None
@@ -163,7 +166,7 @@ def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemp
 
 
 def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSession:
-    """Return the session's layers, embedding and head included, and its worker speeds."""
+    """Return the session's layers, including embedding and head, and the speeds of its workers."""
     forward = np.array([name == ops.FORWARD_COMPUTE for name in costs.passes])
     backward = ~forward
 
@@ -186,9 +189,10 @@ def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSe
 
 
 def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
-    """Return the fastest plan, and the one of least t_std among those about as fast.
+    """Return the fastest plan, and among plans almost as fast the plan with the lowest t_std.
 
-    A job's times vary more than a plan's, which makes the plan with the faster slowest stage safer.
+    A running job's times vary more than a plan's times, so the plan with the faster slowest stage
+    is safer.
     """
     from app.analysis.planning.template import evaluate  # noqa: PLC0415 - compiled, as the planner
 
@@ -209,7 +213,8 @@ def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
     before = bool(costs.extra_ns[:, 0].any())
     first, end = int(before), int(before) + sum(layers)
     counts = np.array([max(min(b, end) - max(a, first), 0) for a, b in cuts], dtype=np.int64)
-    # A deviation from the modelled stage time is the workers', and moves with them.
+    # A deviation from the modelled stage time belongs to the stage's workers, so it moves with
+    # them.
     new_ns = costs.times_ns(counts) / costs.deviation() * costs.deviation()[:, places]
     changed = Changed(
         places,
@@ -242,9 +247,10 @@ def _replayed(found: FoundPlan, problem: _MeasuredJob) -> PlannedTemplate:
 
 
 def _assign_workers(names: list[str], stages: int) -> IntArray:
-    """Return for each stage the workers that run it, as the number of their stage today.
+    """Return for each new stage the present stage number of the workers that will run it.
 
-    Slow workers go where the template puts them; healthy ones keep their stage where it is free.
+    Slow workers go to the stages that the template gives them; healthy workers keep their stage if
+    it is free.
     """
     slow = {f"stage {stage}'s worker": stage for stage in range(stages)}
     places = [slow.get(name) for name in names]
@@ -261,12 +267,12 @@ class Changed:
     """Changes of a session's durations by a template."""
 
     places: IntArray  # (pp,): for each stage, today's stage of its workers
-    # By type of computation, shape (pp,): each stage's time ÷ its workers' time today.
+    # By computation type, shape (pp,): time of each new stage ÷ time of its workers today.
     passes: Mapping[str, FloatArray]
     by_layers: FloatArray  # (pp,): layers of each stage ÷ its layers today
 
     def replacement(self, group: ShapeGroup) -> Replacement:
-        """Return the durations of a group's operations with the template."""
+        """Return the durations of an operation group under the template."""
         layout, nodes = group.layout, group.layout.nodes
         recorded = group.durations.recorded_ns
         at = {

@@ -1,8 +1,8 @@
-"""Predicted gains of fixes, from replays with the session's own durations changed.
+"""Predicted gains of fixes, from replays of the session with changed durations.
 
-Garbage collection on all workers at once is predicted from the stalls: as often as one worker
-stalls now, so that memory grows no further, each pause as long as the longest of all workers'
-(what-if paper, section 5.4).
+The gain of garbage collection on all workers at once is predicted from the recorded stalls:
+collections are as frequent as one worker's stalls today, so that memory does not grow further, and
+each pause is as long as the longest pause of all workers (what-if paper, section 5.4).
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from app.analysis.wording import name_list, percent
 
 EVEN_STAGES: Final = "even_stages"
 REPLACE_WORKER: Final = "replace_worker"
-# An embedding or a head is mentioned from this share of a layer's time on.
+# An embedding or a head is mentioned only if it takes at least this share of a layer's time.
 _MENTIONED_FROM: Final = 0.1
-# Causes diagnosed from the times of transfers.
+# Causes that are diagnosed from transfer times.
 _OF_TRANSFERS: Final = frozenset(kind.name for kind in KINDS.values() if kind.of_transfers)
-# A smaller gain is not worth a restart.
+# Minimum gain of a fix, as a share of the step time: a smaller gain is not worth a restart.
 MIN_GAIN: Final = 0.01
-# Fewest steps with stalls for a trend of their lengths, and its significance in standard errors.
+# Minimum number of steps with stalls to fit a trend of stall lengths, and minimum significance of
+# the trend in standard errors.
 _MIN_STEPS: Final = 8
 _SIGNIFICANT: Final = 2.0
-# Lower bound of the mean pause as a share of the last one: limits the extrapolated trend.
+# Lower bound of the mean pause, as a share of the last pause; it limits the extrapolated trend.
 _LEAST_SHARE: Final = 0.25
 
 
@@ -58,7 +59,7 @@ class _Pauses:
     growth: float  # length at the end of the session ÷ mean length
 
     def together_s(self) -> float:
-        """Return the expected longest pause of all workers, seconds.
+        """Return the expected longest pause over all workers, seconds.
 
         Scales the longest of the observed pauses by expected maxima of normal samples.
         """
@@ -77,7 +78,7 @@ def _expected_maximum(count: int) -> float:
 
 
 def plan_collections(cause: Cause, now_s: float) -> Fix | None:
-    """Return collections planned for all workers at once; None if no pauses are known.
+    """Return planned collections common to all workers; None if no pauses are known.
 
     A common pause before a step lengthens the step without stalls by itself. `now_s` is the mean
     step time today, seconds.
@@ -111,7 +112,7 @@ def plan_collections(cause: Cause, now_s: float) -> Fix | None:
 
 
 def _growth(stalls: Stalls) -> float:
-    """Return the length of stalls at the end ÷ their mean; 1 where the trend is not significant."""
+    """Return the stall length at the end ÷ the mean length; 1 if the trend is not significant."""
     by_step = np.array(stalls.by_step_s)
     if np.count_nonzero(by_step) < _MIN_STEPS:
         return 1.0
@@ -126,7 +127,7 @@ def _growth(stalls: Stalls) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Replayable:
-    """A fix with the change of durations by which it is replayed."""
+    """Fix with the change of durations that its replay applies."""
 
     fix: Fix
     change: Callable[[ShapeGroup], Replacement]
@@ -143,7 +144,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     trusted: bool,
     others: Sequence[Fix] = (),
 ) -> list[Fix]:
-    """Return the fixes that a trace alone can judge, best first, none under 1 % gain.
+    """Return the fixes that a trace alone can judge, largest gain first, without gains below 1 %.
 
     Parameters
     ----------
@@ -171,7 +172,8 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     if trusted:
         fixes += _by_replay(replayed, _changes(observation, replayed, metrics, causes), now_s)
         if replayed.layout.dp == 1:
-            # A single DP rank has no peers of its stage: the other stages take their place.
+            # With a single DP rank a worker has no peers in its stage, so the other stages are its
+            # peers.
             fixes += [
                 Fix(
                     REPLACE_WORKER,
@@ -186,7 +188,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
             ]
     most = headline.waste
     if not trusted:
-        # S does not count late launches, the main loss of such a job.
+        # S excludes late launches, which are the main loss of a job whose replay is not trusted.
         most = max(most, 1 - headline.reference_step_time_s / now_s)
     bounded = [_capped(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
@@ -197,10 +199,11 @@ def _worker_names(workers: Sequence[Worker]) -> str:
 
 
 def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
-    """Return the remedy of each cause, with the gain of the session replayed without it.
+    """Return a remedy per cause; its gain comes from a replay of the session without the cause.
 
-    Slow workers and heavy stages have other fixes, replayed with late launches; pauses and sequence
-    lengths stay in the job, and have plans instead.
+    Slow workers and heavy stages have no remedy here but other fixes, which are replayed with late
+    launches. Pauses and sequence lengths cannot be removed from the job and have planned fixes
+    instead.
     """
     fixes = []
     for cause in causes:
@@ -224,9 +227,9 @@ def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
 def _capped(fix: Fix, most: float, now_s: float) -> Fix:
     """Return a fix with its gain limited to the share `most` of a step.
 
-    Shares are compared instead of seconds, since the headline covers steps of the most frequent
-    shape. A replayed division of the layers is exempt: with few microbatches an uneven one can beat
-    the even stages that the headline compares with.
+    Shares are compared instead of seconds, since the headline covers only steps of the most
+    frequent shape. A replayed division of the layers is not limited: with few microbatches an
+    uneven division can be faster than the even stages that the headline compares with.
     """
     if fix.gain <= most or (fix.division is not None and not fix.at_most):
         return fix
@@ -234,7 +237,7 @@ def _capped(fix: Fix, most: float, now_s: float) -> Fix:
 
 
 def _workers_to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:
-    """Return the slow workers of the diagnosis; without any named cause, the costliest workers.
+    """Return the slow workers of the diagnosis; the costliest workers if no cause is named.
 
     Replacing a worker does not remove another named cause of its cost.
     """
@@ -248,7 +251,7 @@ def _workers_to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Work
 def _changes(
     observation: Observation, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
 ) -> list[_Replayable]:
-    """Return replaced workers and divided layers, whose gains need a replay of their own."""
+    """Return worker replacement and divisions of the layers, whose gains need their own replays."""
     changes = []
     workers = _workers_to_replace(metrics, causes)
     if workers:
@@ -259,7 +262,8 @@ def _changes(
             "Replayed with the medians of the other DP ranks of the same stage.",
             cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )
-        # Transfers of a named cause stay as recorded: a new device does not replace a slow link.
+        # If a named cause concerns transfers, transfers stay as recorded: a new device does not
+        # repair a slow link.
         computing = any(cause.cause in _OF_TRANSFERS for cause in causes)
         changes.append(
             _Replayable(
@@ -276,7 +280,7 @@ def _changes(
 
 
 def _division_change(candidate: Candidate) -> _Replayable:
-    """Return a division of the layers as a change."""
+    """Return a division of the layers as a replayable fix."""
     division = candidate.division
     fix = Fix(
         EVEN_STAGES,
@@ -290,7 +294,7 @@ def _division_change(candidate: Candidate) -> _Replayable:
 
 
 def _in_words(division: Division) -> str:
-    """Return the text of a division: its costs, its proof, its memory, and the launcher's flag."""
+    """Return a division's description: costs, optimality proof, memory limit and launcher flag."""
     layer = (
         f"Now they are {as_text(division.today)}. A layer takes {division.layer_ms:.1f} ms of a "
         "microbatch, forward and backward"
@@ -317,7 +321,7 @@ def _in_words(division: Division) -> str:
 
 
 def _even_stages(observation: Observation) -> list[_Replayable]:
-    """Return the change to equal stage times, an upper bound of every division."""
+    """Return the fix that equalizes all stage times, an upper bound of every division's gain."""
     if not observation.comparable:
         return []
     fix = Fix(
@@ -338,7 +342,7 @@ def _even_stages(observation: Observation) -> list[_Replayable]:
 
 
 def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float) -> list[Fix]:
-    """Return the replayed fixes, the best one of each action."""
+    """Return the replayed fixes, the fix with the largest gain for each action."""
     if not changes:
         return []
     times = replayed.over_steps(
@@ -357,10 +361,10 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
 def _at_peers_medians(
     group: ShapeGroup, workers: Sequence[tuple[int, int]], *, computing: bool
 ) -> Replacement:
-    """Return durations in which workers take the medians of their stage peers' operations.
+    """Return durations in which workers' operations take the medians of their stage peers.
 
-    The ideal duration of the simulator is a mean that contains the straggler. With `computing`,
-    transfers keep their recorded durations.
+    The simulator's ideal duration cannot be used, since it is a mean that includes the straggler.
+    With `computing`, transfers keep their recorded durations.
     """
     recorded, dp = filled_ns(group), group.layout.dp
     padding = group.layout.padding
@@ -380,7 +384,7 @@ def _at_peers_medians(
             peers = np.setdiff1d(np.arange(dp), bad[stage])
             values[:, :, bad[stage]] = median_of_rows(values[:, :, peers])[:, :, None]
             if padding is not None:
-                # A worker keeps its own number of microbatches.
+                # A worker keeps its own number of microbatches, so its padding keeps duration 0.
                 values[padding.of(nodes, steps)] = 0.0
             changed.append(values)
         return np.concatenate(changed)
@@ -392,10 +396,10 @@ def _at_peers_medians(
 def without_standstills(
     fixes: Sequence[Fix], causes: Sequence[Cause], hosts: Hosts, now_s: float, turn_s: float
 ) -> list[Fix]:
-    """Return the fixes of all causes, those of standstills between steps included, best first.
+    """Return the fixes of all causes, including standstills between steps, largest gain first.
 
-    The gain of a fix between steps is a share of the time from one step to the next; savings within
-    steps of the same fix add to it.
+    The gain of a fix of standstills is a share of the time from one step to the next; savings of
+    the same fix within steps add to the gain.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Conversion of a found plan to its document, and of its execution to a drawable timeline."""
+"""Conversion of a plan to its document, and of the plan's execution to a drawable timeline."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from app.analysis.planning.template import (
     timeline,
 )
 
-# Most computations (stages × microbatches) that a page can draw; beyond, only bubbles are kept.
+# Maximum number of computations (stages × microbatches) that a page can draw; of larger plans only
+# the bubbles are kept.
 MOST_DRAWN: Final = 50_000
-# Digits of starts in ms: finer than a page can draw.
+# Number of decimal digits of start times in ms: finer than a page can draw.
 DIGITS: Final = 3
 
 
@@ -75,7 +76,7 @@ def plan_document(found: FoundPlan) -> PlanDocument:
 
 
 def simulated_iteration(problem: PlanningProblem, template: Template) -> SimulatedIteration:
-    """Return one iteration of a template, executed."""
+    """Return the execution of one iteration of a template."""
     line = timeline(problem, template)
     starts = None
     if line.start_ps[0].size <= MOST_DRAWN:
@@ -151,7 +152,7 @@ def _stage(problem: PlanningProblem, stage: Stage, memory: float, time_ps: int) 
 
 
 def _replicas(problem: PlanningProblem, stage: Stage) -> tuple[StageReplica, ...]:
-    """Return the nodes of a replicated stage with their shares of the batch."""
+    """Return the nodes of a replicated stage with their shares of each batch."""
     devices = problem.spec.devices
     costs = {
         kind: int(
@@ -174,7 +175,7 @@ def _replicas(problem: PlanningProblem, stage: Stage) -> tuple[StageReplica, ...
 
 
 def _nodes_contiguous(template: Template) -> bool:
-    """Return whether the stages of each node follow each other."""
+    """Return whether the stages on each node are consecutive."""
     seen: set[tuple[int, int]] = set()
     last: tuple[tuple[int, int], ...] = ()
     for stage in template:
@@ -186,7 +187,7 @@ def _nodes_contiguous(template: Template) -> bool:
 
 
 def _unused_devices(problem: PlanningProblem, template: Template) -> dict[str, int]:
-    """Return the number of devices in no stage, by type."""
+    """Return the number of devices that no stage uses, by device type."""
     used = dict.fromkeys(range(len(problem.spec.devices)), 0)
     for stage in template:
         option = problem.options[stage.option]

@@ -1,4 +1,4 @@
-"""Ditto's method: fold the cluster, plan the virtual one by Oobleck, recover a template.
+"""Ditto's method: fold the cluster, plan the virtual cluster by Oobleck, recover a template.
 
 Node folding (Ditto's paper, section 5.3) expresses each device as a number of the weakest devices.
 Recovery (section 6: Algorithm 1 greedy, Algorithm 2 dynamic programming) counts devices of each
@@ -17,7 +17,8 @@ from app.analysis.planning.spec import DeviceType, Spec
 from app.analysis.planning.template import Node, Stage, Template, t_oobleck
 from app.errors import InfeasiblePlanError
 
-# The ``code`` rule of the greedy recovery: a device must replace more than this share of its worth.
+# Threshold of the greedy recovery's ``code`` rule: a device must replace more than this share of
+# the virtual devices that it is worth.
 CODE_RULE_SHARE = 0.6
 
 Piece = tuple[int, int, int]  # first layer, end, option
@@ -25,7 +26,7 @@ Piece = tuple[int, int, int]  # first layer, end, option
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The virtual cluster: `nodes` nodes of `gpus_per_node` devices of type `weakest`.
+    """Virtual cluster: `nodes` nodes with `gpus_per_node` devices of type `weakest` each.
 
     `factors[i]` is the number of weakest devices that one device of type i is worth.
     """
@@ -42,7 +43,7 @@ class Folding:
 
 
 def fold(spec: Spec) -> Folding:
-    """Return the folding of a cluster (section 5.3), with communication where specified."""
+    """Return a cluster's folding (section 5.3), with communication if the cluster specifies it."""
     totals = [
         math.fsum(times.forward_ms) + math.fsum(times.backward_ms)
         for times in map(spec.times_of, spec.devices)
@@ -58,7 +59,8 @@ def fold(spec: Spec) -> Folding:
     devices = sum(
         device.gpus * factor for device, factor in zip(spec.devices, factors, strict=True)
     )
-    # Ditto's virtual nodes are equal: their size divides that of every real node.
+    # Ditto's virtual nodes are of equal size, so their size must divide the size of every real
+    # node.
     per_node = math.gcd(*(device.gpus_per_node for device in spec.devices))
     return Folding(weakest, tuple(factors), devices // per_node, per_node)
 
@@ -70,7 +72,8 @@ def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float,
     across = math.fsum(spec.network.allreduce_across_ms) / layers
 
     def inside(devices: int) -> float:
-        # As in the authors' program, other numbers use the next power of two.
+        # All-reduce times exist for powers of two; as in the authors' program, other device numbers
+        # use the next power of two.
         power = 1 << (devices - 1).bit_length() if devices > 1 else 0
         rows = spec.network.allreduce_in_node_ms
         return math.fsum(row.get(power, 0.0) for row in rows) / layers
@@ -84,12 +87,12 @@ def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float,
 
 
 class UnrecoverableError(Exception):
-    """The virtual template has no counterpart on the real devices."""
+    """The virtual template has no equivalent on the real devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """A partial template of the first virtual stages: used devices of each type, stages, cost."""
+    """Partial template of the first virtual stages: used devices by type, stages and cost."""
 
     used: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -99,9 +102,9 @@ class _Partial:
 def recover(
     problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int]]
 ) -> Template | None:
-    """Return a template of merged virtual one-device stages, by dynamic programming (Algorithm 2).
+    """Return a template whose stages merge one-device virtual stages, by Algorithm 2.
 
-    None if the devices do not suffice.
+    None if there are too few devices.
 
     Parameters
     ----------
@@ -137,7 +140,7 @@ def recover(
 def recover_greedily(
     problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int, int]], rule: str
 ) -> Template:
-    """Return a template with the strongest devices where they help most (Algorithm 1).
+    """Return a template that puts the strongest devices where they gain most (Algorithm 1).
 
     Parameters
     ----------
@@ -149,7 +152,7 @@ def recover_greedily(
     Raises
     ------
     UnrecoverableError
-        The devices do not come out even.
+        The cluster's devices cannot replace the template's virtual devices exactly.
     """
     devices = problem.spec.devices
     weakest = folding.weakest
@@ -209,13 +212,13 @@ def recover_greedily(
 
 
 def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:
-    """Return Oobleck's estimate without transfers, which both recoveries minimize."""
+    """Return Oobleck's estimate without transfers, which both recovery algorithms minimize."""
     times = [int(problem.cost_ps[option, end, first]) for first, end, option in pieces]
     return t_oobleck(times, problem.spec.microbatches)
 
 
 def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template | None:
-    """Return the stages placed in nodes, the widest first; None if they do not fit."""
+    """Return the stages placed on nodes, widest stage first; None if the stages do not fit."""
     free: dict[Node, int] = {
         (i, n): device.gpus_per_node
         for i, device in enumerate(problem.spec.devices)
@@ -242,7 +245,7 @@ def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template 
 
 @dataclass(frozen=True, slots=True)
 class VirtualTemplate:
-    """A template of the virtual cluster: (first layer, end, devices) of each stage, t_oobleck."""
+    """Template of the virtual cluster: (first layer, end, devices) per stage, and t_oobleck."""
 
     stages: tuple[tuple[int, int, int], ...]
     t_oobleck_ps: int
@@ -250,7 +253,7 @@ class VirtualTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPlan:
-    """A template of the real cluster with the virtual one that it was recovered from."""
+    """Template of the real cluster, and the virtual template from which it was recovered."""
 
     folding: Folding
     virtual: VirtualTemplate
@@ -258,7 +261,7 @@ class RecoveredPlan:
 
 
 def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
-    """Plan with node folding and the recovery by dynamic programming.
+    """Return Ditto's plan: node folding, then recovery by dynamic programming.
 
     Raises
     ------
@@ -288,7 +291,7 @@ def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
 def oobleck_templates(
     problem: PlanningProblem, folding: Folding, budget: SearchBudget
 ) -> tuple[VirtualTemplate, ...]:
-    """Return Oobleck's templates of the virtual cluster, one for each number of stages.
+    """Return Oobleck's templates of the virtual cluster, one template per number of stages.
 
     Raises
     ------
@@ -304,7 +307,7 @@ def oobleck_templates(
 
 
 def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
-    """Plan with node folding and the greedy recovery of the best recoverable virtual template.
+    """Return the plan of node folding and greedy recovery of the best recoverable template.
 
     Raises
     ------

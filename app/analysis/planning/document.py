@@ -13,7 +13,7 @@ SCHEMA: Final = "paceline.plan/1"
 
 @dataclass(frozen=True, slots=True)
 class IterationTimes:
-    """Time of one iteration by each objective, ms."""
+    """Time of one iteration according to each objective, ms."""
 
     t_std: float
     """ΣL + (N − 1)·max L, the objective of Alpa and Metis, ms."""
@@ -23,14 +23,14 @@ class IterationTimes:
     """1F1B executed event by event, ms."""
 
     def by(self, objective: str) -> float | None:
-        """Return the time by one of `OBJECTIVES`."""
+        """Return the time according to one of `OBJECTIVES`, ms."""
         time_ms: float | None = getattr(self, objective)
         return time_ms
 
 
 @dataclass(frozen=True, slots=True)
 class StageReplica:
-    """A whole node of a replicated stage."""
+    """Whole node that runs one replica of a replicated stage."""
 
     device: str
     """Type of the node's devices."""
@@ -72,18 +72,18 @@ class PlannedStage:
 
     @property
     def time_ms(self) -> float:
-        """Return the stage's time for one microbatch, transfers included, ms."""
+        """Return the stage's time for one microbatch including transfers, ms."""
         return self.forward_ms + self.backward_ms + self.transfer_ms
 
     @property
     def places(self) -> tuple[PlannedStage | StageReplica, ...]:
-        """Return the nodes of the stage: its replicas, or the stage itself."""
+        """Return the nodes of the stage: its replicas, or the stage itself if it has none."""
         return self.replicas or (self,)
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedCluster:
-    """The virtual homogeneous cluster that Ditto plans for."""
+    """Virtual homogeneous cluster that Ditto plans for."""
 
     weakest: str
     """Device type of the virtual cluster: the weakest of the real one."""
@@ -117,7 +117,7 @@ class VirtualPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanAlternative:
-    """A near-optimal template."""
+    """Near-optimal alternative to the plan's template."""
 
     iteration_time_ms: IterationTimes
     """Time of an iteration, ms."""
@@ -149,7 +149,7 @@ class BoundProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTemplate:
-    """Template found by a method."""
+    """Template that a method found."""
 
     method: str
     """``optimal``, ``ditto``, ``greedy`` or ``exhaustive``."""
@@ -190,7 +190,7 @@ class ComparedTemplate(FoundTemplate):
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Reason why a method has no template."""
+    """Reason why a method found no template."""
 
     reason: str
     """The reason as a sentence."""
@@ -226,12 +226,12 @@ class PlanDocument(FoundTemplate, _Versioned):
 
     @property
     def cost_ms(self) -> float | None:
-        """Return the iteration's time by the plan's objective, ms."""
+        """Return the iteration's time according to the plan's objective, ms."""
         return self.iteration_time_ms.by(self.objective)
 
     @property
     def gap(self) -> float | None:
-        """Return the optimality gap, a fraction; None without a proof."""
+        """Return the optimality gap as a fraction; None if there is no proof."""
         if not self.lower_bound_ms or self.cost_ms is None:
             return None
         return max(self.cost_ms / self.lower_bound_ms - 1, 0.0)
@@ -246,13 +246,13 @@ class PlanDocument(FoundTemplate, _Versioned):
         }
 
     def over(self, other: FoundTemplate | PlanAlternative) -> float:
-        """Return the relative excess of another template's executed time over the plan's."""
+        """Return the excess of another template's executed time over the plan's, as a fraction."""
         return other.iteration_time_ms.simulated / self.iteration_time_ms.simulated - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Start of each computation; those of a stage in one direction have equal durations."""
+    """Start time of each computation; a stage's computations in one direction last equally long."""
 
     forward: tuple[tuple[float, ...], ...]
     """Starts of forwards, ms since the iteration's start, ``[stage][microbatch]``."""
@@ -262,7 +262,7 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedIteration:
-    """A plan's iteration, executed under 1F1B."""
+    """One iteration of a plan, executed under the 1F1B schedule."""
 
     iteration_time_ms: float
     """Time of the iteration, ms."""

@@ -1,8 +1,8 @@
-"""Oobleck's divide and conquer (Jang et al., SOSP 2023) over stages, layers and sets of devices.
+"""Oobleck's divide and conquer (Jang et al., SOSP 2023) over stages, layers and device sets.
 
-T(S', u, v, x) is a template for layers [u, v) in S' stages on the device set x; a set of nodes is
-divided into two sets, a node into halves. A single template is kept for each state, which makes it
-a heuristic: the best whole need not consist of the best parts.
+T(S', u, v, x) is a template for layers [u, v) in S' stages on the device set x. A set of nodes is
+divided into two sets, a node into halves. Only one template is kept for each state, so the method
+is a heuristic: the best template need not consist of the best parts.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from app.analysis.planning.search.kernels import FAR
 
 IntArray = NDArray[np.int64]
 
-# Limit of table entries, 48 bytes each.
+# Maximum number of table entries, 48 bytes each, which bounds the memory.
 MOST_ENTRIES: Final = 20_000_000
 NO_OPTION: Final = -1
 
-# Fields of an entry: first index of the table.
+# Fields of a table entry; the field is the first index of the table.
 _TOTAL, _SLOWEST, _POSITION, _TAIL, _CUT, _SPLIT = range(6)
 
 
 class TooLargeToDivideError(Exception):
-    """The divide and conquer would exceed its memory or time."""
+    """The divide and conquer would exceed its limit of memory or of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSet:
-    """Whole nodes of each type, or a part of one node: `gpus` devices of type `device`."""
+    """Whole nodes of each type, or part of a node: `gpus` devices of type `device`."""
 
     nodes: tuple[int, ...]
     device: int = -1
@@ -46,7 +46,7 @@ Part = tuple[int, int, int]  # first layer, end, option
 
 
 class Division:
-    """Filled tables of the divide and conquer on a problem."""
+    """Divide and conquer on a planning problem, with all its tables filled."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Division:
         self.everything = self.index[everything]
 
     def _estimated_divisions(self) -> float:
-        """Return the estimated number of divisions: of stages and devices × those of layers."""
+        """Return the estimated number of divisions of stages and devices × divisions of layers."""
         fewest, most = np.array(self.fewest), np.array(self.most)
         divided = 0
         for splits in self.splits:
@@ -120,11 +120,11 @@ class Division:
         return divided * self.layers**3 / 6
 
     def stage_counts(self) -> range:
-        """Return the possible numbers of stages of a template of the whole cluster."""
+        """Return the possible numbers of stages in a template of the whole cluster."""
         return range(self.fewest[self.everything], self.most[self.everything] + 1)
 
     def cost(self, stages: int) -> int | None:
-        """Return the cost of the template with a number of stages, ps; None without a template."""
+        """Return the cost of the template with `stages` stages, ps; None if there is none."""
         row = self._row(self.everything, stages)
         entry = self.table[:, 0, self.layers, row]
         if entry[_TOTAL] >= FAR:
@@ -137,7 +137,7 @@ class Division:
         return total + (self.problem.spec.microbatches - stages + position + 1) * slowest + tail
 
     def parts(self, stages: int) -> list[tuple[Part, DeviceSet]]:
-        """Return the stages of the template with a number of stages, and the devices of each."""
+        """Return the stages of the template with `stages` stages, and each stage's devices."""
         return self._parts(self.everything, stages, 0, self.layers)
 
     def _row(self, x: int, stages: int) -> int:
@@ -153,7 +153,7 @@ class Division:
         return self._parts(a, left, u, cut) + self._parts(b, stages - left, cut, v)
 
     def _device_sets(self, nodes: tuple[int, ...]) -> list[DeviceSet]:
-        """Return all device sets in ascending order of devices."""
+        """Return all device sets in ascending order of their number of devices."""
         devices = self.problem.spec.devices
         none = (0,) * len(nodes)
         parts = {
@@ -183,7 +183,7 @@ class Division:
         self.most.append(most)
 
     def _node(self, device_set: DeviceSet) -> tuple[int, int] | None:
-        """Return type and number of devices of a single node or part; None for several nodes."""
+        """Return device type and number of devices of a node or part; None for several nodes."""
         if device_set.gpus:
             return device_set.device, device_set.gpus
         if sum(device_set.nodes) != 1:
@@ -198,7 +198,7 @@ class Division:
         return self.problem.option_index(*node)
 
     def _split_pairs(self, device_set: DeviceSet) -> IntArray:
-        """Return the divisions of a set in two, as indices, in the order of the programs."""
+        """Return the divisions of a set into two, as pairs of indices, in the programs' order."""
         node = self._node(device_set)
         if node is not None:
             kind, gpus = node
@@ -217,13 +217,13 @@ class Division:
 
 
 def _left_part(gpus: int) -> int:
-    """Return the devices of a node's left part: half of them, or the largest power of two."""
+    """Return the number of devices in a node's left part: half, or the largest power of two."""
     power = 1 << (gpus.bit_length() - 1)
     return power // 2 if power == gpus else power
 
 
 def _part_sizes(gpus: int) -> set[int]:
-    """Return the sizes of the parts of a recursively halved node, without the node itself."""
+    """Return the sizes of the parts of a recursively halved node, excluding the node's size."""
     if gpus == 1:
         return set()
     left = _left_part(gpus)
@@ -232,7 +232,7 @@ def _part_sizes(gpus: int) -> set[int]:
 
 
 def _subsets(nodes: tuple[int, ...], start: int = 0) -> list[tuple[int, ...]]:
-    """Return the nonempty subsets of nodes of types `start` and later."""
+    """Return the nonempty subsets of the nodes of types `start` and later."""
     subsets = []
     for kind in range(start, len(nodes)):
         for number in range(1, nodes[kind] + 1):
@@ -258,7 +258,7 @@ def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain 
     microbatches: int,
     standard: bool,  # noqa: FBT001 - as above
 ) -> None:
-    """Fill the entries of device set x; those of its parts are filled before."""
+    """Fill the table entries of device set x; the entries of its parts must be filled already."""
     layers = table.shape[1] - 1
     for u in range(layers):
         for v in range(u + 1, layers + 1):

@@ -1,4 +1,4 @@
-"""Plan a specification by one of four methods, and compare with Ditto and its greedy recovery."""
+"""Plan of a specification by one of four methods, compared with Ditto and its greedy recovery."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from app.analysis.planning.template import Template, evaluate, number_nodes
 from app.errors import Fault, InfeasiblePlanError, InvalidSpecError
 
 ALTERNATIVES: Final = 10
-# Methods for comparison with a plan.
+# Methods that a plan is compared with.
 BASELINES: Final = ("ditto", "greedy")
-# Limit of divisions of a comparison's divide and conquer: a few seconds.
+# Maximum number of divisions in the divide and conquer of a comparison, which takes a few seconds.
 COMPARED_DIVISIONS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """Result of a planning method."""
+    """Result of a planning method: its template with times, proof and comparisons."""
 
     problem: PlanningProblem
     method: str
@@ -52,19 +52,19 @@ class FoundPlan:
 
     @property
     def cost_ps(self) -> int | None:
-        """Return the iteration's time by the objective, ps; None if that is not defined."""
+        """Return the iteration's time according to the objective, ps; None if it is undefined."""
         cost: int | None = getattr(evaluate(self.problem, self.template), self.objective)
         return cost
 
     @property
     def optimal(self) -> bool:
-        """Return whether the plan is proven optimal by the objective."""
+        """Return whether the plan is proven optimal for the objective."""
         bound, cost = self.lower_bound_ps, self.cost_ps
         return bound is not None and cost is not None and bound >= cost
 
     @property
     def gap(self) -> float | None:
-        """Return the optimality gap, a fraction; None without a proof."""
+        """Return the optimality gap as a fraction; None if there is no proof."""
         bound, cost = self.lower_bound_ps, self.cost_ps
         return None if bound is None or cost is None else max(cost / bound - 1, 0.0)
 
@@ -77,15 +77,16 @@ def plan(
     budget: SearchBudget | None = None,
     compare: bool = True,
 ) -> FoundPlan:
-    """Return the plan of a specification by a method.
+    """Return the plan that a method finds for a specification.
 
     Parameters
     ----------
     method : str
         One of `METHODS`.
     objective : str
-        One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
-        searches for the fastest executed template, and of equally fast ones for the most even.
+        One of `OBJECTIVES`. With ``simulated``, every method minimizes t_std; the method
+        ``optimal`` then searches for the fastest executed template, and among equally fast
+        templates for the most even.
     budget : SearchBudget, optional
         Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
         other methods end without an answer.
@@ -97,8 +98,8 @@ def plan(
     InvalidSpecError
         The method does not support the specification.
     InfeasiblePlanError
-        There is no template, with the nearest changes that would make one; or the method has no
-        answer.
+        There is no template, and the error holds the nearest changes that make a template feasible;
+        or the method finds no template.
     """
     check_request(spec, method, objective)
     budget = budget or SearchBudget()
@@ -113,7 +114,7 @@ def plan(
         return found
     plans: dict[str, FoundPlan] = {}
     reasons: dict[str, str] = {}
-    # The comparison may take as much time again.
+    # The comparison may take as much time as the plan itself.
     deadline = budget.deadline_s
     if deadline is not None:
         deadline = max(deadline, budget.clock()) + found.planning_time_s
@@ -129,12 +130,12 @@ def plan(
 
 
 def check_request(spec: Spec, method: str, objective: str) -> None:
-    """Check that the method and the objective exist and suit the specification.
+    """Check that the method and the objective exist and are possible for the specification.
 
     Raises
     ------
     InvalidSpecError
-        With the path of each fault.
+        The error holds each fault with its path.
     """
     faults = []
     if method not in METHODS:
@@ -230,7 +231,7 @@ def _exhaustive(problem: PlanningProblem, objective: str, budget: SearchBudget) 
     if not feasible:
         raise InfeasiblePlanError("there is no template", code="plan.no_answer")
     stages = min(feasible, key=lambda count: (feasible[count], count))
-    # Parts of one node follow each other until it is full.
+    # The stages on a node are consecutive, until all its devices are used.
     parts: list[tuple[int, int, int, bool]] = []
     used = 0
     for (first, end, index), _ in division.parts(stages):
@@ -255,9 +256,9 @@ _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPl
 
 
 def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
-    """Return Ditto's plan with Oobleck's templates of the virtual cluster.
+    """Return Ditto's plan, extended by Oobleck's templates of the virtual cluster.
 
-    The list stays empty if the divide and conquer would take more than seconds.
+    The list of templates stays empty if the divide and conquer would take more than a few seconds.
     """
     if found.folding is None:
         return found

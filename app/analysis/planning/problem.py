@@ -1,10 +1,10 @@
 """Planning problem as integer arrays: the time of every possible stage, in picoseconds.
 
-Each layer is rounded once (error below 1e-9 ms), so sums are exact and equal templates have equal
-costs. An option is a set of devices that a stage can run on: devices of one type in a node, or
-whole nodes that replicate the stage. Each replica takes the share of the batch with which it ends
-with the others: with times L_i, the stage takes 1 / Σ 1/L_i a microbatch. Their all-reduce of
-gradients, once an iteration, is spread over the microbatches.
+The time of each layer is rounded once (error below 1e-9 ms), so sums are exact and equal templates
+have equal costs. An option is a set of devices that a stage can run on: devices of one type in a
+node, or whole nodes that replicate the stage. Replicas divide the batch so that all of them end at
+the same time: with replica times L_i, the stage takes 1 / Σ 1/L_i per microbatch. The replicas'
+all-reduce of gradients runs once per iteration; its time is spread over the microbatches.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from app.errors import Fault, InvalidSpecError
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Most replicas of a stage: the number of combinations grows quickly with the cluster.
+# Maximum number of replicas of a stage: the number of combinations grows quickly with the cluster.
 MOST_REPLICAS: Final = 4
 PS_PER_MS: Final = 10**9
 PS_PER_BYTE_AT_1_GB_S: Final = 1000
-# Larger than any time, and a sum of a few of them does not overflow.
+# Time of an impossible stage: larger than any real time, and small enough that a sum of a few such
+# times does not overflow.
 NEVER: Final = np.int64(2**61)
 LONGEST_PS: Final = 2**60
 
@@ -37,7 +38,7 @@ BETWEEN: Final = 1
 
 
 def node_sets(nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of whole nodes of each type for a replicated stage."""
+    """Yield for a replicated stage each possible tuple of numbers of whole nodes, by type."""
     for chosen in itertools.product(*(range(min(n, MOST_REPLICAS) + 1) for n in nodes)):
         if 1 < sum(chosen) <= MOST_REPLICAS:
             yield chosen
@@ -46,7 +47,7 @@ def node_sets(nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def combined_cost(
     members: tuple[IntArray, IntArray], numbers: Sequence[int], *, sync_ps: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Return the forward and total times of stages on `numbers[i]` replicas of each type, ps.
+    """Return forward and total time of stages on `numbers[i]` replicas of each type i, ps.
 
     Parameters
     ----------
@@ -83,15 +84,16 @@ class PlanningProblem:
     spec: Spec
     options: tuple[Option, ...]
     # (options, layers + 1, layers + 1), ``[option, b, a]``: time of layers [a, b) for one
-    # microbatch without transfers, forward, and forward with backward; `NEVER` for empty stages.
+    # microbatch without transfers. The first array is the forward time, the second forward and
+    # backward; `NEVER` for empty stages.
     forward_ps: IntArray
     cost_ps: IntArray
     # (2, layers + 1), ``[INSIDE or BETWEEN, cut]``: time to receive the activations before layer
-    # `cut`, and the gradients behind layer `cut - 1`; 0 at the model's ends.
+    # `cut`, and time to receive the gradients after layer `cut - 1`; 0 at the model's ends.
     input_ps: IntArray
     gradient_ps: IntArray
-    # (options, layers + 1, layers + 1): memory of one device for a stage: independent of the
-    # microbatches in flight, and for each of them.
+    # (options, layers + 1, layers + 1): memory of one device for a stage. The first array does not
+    # depend on the microbatches in flight, the second is memory per microbatch in flight.
     static_bytes: FloatArray
     activation_bytes: FloatArray
     capacity_bytes: FloatArray  # (options,): memory of one device; infinite without a limit
@@ -103,15 +105,15 @@ class PlanningProblem:
 
     @property
     def limited(self) -> bool:
-        """Return whether the memory of any option is limited."""
+        """Return whether any option has limited memory."""
         return bool(np.isfinite(self.capacity_bytes).any())
 
     def option_index(self, device: int, gpus: int) -> int:
-        """Return the index of the option of `gpus` devices of a type in one node."""
+        """Return the index of the option with `gpus` devices of a type in one node."""
         return self.options.index(Option(device, gpus))
 
     def stage_ps(self, option: int, first: int, end: int, left: int, right: int) -> int:
-        """Return the time of layers [first, end) with transfers over both links, ps."""
+        """Return the time of layers [first, end) including transfers over both links, ps."""
         return int(
             self.cost_ps[option, end, first]
             + self.input_ps[left, first]
@@ -119,7 +121,7 @@ class PlanningProblem:
         )
 
     def memory_bytes(self, option: int, first: int, end: int, in_flight: int) -> float:
-        """Return the memory of one device for layers [first, end), with microbatches in flight."""
+        """Return one device's memory for layers [first, end) and microbatches in flight, bytes."""
         return float(
             self.static_bytes[option, end, first]
             + min(self.spec.microbatches, in_flight) * self.activation_bytes[option, end, first]
@@ -176,7 +178,8 @@ def compile_problem(spec: Spec) -> PlanningProblem:
             )
             forward = np.concatenate([forward, both[0][None]])
             cost = np.concatenate([cost, both[1][None]])
-            # Every replica holds the whole stage, so the tightest one limits it.
+            # Every replica holds the whole stage, so the replica with the least memory limits the
+            # stage.
             tightest = min(rows, key=lambda row: float(capacity[row]))
             smallest = min(rows, key=lambda row: options[row].gpus)
             static = np.concatenate([static, static[smallest][None]])
@@ -201,7 +204,7 @@ def compile_problem(spec: Spec) -> PlanningProblem:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """Return 1, 2, 4… up to `limit`."""
+    """Return the powers of two 1, 2, 4, … up to `limit`."""
     return [1 << k for k in range(limit.bit_length())]
 
 
@@ -225,7 +228,7 @@ def to_ps(ms: FloatArray) -> IntArray:
 
 
 def _spans(per_layer: IntArray) -> IntArray:
-    """Return sums over layers [a, b), ``[b, a]``, shape (layers + 1, layers + 1)."""
+    """Return the sums of `per_layer` over layers [a, b), ``[b, a]``, (layers + 1, layers + 1)."""
     total = np.concatenate([[0], np.cumsum(per_layer)])
     spans: IntArray = total[:, None] - total[None, :]
     return spans
@@ -259,7 +262,7 @@ def _transfers(spec: Spec) -> IntArray:
 
 
 def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:
-    """Return the time of a stage's ring all-reduce for each microbatch, ps, ``[b, a]``."""
+    """Return the time of a stage's ring all-reduce per microbatch, ps, ``[b, a]``."""
     count = len(spec.layers)
     if gbytes is None:
         return np.zeros((count + 1, count + 1), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Specification of a planning problem: layers, devices and network, given or from a session.
+"""Specification of a planning problem: layers, devices, network; written or from a session.
 
-Times are ms of one microbatch, sizes bytes, speeds relative. `app.plans.specs.spec` validates
-outside input.
+Times are ms for one microbatch, sizes are bytes, speeds are relative. `app.plans.specs.spec`
+validates specifications from outside.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-# Bytes of weights, gradients and optimizer state ÷ bytes of the parameters (Oobleck).
+# Bytes of weights, gradients and optimizer state ÷ bytes of parameters (Oobleck).
 WEIGHT_STATES: Final = 6
-# Backward ÷ forward time, where only the forward pass was profiled (Oobleck's profiler).
+# Assumed backward ÷ forward time if only the forward pass was profiled, as by Oobleck's profiler.
 BACKWARD_PER_FORWARD: Final = 3.0
-# Workers whose speed is within this share of their peers' count as healthy: the noise of a healthy
-# worker's typical time.
+# Workers are healthy if their speed is within this share of their peers' speed, which is the noise
+# of a healthy worker's typical time.
 EVEN: Final = 0.05
 HEALTHY: Final = "healthy"
 
 Objective = Literal["simulated", "t_std", "t_oobleck"]
 Method = Literal["optimal", "ditto", "greedy", "exhaustive"]
-# The first value is the default.
+# The first objective and the first method are the defaults.
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the model, with its times on the profiled device.
+    """Layer of the model, with its times on the profiled device.
 
-    `output_bytes` is the size of its output for one microbatch; `stored_activation_bytes` that of
-    the activations kept for the backward pass.
+    `output_bytes` is the size of the layer's output for one microbatch; `stored_activation_bytes`
+    is the size of the activations kept for the backward pass.
     """
 
     forward_ms: float
@@ -56,9 +56,9 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """Nodes with equal devices in equal number.
+    """Nodes of one type, each with the same number of equal devices.
 
-    `memory_bytes` is the memory of one device, None if it does not limit; `times` overrides
+    `memory_bytes` is the memory of one device, None if memory is unlimited; `times` overrides the
     times scaled by `speed`.
     """
 
@@ -77,20 +77,20 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Bandwidths and times of communication; absent values take no time."""
+    """Bandwidths and times of communication; communication without a value takes no time."""
 
-    # Decimal gigabytes a second between two stages, inside a node and across nodes.
+    # Bandwidth between two stages inside a node and across nodes, decimal gigabytes per second.
     intra_node_gbytes_per_s: float | None = None
     inter_node_gbytes_per_s: float | None = None
-    # For each layer: number of devices → time of its all-reduce, in each direction.
+    # For each layer: time of its all-reduce in each direction, ms, by number of devices.
     allreduce_in_node_ms: tuple[Mapping[int, float], ...] = ()
-    # For each layer: time of its all-reduce across nodes; only Ditto's folding uses it.
+    # For each layer: time of its all-reduce across nodes, ms; only Ditto's folding uses it.
     allreduce_across_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A planning problem."""
+    """Specification of a planning problem."""
 
     layers: tuple[Layer, ...]
     profiled_speed: float  # time on a type = layer's time × `profiled_speed` / the type's speed
@@ -98,14 +98,16 @@ class Spec:
     microbatches: int  # microbatches of one iteration (N_b)
     network: Network = field(default_factory=Network)
     allow_idle: bool = False  # devices may be in no stage
-    # A stage may be replicated over whole nodes, which share its microbatches by their speed.
+    # Whether a stage may be replicated over whole nodes, which share its microbatches in proportion
+    # to their speed.
     replicate: bool = False
     fold_with_communication: bool = False  # Ditto's folding includes communication
-    # Ditto's Algorithm 1: as in the ``paper``, or with the added rule of the authors' ``code``
+    # Rule of Ditto's Algorithm 1: as in the ``paper``, or with the rule that the authors' ``code``
+    # adds
     greedy_rule: str = "paper"
 
     def times_of(self, device: DeviceType) -> LayerTimes:
-        """Return the times of every layer on one device of a type."""
+        """Return the times of every layer on one device of a device type, ms."""
         if device.times is not None:
             return device.times
         factor = self.profiled_speed / device.speed
@@ -127,7 +129,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSession:
-    """Measured layers and workers of a session."""
+    """Layers and workers of a session, as measured."""
 
     layers: tuple[Layer, ...]  # embedding and head are the first and the last layer
     speeds: FloatArray  # (dp, pp): speed of workers; 1 is the speed of their peers
@@ -135,10 +137,10 @@ class MeasuredSession:
 
 
 def spec_of_session(session: MeasuredSession, *, dp_rank: int | None = None) -> Spec:
-    """Return the planning problem of a session, with each slow worker as a device type of its own.
+    """Return the planning problem of a session; each slow worker gets its own device type.
 
-    One template serves all DP ranks, so the slowest of them counts at each pipeline position. A
-    tensor-parallel group is one device.
+    All DP ranks use the same template, so at each pipeline position the slowest DP rank's speed
+    counts. A tensor-parallel group is one device.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
-"""Pipeline templates, their cost formulas, and 1F1B executed event by event.
+"""Pipeline templates, their cost formulas, and the event-by-event execution of 1F1B.
 
-With N_b microbatches, S stages of times L_i, and k the last of the slowest stages, from 0:
-t_std = ΣL + (N_b − 1)·L_k and t_oobleck = ΣL + (N_b − S + k + 1)·L_k + Σ_{i≥k} L_i (4·L for one
-stage), as the programs of Oobleck and Ditto compute; Oobleck's Eq. 1 to 3 are off by one in places.
+With N_b microbatches, S stages of times L_i, and k the last of the slowest stages, counted from 0:
+t_std = ΣL + (N_b − 1)·L_k and t_oobleck = ΣL + (N_b − S + k + 1)·L_k + Σ_{i≥k} L_i (4·L for a
+single stage), as in the programs of Oobleck and Ditto; some indices in Oobleck's Eq. 1 to 3 are off
+by one.
 
 1F1B: stage s first runs min(N_b, S − s − 1) forwards, then alternates forward and backward, then
 runs the remaining backwards. Transfers to a neighbor overlap with computation, one microbatch after
@@ -44,7 +45,7 @@ class SimulatedTimeline:
         return int(self.end_ps.max())
 
     def busy_ps(self) -> IntArray:
-        """Return the computing time of each stage, ps, shape (stages,)."""
+        """Return the computing time of each stage in the iteration, ps, shape (stages,)."""
         busy: IntArray = (self.end_ps - self.start_ps).sum(axis=(0, 2))
         return busy
 
@@ -83,13 +84,14 @@ def execute(
     send_backward: IntArray,
     microbatches: int,
 ) -> tuple[IntArray, IntArray]:
-    """Return start and end of each computation: arrays of `SimulatedTimeline`."""
+    """Return the start and end of each computation, as in `SimulatedTimeline`."""
     stages = forward.shape[0]
     start = np.zeros((2, stages, microbatches), dtype=np.int64)
     end = np.zeros((2, stages, microbatches), dtype=np.int64)
     done = np.zeros((2, stages), dtype=np.int64)
     free = np.zeros(stages, dtype=np.int64)
-    # Arrival of each microbatch at each stage; the first stage has the batch from the start.
+    # Arrival time of each microbatch at each stage; the first stage has all microbatches from the
+    # start.
     arrives = np.full((2, stages, microbatches), -1, dtype=np.int64)
     arrives[0, 0, :] = 0
     link_free = np.zeros((2, stages), dtype=np.int64)
@@ -131,7 +133,7 @@ SLIGHT = 10
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, end) on the devices of an option, in the given nodes."""
+    """Layers [first, end) on the devices of an option in specific nodes."""
 
     first: int
     end: int
@@ -144,14 +146,14 @@ Template = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class TemplateTimes:
-    """Time of an iteration by each objective, ps; t_oobleck is None if it is not defined."""
+    """Time of an iteration according to each objective, ps; t_oobleck is None if undefined."""
 
     t_std: int
     t_oobleck: int | None
     simulated: int
 
     def by(self, objective: str) -> int:
-        """Return the time by an objective, ps.
+        """Return the time according to an objective, ps.
 
         Raises
         ------
@@ -165,7 +167,7 @@ class TemplateTimes:
 
 
 def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
-    """Return the time of each stage for one microbatch, transfers included, ps."""
+    """Return the time of each stage for one microbatch including transfers, ps."""
     kinds = links(template)
     return [
         problem.stage_ps(stage.option, stage.first, stage.end, left, right)
@@ -174,12 +176,12 @@ def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
 
 
 def compute_times(problem: PlanningProblem, template: Template) -> list[int]:
-    """Return the computing time of each stage for one microbatch, ps."""
+    """Return the time of each stage for one microbatch without transfers, ps."""
     return [int(problem.cost_ps[stage.option, stage.end, stage.first]) for stage in template]
 
 
 def unevenness(problem: PlanningProblem, template: Template) -> float:
-    """Return ΣL², which is least for the most even of equally fast templates."""
+    """Return ΣL²; among equally fast templates the most even template has the least."""
     return sum(float(time) ** 2 for time in stage_times(problem, template))
 
 
@@ -206,18 +208,18 @@ def divides_nodes_alike(template: Template) -> bool:
 
 
 def links(template: Template) -> list[int]:
-    """Return the link before each stage and behind the last one: `INSIDE` or `BETWEEN` nodes."""
+    """Return the links before each stage and after the last one: `INSIDE` or `BETWEEN` nodes."""
     inside = [INSIDE if set(a.nodes) & set(b.nodes) else BETWEEN for a, b in pairwise(template)]
     return [BETWEEN, *inside, BETWEEN]
 
 
 def t_std(times: Sequence[int], microbatches: int) -> int:
-    """Return ΣL + (N_b − 1)·max L."""
+    """Return t_std = ΣL + (N_b − 1)·max L, ps."""
     return sum(times) + (microbatches - 1) * max(times)
 
 
 def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
-    """Return Oobleck's estimate, ps; None with less than one microbatch in steady state."""
+    """Return Oobleck's estimate, ps; None if the steady state has less than one microbatch."""
     if len(times) == 1:
         return 4 * times[0]
     slowest = max(times)
@@ -229,7 +231,7 @@ def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
 
 
 def evaluate(problem: PlanningProblem, template: Template) -> TemplateTimes:
-    """Return the time of an iteration by each objective."""
+    """Return the time of an iteration according to each objective."""
     times, microbatches = stage_times(problem, template), problem.spec.microbatches
     return TemplateTimes(
         t_std=t_std(times, microbatches),
@@ -254,7 +256,7 @@ def timeline(problem: PlanningProblem, template: Template) -> SimulatedTimeline:
 
 
 def memory_of(problem: PlanningProblem, template: Template) -> list[float]:
-    """Return the memory of one device of each stage, bytes."""
+    """Return the memory of one device in each stage, bytes."""
     return [
         problem.memory_bytes(stage.option, stage.first, stage.end, len(template) - position)
         for position, stage in enumerate(template)
@@ -270,7 +272,7 @@ def fits(problem: PlanningProblem, template: Template) -> bool:
 
 
 def number_nodes(problem: PlanningProblem, parts: Iterable[tuple[int, int, int, bool]]) -> Template:
-    """Return a template with its nodes numbered in the order of their first stage.
+    """Return a template whose nodes are numbered in the order of their first stages.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
-"""Layer costs of a transformer by roofline, and the catalogue of accelerators.
+"""Layer costs of a transformer from a roofline model, and the catalogue of accelerators.
 
-Peaks are dense 16-bit arithmetic with 32-bit accumulation. A layer takes the longer of arithmetic
-and memory traffic, each at an efficiency; backward is twice forward. Blocks count 2 operations for
-each weight and token, and 4·s·h a token for attention. Measured times calibrate it.
+Peaks are for dense 16-bit arithmetic with 32-bit accumulation. A layer takes the time of its
+arithmetic or of its memory traffic, whichever is longer, each at an efficiency; the backward pass
+takes twice as long. Blocks count 2 operations per weight and token, and 4·s·h operations per token
+for attention. Measured times calibrate the model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, Self
 
 from app.analysis.planning.spec import Layer, LayerTimes
 
-# Words before a model's name.
+# Words of a device's name that precede the name of the model and are ignored.
 _MAKERS: Final = frozenset({"", "nvidia", "amd", "geforce", "instinct", "tesla", "rtx"})
 GB: Final = 1e9
 GIB: Final = 2.0**30
@@ -23,10 +24,10 @@ GIB: Final = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of the catalogue, with the maker's figures.
+    """Device of the catalogue, with its maker's figures.
 
-    `link_gbytes_per_s` is the bandwidth of all links to other devices in the node, both directions
-    together.
+    `link_gbytes_per_s` is the total bandwidth of all links to other devices in the node, in both
+    directions.
     """
 
     name: str
@@ -58,8 +59,8 @@ CATALOGUE: Final[tuple[Device, ...]] = (
     Device(
         "H200", 989.5, 4800.0, 141 * GB, 900.0, "https://www.nvidia.com/en-us/data-center/h200/"
     ),
-    # DGX B200 with 8: 72 PFLOP/s FP8 with sparsity, a quarter of it dense and 16-bit; 1,440 GB at
-    # 64 TB/s, NVLink 14.4 TB/s in all
+    # DGX B200 with 8 devices: 72 PFLOP/s FP8 with sparsity, a quarter of which is dense and 16-bit;
+    # 1,440 GB at 64 TB/s, NVLink 14.4 TB/s in total
     Device(
         "B200", 2250.0, 8000.0, 180 * GB, 1800.0,
         "https://www.nvidia.com/en-us/data-center/dgx-b200/",
@@ -85,7 +86,7 @@ CATALOGUE: Final[tuple[Device, ...]] = (
         "A6000", 154.8, 768.0, 48 * GIB, 112.5,
         "https://www.nvidia.com/en-us/products/workstations/rtx-a6000/",
     ),
-    # MI300X: 1,307.4 TFLOP/s, 192 GB at 5.3 TB/s, Infinity Fabric 896 GB/s to seven others
+    # MI300X: 1,307.4 TFLOP/s, 192 GB at 5.3 TB/s, Infinity Fabric 896 GB/s to seven other devices
     Device(
         "MI300X", 1307.4, 5300.0, 192 * GB, 896.0,
         "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
@@ -93,10 +94,10 @@ CATALOGUE: Final[tuple[Device, ...]] = (
 )  # fmt: skip
 
 
-# Bounded, since names are outside input; a job has a few.
+# The cache is bounded because names are untrusted input; a job has few device types.
 @lru_cache(256)
 def find_device(name: str) -> Device | None:
-    """Return the catalogue's device of a name: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
+    """Return the catalogue's device by name: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _MAKERS]
     starts = {"".join(words[:count]).removeprefix("rtx") for count in (1, 2)}
     return next(
@@ -104,12 +105,12 @@ def find_device(name: str) -> Device | None:
     )
 
 
-# Achieved shares of the peak and of the memory bandwidth.
+# Share of the device's peak and share of its memory bandwidth that layers reach.
 EFFICIENCY: Final = 0.5
 TRAFFIC_EFFICIENCY: Final = 0.8
-# Backward ÷ forward operations.
+# Number of operations of the backward pass ÷ number of operations of the forward pass.
 BACKWARD_WORK: Final = 2.0
-# Stored activations of a block for each token and hidden unit, bytes, for 2-byte numbers without
+# Stored activations of a block in bytes per token and hidden unit, for 2-byte numbers and without
 # attention scores (Korthikanti et al., arXiv:2205.05198).
 STORED_PER_TOKEN: Final = 34.0
 MS: Final = 1e3
@@ -117,7 +118,7 @@ MS: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A device for predictions of times."""
+    """Device figures from which layer times are predicted."""
 
     name: str
     peak_flops: float
@@ -133,7 +134,7 @@ class Accelerator:
         memory_gbytes_per_s: float | None = None,
         efficiency: float = EFFICIENCY,
     ) -> Self:
-        """Return the catalogue's device of a name, overridden by the arguments.
+        """Return the catalogue's device with a name; the arguments override its figures.
 
         Raises
         ------
@@ -176,7 +177,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """A decoder: embedding, `layers_count` blocks, head.
+    """Decoder: embedding, `layers_count` blocks, head.
 
     A block's feed-forward part has `experts` copies, of which each token uses `active_experts`.
     """
@@ -224,14 +225,14 @@ class Transformer:
         return (embedding, *(block for _ in range(self.layers_count)), head)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the sizes of the layers, without times, which depend on the device."""
+        """Return the sizes of the layers without times, since times depend on the device."""
         return tuple(
             Layer(0.0, 0.0, work.parameter_bytes, work.output_bytes, work.stored_bytes)
             for work in self.work()
         )
 
     def times_on(self, accelerator: Accelerator) -> LayerTimes:
-        """Return the predicted times of each layer on one device, calibrated by measurements."""
+        """Return the predicted times of each layer on one device, ms, calibrated if measured."""
         forward, backward = self._factors(accelerator)
         plain = [roofline_ms(work, accelerator) for work in self.work()]
         return LayerTimes(

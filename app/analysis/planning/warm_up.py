@@ -1,4 +1,4 @@
-"""Compilation of the planner's loops ahead of the first plan."""
+"""Compilation of the planner's loops before the first plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.analysis.planning.transformer import Accelerator, Transformer
 
 
 def warm_up() -> None:
-    """Compile the planner's loops, or load them from the disk cache; takes seconds at first."""
+    """Compile the planner's loops (takes seconds), or load the loops from the disk cache."""
     layers = tuple(Layer(1.0, 2.0) for _ in range(4))
     devices = (DeviceType("slow", 1, 2), DeviceType("fast", 1, 2, speed=2.0))
     for objective in OBJECTIVES:

@@ -1,4 +1,4 @@
-"""Page sections and files of a whole job's plan: pipelines, memory, other sizes, losses, flags."""
+"""Page sections and files of a job's plan: pipelines, memory, other sizes, losses, flags."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from app.web.format import NBSP, percent, plural, rough_percent, seconds
 from app.web.parts import Fact
 from app.web.tables import Table
 
-# Parts of memory and of time, in the order of their colors.
+# Parts of memory and parts of time, each in the order of their colors.
 MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 TIME_PARTS: Final = ("computing", "tensor_parallel", "transfers", "synchronization", "optimizer")
-# Most pipelines and stages on the page; files have all.
+# Maximum number of pipelines and of stages on the page; the plan's files list all of them.
 _MOST_ROWS: Final = 32
-# Width, height and margin of the scatter of sizes, in its own units.
+# Width, height and margin of the scatter plot of sizes, in units of its view box.
 _WIDE: Final = 360
 _HIGH: Final = 200
 _EDGE: Final = 32
@@ -50,7 +50,7 @@ _EQUAL: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class JobStageRow:
-    """A stage of a template; shares are per cent."""
+    """Row of a stage of a template; shares are per cent."""
 
     number: int
     color: int
@@ -63,7 +63,7 @@ class JobStageRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """A row of equal pipelines."""
+    """Row of pipelines that are equal."""
 
     count: int
     nodes: str
@@ -76,7 +76,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class SizesRow:
-    """A plan of other sizes, with its position in the scatter of time and memory."""
+    """Row of a plan with other sizes, and its position in the scatter plot of time and memory."""
 
     own: bool
     sizes: str
@@ -89,7 +89,7 @@ class SizesRow:
 
 @dataclass(frozen=True, slots=True)
 class SimplerRow:
-    """A row of a simpler way to run the job."""
+    """Row of a simpler way to run the job."""
 
     way: str
     sizes: str
@@ -99,7 +99,7 @@ class SimplerRow:
 
 @dataclass(frozen=True, slots=True)
 class LossRow:
-    """A row of the plan after a loss of nodes."""
+    """Row of the plan after a loss of nodes."""
 
     lost: str
     iteration: str
@@ -138,7 +138,7 @@ class JobSections:
 
 
 def job_sentence(document: JobDocument) -> str:
-    """Return the verdict: sizes, time and proof."""
+    """Return the verdict on a plan: parallel sizes, iteration time and proof."""
     text = f"{sizes_text(document.parallelism)}: "
     text += f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
     over = document.iteration_time_ms.t_std / document.lower_bound_ms - 1
@@ -150,7 +150,7 @@ def job_sentence(document: JobDocument) -> str:
 
 
 def job_facts(document: JobDocument) -> tuple[Fact, ...]:
-    """Return the figures on top of the page."""
+    """Return the figures at the top of the page."""
     cost = document.cost_per_billion_tokens
     limited = any(
         stage.memory_limit_bytes is not None
@@ -188,7 +188,7 @@ def job_facts(document: JobDocument) -> tuple[Fact, ...]:
 def job_sections(
     document: JobDocument, timeline: SimulatedIteration, names: Sequence[str]
 ) -> JobSections:
-    """Return the page sections of a plan; `names` are the device types in order of their colors."""
+    """Return the page sections of a plan; `names` are the device types in color order."""
     idle = {name: count for name, count in document.idle.items() if count}
     slowest = max(document.pipelines, key=lambda pipeline: pipeline.time_ms)
     stages = document.templates[slowest.template].stages
@@ -335,7 +335,7 @@ def _alternative_rows(document: JobDocument) -> tuple[SizesRow, ...]:
 
 
 def _axis_labels(others: Sequence[JobAlternative]) -> tuple[tuple[int, int, str, str], ...]:
-    """Return the labels at the ends of the scatter's axes: x, y, anchor, text."""
+    """Return the labels at the ends of the scatter plot's axes, as (x, y, anchor, text)."""
     if not others:
         return ()
     times = [other.iteration_time_ms.simulated * MS for other in others]

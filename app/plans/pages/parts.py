@@ -22,18 +22,19 @@ from app.web.format import NBSP, percent, plural, seconds
 
 MS: Final = 1e-3
 GIB: Final = 2**30
-# Device colors in tokens.css; further types share them, and every type is named as well.
+# Number of device colors in tokens.css. Further types share these colors; the page also names every
+# type.
 COLORS: Final = 5
-# Labels of blocks beyond this position are to the left of the block, per cent.
+# Position of a block, in per cent, beyond which its label is drawn to the left of the block.
 _LATE: Final = 72.0
 _TICKS: Final = 6
-# Least distance of the last two ticks, as a share of a step.
+# Minimum distance between the last two ticks, as a share of the distance between ticks.
 _ROOM: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class StageBlock:
-    """A bar of one stage's layers, per cent of all layers."""
+    """Bar of one stage's layers, in per cent of all layers."""
 
     left: float
     width: float
@@ -42,13 +43,13 @@ class StageBlock:
 
     @property
     def late(self) -> bool:
-        """Return whether the label belongs to the left of the block."""
+        """Return whether the label is drawn to the left of the block."""
         return self.left > _LATE
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage of the template; shares are per cent of the widest bar."""
+    """Row of one stage of the template; shares are per cent of the widest bar."""
 
     number: int
     color: int
@@ -64,7 +65,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """Result of a method, or the reason why it has none."""
+    """Row of a method's template, or of the reason why the method has none."""
 
     name: str
     own: bool
@@ -81,12 +82,12 @@ class MethodRow:
 
 
 def device_names(requested: RequestedPlan) -> list[str]:
-    """Return the device types of a specification, whose order determines their colors."""
+    """Return the device types of a specification; their order determines their colors."""
     return [device.type for device in requested.devices]
 
 
 def cluster_text(requested: RequestedPlan) -> str:
-    """Return the cluster as text: ``2 × 4 V100, 2 × 4 A6000``."""
+    """Return the cluster as text, for example ``2 × 4 V100, 2 × 4 A6000``."""
     return ", ".join(
         f"{device.nodes}{NBSP}×{NBSP}{device.gpus_per_node} {device.type}"
         for device in requested.devices
@@ -111,7 +112,7 @@ def _block(stage: PlannedStage, layers: int, names: Sequence[str]) -> StageBlock
 
 
 def color_of(device: str, names: Sequence[str]) -> int:
-    """Return the number of a type's color, from 1."""
+    """Return the number of a device type's color, counted from 1."""
     return names.index(device) % COLORS + 1 if device in names else 1
 
 
@@ -138,7 +139,7 @@ def schedule_data(
 
 
 def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
-    """Return the ticks of the axis of layers: position in per cent, and text."""
+    """Return the ticks of the layer axis: position in per cent, and text."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if layers / s <= _TICKS)
     numbers = [n for n in range(0, layers + 1, step) if n == 0 or layers - n >= _ROOM * step]
     return tuple((round(100 * n / layers, 3), str(n)) for n in [*numbers, layers])
@@ -181,7 +182,7 @@ def _memory_share(stage: PlannedStage, most: float) -> float | None:
 
 
 def milliseconds(value: float) -> str:
-    """Return milliseconds with three significant digits, without the unit."""
+    """Return a time in milliseconds with three significant digits, without the unit."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits are enough
 
 
@@ -194,7 +195,7 @@ METHOD_NAMES: Final = {
 
 
 def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
-    """Return the results of the plan's method and of the compared ones, its own first."""
+    """Return the rows of the plan's method (first) and of the methods compared with it."""
     found: dict[str, FoundTemplate] = {document.method: document, **document.others}
     simulated = [other.iteration_time_ms.simulated for other in found.values()]
     rows = [
@@ -248,7 +249,7 @@ def _folded(folding: FoldedCluster) -> str:
 
 
 def alternative_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
-    """Return the rows of near-optimal templates, the fastest executed first."""
+    """Return the rows of near-optimal templates, fastest executed template first."""
     others = document.alternatives
     longest = max((other.iteration_time_ms.simulated for other in others), default=0.0)
     return tuple(
@@ -274,7 +275,7 @@ def _difference(over: float) -> str:
 
 
 def idle_shares(document: PlanDocument, timeline: SimulatedIteration) -> tuple[float, float, float]:
-    """Return the idle share of the iteration: of all GPUs in stages, least and most by stage."""
+    """Return the idle share of the iteration of all GPUs in stages, and the stages' min and max."""
     bubbles = timeline.bubble
     gpus = [sum(at.gpus for at in stage.places) for stage in document.stages]
     whole = sum(b * g for b, g in zip(bubbles, gpus, strict=True)) / sum(gpus)
@@ -282,13 +283,13 @@ def idle_shares(document: PlanDocument, timeline: SimulatedIteration) -> tuple[f
 
 
 def plan_name(name: str | None, layers: int, gpus: int) -> str:
-    """Return the name of a plan, or else its size."""
+    """Return the name of a plan; without a name, its numbers of layers and GPUs as text."""
     return name or f"{plural(layers, 'layer')} on {plural(gpus, 'GPU')}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """A row of the comparison of the running job with its plan."""
+    """Row of the comparison between the running job and its plan."""
 
     way: str
     sizes: str
@@ -297,12 +298,12 @@ class RunningRow:
 
 
 def sizes_text(sizes: Parallelism) -> str:
-    """Return parallel sizes as text: ``dp 4 × pp 8 × tp 8``."""
+    """Return parallel sizes as text, for example ``dp 4 × pp 8 × tp 8``."""
     return f"dp{NBSP}{sizes.dp} × pp{NBSP}{sizes.pp} × tp{NBSP}{sizes.tp}"
 
 
 def rest_text(sizes: Parallelism) -> str:
-    """Return the other sizes as text: microbatch, and where used chunks and recomputation."""
+    """Return the other sizes as text: microbatch, and if used chunks and recomputation."""
     chunks = f", {sizes.interleave} chunks" if sizes.interleave > 1 else ""
     mode = sizes.recompute
     recompute = "" if mode is Recompute.NONE else f", recompute {mode.value}"
@@ -310,7 +311,7 @@ def rest_text(sizes: Parallelism) -> str:
 
 
 def sizes_and_rest(sizes: Parallelism) -> str:
-    """Return all sizes as text."""
+    """Return all parallel sizes as text."""
     return f"{sizes_text(sizes)}, {rest_text(sizes)}"
 
 
@@ -320,7 +321,7 @@ def against_text(relative: float) -> str:
 
 
 def running_title(document: JobDocument) -> str:
-    """Return the plan's saving over the running job as a title; empty without that job."""
+    """Return the plan's saving over the running job as a title; empty without a running job."""
     runs = document.as_it_runs
     if runs is None:
         return ""

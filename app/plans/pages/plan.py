@@ -1,4 +1,4 @@
-"""The page of one plan, in every state of it."""
+"""Page of one plan, in every state of the plan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OBJECTIVE_WORDS: Final = {
 }
 JOB_WORDS: Final = "the whole job: least t_std of its slowest pipeline"
 EXECUTED: Final = "simulated"
-# Spread of stage times up to which moving a layer gains nothing.
+# Spread of stage times, as a share, up to which moving a layer gains nothing.
 _EVEN: Final = 0.1
 
 
@@ -79,7 +79,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class PlanPage:
-    """The page of a plan; `template` and `job` are None without a result of that kind."""
+    """Page of a plan; `template` or `job` is None if the plan has no result of that kind."""
 
     id: uuid.UUID
     now: datetime
@@ -127,7 +127,7 @@ def plan_page(view: PlanView) -> PlanPage:
         status=row.state,
         state=PROVEN if proven else STATES[row.state],
         line=(
-            # "Proven optimal" says it already.
+            # The state "Proven optimal" already implies the method, so the method is not repeated.
             *(() if proven and row.method == METHODS[0] else (METHOD_NAMES[row.method],)),
             *(
                 (JOB_WORDS,)
@@ -152,7 +152,7 @@ def plan_page(view: PlanView) -> PlanPage:
 
 
 def sentence(document: PlanDocument) -> str:
-    """Return the verdict: time of an iteration, proof, comparison with other methods."""
+    """Return the verdict: time of an iteration, proof, and comparison with other methods."""
     text = f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
     executed = document.objective == EXECUTED
     if document.optimal:
@@ -165,7 +165,7 @@ def sentence(document: PlanDocument) -> str:
     parts: list[str] = []
     for name, other in document.others.items():
         template = " template" if not parts else ""
-        # "greedy" is a word, "Ditto" a name
+        # Within the sentence "greedy" is lower case as a word; "Ditto" is a name.
         word = "greedy" if parts and name == "greedy" else METHOD_NAMES[name]
         parts.append(f"{word}’s{template}{_against(document.over(other))}")
     others = ", ".join(parts)
@@ -193,7 +193,7 @@ def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
 
 
 def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
-    """Return the texts of a plan without a template: sentence, explanation, facts."""
+    """Return the texts of a plan without a template: sentence, explanation and facts."""
     row = view.row
     facts = [
         Fact("Method", METHOD_NAMES[row.method], row.objective),

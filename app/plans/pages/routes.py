@@ -1,4 +1,4 @@
-"""Pages of plans: their routes, the form of a new plan, and the files of a plan."""
+"""Pages of plans: routes, the form of a new plan, and the files of a plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OBJECTIVE_NOTES: Final[Mapping[Objective, str]] = {
     "t_std": "ΣL + (N − 1)·max L, the estimate of Alpa and Metis; exact",
     "t_oobleck": "Oobleck’s estimate, to compare with its plans; exact",
 }
-# Columns of the form's table of devices: heading by key.
+# Column headings of the form's table of devices, by key.
 DEVICE_COLUMNS: Final[Mapping[str, str]] = {
     "type": "Type",
     "nodes": "Nodes",
@@ -73,7 +73,7 @@ DeviceRow = Mapping[str, str]  # cell by key
 
 
 def device_rows(spec: Mapping[str, Any]) -> tuple[DeviceRow, ...]:
-    """Return the devices of a specification as rows of the form's table."""
+    """Return the device types of a specification as rows of the form's table."""
     return tuple(
         {key: _cell(key, device.get(key)) for key in DEVICE_COLUMNS} for device in spec["devices"]
     )
@@ -87,7 +87,7 @@ def _cell(key: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobPreset:
-    """A published model on a cluster, as a specification to start from."""
+    """Published model on a cluster, offered as a specification to start from."""
 
     name: str
     source: str
@@ -146,7 +146,7 @@ JOB_PRESETS: Final = {
 }
 
 
-# Most plans on the page.
+# Maximum number of plans on the page.
 LISTED: Final = 100
 
 FILE_HEADERS: Final = {"Cache-Control": "no-cache"}

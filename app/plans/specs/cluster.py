@@ -32,13 +32,13 @@ from app.platform.validation import (
     few,
 )
 
-# Returns the document of a profile's name.
+# Function from a profile's name to the profile's document.
 ProfileReader = Callable[[str], object]
 
 
 @dataclass(slots=True)
 class Reading:
-    """Context of pydantic's validation: the earlier fields that later ones are checked against."""
+    """Context of a pydantic validation: earlier fields, against which later fields are checked."""
 
     read_profile: ProfileReader | None = None
     document: object = None  # the specification as JSON types
@@ -48,7 +48,7 @@ class Reading:
     speeds: dict[str, float] = field(default_factory=dict)  # by device type
 
     def refuse(self, code: str, message: str, path: str) -> None:
-        """Add a fault of several fields together."""
+        """Add a fault that concerns several fields together."""
         self.faults.append(Fault(code, message, column=path))
 
 
@@ -67,12 +67,12 @@ EVERY_LAYER: Final = "*"
 
 
 def backward_of(forward_ms: float) -> float:
-    """Return the assumed backward time, ms, where only the forward pass was measured."""
+    """Return the assumed backward time, ms, if only the forward pass was measured."""
     return forward_ms * BACKWARD_PER_FORWARD
 
 
 class WrittenLayer(Written):
-    """Times of one microbatch on the profiled device, and sizes."""
+    """Layer with its sizes and its times for one microbatch on the profiled device."""
 
     forward_ms: Positive
     backward_ms: Annotated[NotNegative | None, Field(description="3 × forward_ms")] = None
@@ -81,7 +81,7 @@ class WrittenLayer(Written):
     stored_activation_bytes: Annotated[NotNegative | None, Field(description="output_bytes")] = None
 
     def layer(self) -> SpecLayer:
-        """Return the layer with its defaults filled in."""
+        """Return the layer with defaults for missing fields."""
         stored, backward_ms = self.stored_activation_bytes, self.backward_ms
         return SpecLayer(
             forward_ms=self.forward_ms,
@@ -93,14 +93,14 @@ class WrittenLayer(Written):
 
 
 class ProfiledLayer(Written):
-    """A layer as Oobleck's profiler writes it; `mem_required` has parameters and output."""
+    """Layer as Oobleck's profiler writes it; `mem_required`: sizes of parameters and output."""
 
     forward: Positive
     backward: NotNegative | None = None
     mem_required: Annotated[list[NotNegative] | None, Field(min_length=1, max_length=2)] = None
 
     def layer(self) -> SpecLayer:
-        """Return the layer with its defaults filled in."""
+        """Return the layer with defaults for missing fields."""
         backward = backward_of(self.forward) if self.backward is None else self.backward
         parameters, output = [*(self.mem_required or []), 0.0, 0.0][:2]
         return SpecLayer(self.forward, backward, parameters, output, output)
@@ -128,7 +128,7 @@ Count = Annotated[int, Field(ge=1, le=10**9), FromYaml]
 
 
 class MeasuredLayer(Written):
-    """What a layer of a transformer took on a device type."""
+    """Measured times of a transformer's layer on a device type."""
 
     type: Name
     layer: Annotated[int, Field(ge=0), FromYaml, AfterValidator(_within_layers)]
@@ -137,7 +137,7 @@ class MeasuredLayer(Written):
 
 
 class WrittenTransformer(Written):
-    """A decoder by its shape; the times of its layers are predicted for each device type."""
+    """Decoder given by its shape; its layer times are predicted for each device type."""
 
     layers: Annotated[int, Field(ge=1, le=MOST_LAYERS - 2), FromYaml, AfterValidator(_note_layers)]
     hidden: Count
@@ -156,7 +156,7 @@ class WrittenTransformer(Written):
     ] = None
 
     def transformer(self) -> Transformer:
-        """Return the transformer with its defaults filled in."""
+        """Return the transformer with defaults for missing fields."""
         return Transformer(
             layers_count=self.layers,
             hidden=self.hidden,
@@ -178,14 +178,14 @@ class WrittenTransformer(Written):
 
 
 def _note_layer_count(value: object, info: ValidationInfo) -> object:
-    """Record the number of layers, even of invalid ones."""
+    """Record the number of layers, including invalid layers."""
     if isinstance(value, list) and len(value) <= MOST_LAYERS:
         reading_of(info).layers = len(value)
     return value
 
 
 def _open_profile(value: object, info: ValidationInfo) -> object:
-    """Replace the name of a profile by its document."""
+    """Replace a profile's name by the profile's document."""
     if not isinstance(value, str):
         return value
     read_profile = reading_of(info).read_profile
@@ -198,7 +198,7 @@ _LAYERS: Final = Field(min_length=1, max_length=MOST_LAYERS)
 
 
 class WrittenModel(Written):
-    """The model: one of the three."""
+    """Model, given by exactly one of layers, profile and transformer."""
 
     layers: Annotated[list[WrittenLayer] | None, _LAYERS, BeforeValidator(_note_layer_count)] = None
     profile: Annotated[
@@ -216,7 +216,7 @@ class WrittenModel(Written):
             return value
         reading, kinds = reading_of(info), cls.model_fields
         reading.predicts = value.get("transformer") is not None
-        # Null counts as absent.
+        # A key with the value null counts as absent.
         if sum(value.get(key) is not None for key in kinds) == 1:
             return value
         message = f"model needs one of {', '.join(kinds)}"
@@ -224,7 +224,7 @@ class WrittenModel(Written):
         return {key: item for key, item in value.items() if key not in kinds}
 
     def all_layers(self) -> tuple[SpecLayer, ...]:
-        """Return the layers of the given kind of model."""
+        """Return the layers of the model, whichever way they are given."""
         if self.transformer is not None:
             return self.transformer.transformer().layers()
         return tuple(written.layer() for written in self.layers or self.profile or ())
@@ -234,9 +234,9 @@ Speed = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False), FromYaml]
 
 
 def _known_and_unique(value: str, info: ValidationInfo) -> str:
-    """Check a type against those before it and, if its times are predicted, the catalogue."""
+    """Check that a type is unique and, if its times are predicted, that the catalogue has it."""
     reading, device = reading_of(info), info.data
-    # Of an incomplete row only the missing keys are reported.
+    # For an incomplete row only the missing keys are reported, not the repeated type.
     if value in reading.speeds and {"nodes", "gpus_per_node"} <= device.keys():
         raise PydanticCustomError("duplicate", f"{value} stands twice")
     if reading.predicts and device.get("forward_ms") is None:
@@ -269,7 +269,7 @@ _LAYER_TIMES: Final = Field(
 
 
 class WrittenDevice(Written):
-    """A device type: its nodes, and how fast it is."""
+    """Device type: its nodes, and the speed of its devices."""
 
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES), FromYaml]
     gpus_per_node: Annotated[int, Field(ge=1, le=MOST_GPUS_PER_NODE), FromYaml]
@@ -291,11 +291,11 @@ class WrittenDevice(Written):
     memory_gbytes_per_s: Positive | None = None
     efficiency: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), FromYaml] = EFFICIENCY
 
-    # The last field, since its validator uses the others.
+    # This field must be the last, because its validator uses the other fields.
     type: Annotated[Name, AfterValidator(_known_and_unique)]
 
     def device(self, transformer: Transformer | None) -> DeviceType:
-        """Return the device type, with its own times if given or predicted."""
+        """Return the device type, with its own times if they are given or predicted."""
         times, memory = None, self.memory_bytes
         if self.forward_ms is not None:
             backward = self.backward_ms or map(backward_of, self.forward_ms)
@@ -323,7 +323,7 @@ def _speed_of_profile(value: float | None, info: ValidationInfo) -> float | None
 
 
 class ProfiledOn(Written):
-    """The device whose times the layers have: another's are × this speed / its own."""
+    """Device of the given layer times; times on another device are × this speed ÷ its speed."""
 
     type: Name | None = None
     speed: Annotated[
@@ -347,7 +347,7 @@ def _layer_number(value: str, info: ValidationInfo) -> str:
 
 Layer = Annotated[str, AfterValidator(_layer_number)]
 Devices = Annotated[int, Field(ge=2, le=MOST_GPUS_PER_NODE), FromYaml]
-# Tags in brackets are left out of the paths of faults.
+# Tags in brackets are omitted from the paths of faults.
 AllOrEach = Annotated[
     Annotated[NotNegative, Tag("[all]")] | Annotated[dict[Layer, NotNegative], Tag("[each]")],
     Discriminator(lambda value: "[each]" if isinstance(value, Mapping) else "[all]"),
@@ -355,7 +355,7 @@ AllOrEach = Annotated[
 
 
 class WrittenNetwork(Written):
-    """What moving data costs; what is absent takes no time. Layer `*`: all that are not named."""
+    """Costs of transfers; a missing cost is zero. Layer `*` means all layers that are not named."""
 
     intra_node_gbytes_per_s: Positive | None = None
     inter_node_gbytes_per_s: Positive | None = None
@@ -371,7 +371,7 @@ class WrittenNetwork(Written):
     ] = None
 
     def network(self, layers: int) -> Network:
-        """Return the network of a model of `layers` layers."""
+        """Return the network of a model with `layers` layers."""
         inside, across = self.allreduce_in_node_ms, self.allreduce_across_ms
         if isinstance(across, float):
             across = {EVERY_LAYER: across}

@@ -1,4 +1,4 @@
-"""Validation of the specification of a whole job, which is recognized by `global_batch`."""
+"""Validation of a whole job's specification, which is recognized by the key `global_batch`."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from app.plans.specs.cluster import Count, WrittenDevice, WrittenTransformer, re
 from app.platform.validation import Flag, FromYaml, Name, Positive, Written, as_json, word
 
 MOST_TYPES: Final = 8
-# Memory of an executed iteration is proportional to the batch.
+# Maximum global batch, in sequences: an executed iteration's memory is proportional to the batch.
 MOST_BATCH: Final = 16_384
 MOST_LOSSES: Final = 8
 MOST_GPUS: Final = 4096
-# Limit of a fixed microbatch; 1 to 16 are searched.
+# Maximum fixed microbatch, in sequences; the search itself tries 1 to 16.
 MOST_MICROBATCH: Final = 1024
 
 Size = Annotated[int, Field(ge=1, le=MOST_GPUS), FromYaml]
 
 
 class WrittenJobTransformer(WrittenTransformer):
-    """A decoder by its shape; the microbatch is that of its measured layers."""
+    """Decoder given by its shape; `microbatch` is the microbatch of its measured layers."""
 
     sequence: Annotated[Count | None, Field(description="Or next to global_batch")] = None  # type: ignore[assignment]
     microbatch: Count = 1
 
 
 class WrittenJobModel(Written):
-    """The model, by its shape: the sizes of a plan change what its layers take."""
+    """Model given by its shape, because a plan's sizes change the times of its layers."""
 
     transformer: WrittenJobTransformer
 
@@ -64,7 +64,7 @@ class WrittenJobModel(Written):
 
 
 class WrittenJobDevice(WrittenDevice):
-    """Nodes of one type."""
+    """Nodes of one device type."""
 
     link_gbytes_per_s: Annotated[
         Positive | None,
@@ -94,14 +94,14 @@ class WrittenJobDevice(WrittenDevice):
 
 
 class WrittenJobNetwork(Written):
-    """What moving data costs; `inter_node_gbytes_per_s` is of a whole node."""
+    """Bandwidths of transfers; `inter_node_gbytes_per_s` is the bandwidth of a whole node."""
 
     intra_node_gbytes_per_s: Positive | None = None
     inter_node_gbytes_per_s: Positive | None = None
 
 
 class WrittenParallelism(Written):
-    """Sizes that are given; the others are searched."""
+    """Parallel sizes that are fixed; missing sizes are searched."""
 
     tp: Size | None = None
     pp: Size | None = None
@@ -114,7 +114,7 @@ class WrittenParallelism(Written):
     interleave: Size | None = None
 
     def fixed(self) -> FixedParallelism:
-        """Return the fixed sizes."""
+        """Return the fixed parallel sizes."""
         return FixedParallelism(
             self.tp,
             self.pp,
@@ -126,7 +126,7 @@ class WrittenParallelism(Written):
 
 
 class WrittenRun(WrittenParallelism):
-    """The job as it runs today, to be held against the plan: measured, with its sizes."""
+    """Job as it runs today: its measured time and its sizes, for comparison with the plan."""
 
     iteration_ms: Positive
     session: Annotated[Name | None, Field(description="That was measured")] = None
@@ -229,7 +229,7 @@ class WrittenJob(Written):
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
 
     def _undividable(self, gpus_per_node: int) -> Iterator[tuple[str, str]]:
-        """Yield path and message of fixed sizes that no division of whole nodes has."""
+        """Yield path and message for fixed sizes that no division of whole nodes can have."""
         fixed, layers = self.parallelism, self.model.transformer.layers
         nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
         degrees = [
@@ -317,12 +317,12 @@ class WrittenJob(Written):
 
 
 def asks_for_job(value: object) -> bool:
-    """Return whether a document is the specification of a whole job."""
+    """Return whether a document specifies a whole job."""
     return isinstance(value, Mapping) and value.get("global_batch") is not None
 
 
 def _chunked(layers: int, chunks: int) -> bool:
-    """Return whether two stages or more can have this number of equal chunks."""
+    """Return whether a pipeline of two or more stages can have this number of equal chunks."""
     return any(layers % (stages * chunks) == 0 for stages in range(2, layers + 1))
 
 

@@ -1,12 +1,12 @@
-"""The specification of a whole job from a session's metadata and measured times.
+"""Specification of a whole job from a session's metadata and measured times.
 
 Required metadata: ``model`` (the keys of a specification's transformer; layers may be those of
 ``layers``), ``global_batch_size``, ``seq_length``, ``hosts``, ``gpu_type`` (a text, or one by
 global rank; else the names in ``gpus``). Optional: ``micro_batch_size``, ``recompute`` (default
 ``none``) and ``network`` (as in a specification).
 
-Nodes with a worker slower than its peers are a device type of their own; speeds are rounded to keep
-the number of types small.
+Each node with a worker slower than its peers gets a device type for its speed; speeds are rounded
+to limit the number of types.
 
 Codes
 -----
@@ -35,9 +35,10 @@ from app.plans.specs.spec import parse_any_spec
 MISSING: Final = "plan.metadata_missing"
 UNFIT: Final = "plan.metadata_unfit"
 _SHAPE: Final = ("hidden", "heads", "vocabulary")
-# Steps of rounded speeds of slow nodes, the first one with few enough types is used.
+# Steps to which speeds of slow nodes are rounded: each speed is a device type of its own, so the
+# first step that yields few enough types is used.
 _ROUNDED: Final = (0.01, 0.05, 0.25)
-# Metadata keys by the beginning of a specification's path.
+# Metadata keys by the prefix of the specification's path, to name the metadata in a fault.
 _PATHS: Final = {
     "model.transformer.": "model.",
     "global_batch": "global_batch_size",
@@ -48,7 +49,7 @@ _PATHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SessionJob:
-    """The whole job of a session, from its metadata."""
+    """Whole job of a session, as described by its metadata."""
 
     meta: SessionMeta
     layers: tuple[tuple[int, ...], ...]  # layers of each chunk of each stage
@@ -58,7 +59,7 @@ class SessionJob:
 
 
 def session_job(meta: SessionMeta) -> SessionJob:
-    """Return the whole job of a session's metadata.
+    """Return the whole job that a session's metadata describe.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def session_job(meta: SessionMeta) -> SessionJob:
 def spec_of_session(
     job: SessionJob, running: RunningJob, step_s: float, session: str | None = None
 ) -> dict[str, Any]:
-    """Return the specification of a session's whole job, with its measured times.
+    """Return the specification of a session's whole job, including its measured times.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def spec_of_session(
 
 
 def _sorted(kinds: Counter[tuple[str, float]]) -> list[tuple[tuple[str, float], int]]:
-    """Return (type, speed) and number of nodes, by type, the fastest of each first."""
+    """Return ((type, speed), number of nodes), sorted by type, then by descending speed."""
     return sorted(kinds.items(), key=lambda item: (item[0][0], -item[0][1]))
 
 
@@ -227,7 +228,7 @@ def _sequence(meta: SessionMeta) -> object:
 
 
 def _layers(meta: SessionMeta, shape: Mapping[str, Any]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the layers of each chunk of each stage: from the metadata, else divided evenly."""
+    """Return the number of layers by stage and chunk, from the metadata or divided evenly."""
     sizes = meta.sizes
     given = layers_per_chunk(meta.extra, sizes.pp, sizes.vpp)
     if given is not None:
@@ -237,7 +238,7 @@ def _layers(meta: SessionMeta, shape: Mapping[str, Any]) -> tuple[tuple[int, ...
 
 
 def _hosts_complete(meta: SessionMeta) -> bool:
-    """Return whether ``hosts`` has the node of every rank, or of one rank of each TP group."""
+    """Return whether ``hosts`` has the nodes of all ranks, or of one rank in each TP group."""
     group_size = meta.sizes.tp * meta.sizes.cp
     groups = {rank // group_size for rank in meta.hosts}
     return len(meta.hosts) in {meta.sizes.world, meta.sizes.workers} and (
@@ -246,7 +247,7 @@ def _hosts_complete(meta: SessionMeta) -> bool:
 
 
 def _gpu_types(meta: SessionMeta) -> dict[str, str] | None:
-    """Return the GPU type of each node; None unless all are known."""
+    """Return the GPU type of each node; None unless the types of all nodes are known."""
     given = meta.extra.get("gpu_type")
     types: dict[str, str] = {}
     for rank, node in sorted(meta.hosts.items()):
@@ -260,13 +261,13 @@ def _gpu_types(meta: SessionMeta) -> dict[str, str] | None:
 
 
 def _types_without_hosts(meta: SessionMeta) -> bool:
-    """Return whether the metadata have GPU types but no hosts, which alone are then missing."""
+    """Return whether the metadata lack only the hosts: they have GPU types but no hosts."""
     named = "gpu_type" in meta.extra or any(map(find_device, meta.gpus.values()))
     return named and not meta.hosts
 
 
 def _microbatch(job: SessionJob, running: RunningJob) -> int:
-    """Return the sequences of a microbatch, checked against the metadata's ``micro_batch_size``."""
+    """Return the sequences per microbatch, checked against the metadata's ``micro_batch_size``."""
     shares = job.meta.sizes.dp * running.microbatches
     each, rest = divmod(job.batch, shares)
     given = job.meta.extra.get("micro_batch_size", each)
@@ -280,7 +281,7 @@ def _microbatch(job: SessionJob, running: RunningJob) -> int:
 
 
 def _node_speeds(job: SessionJob, running: RunningJob) -> dict[str, float]:
-    """Return the rounded speed of each node's slowest worker; 1 where none is slow."""
+    """Return the rounded speed of each node's slowest worker; 1 if no worker of a node is slow."""
     speeds = dict.fromkeys(job.types, 1.0)
     for rank, speed in running.speeds.items():
         group = job.meta.sizes.tp * job.meta.sizes.cp

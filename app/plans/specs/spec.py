@@ -1,4 +1,4 @@
-"""Reading of planning specifications and requests from YAML or JSON documents.
+"""Parser of planning specifications and requests from YAML or JSON documents.
 
 Codes of the faults of `InvalidSpecError`
 -----------------------------------------
@@ -60,21 +60,21 @@ Read = TypeVar("Read")
 
 MOST_TYPES: Final = 16
 MOST_MICROBATCHES: Final = 100_000
-# Limit of the states of the search: combinations of whole nodes × slots of an open node.
+# Maximum number of states of the search: combinations of whole nodes × slots of an open node.
 MOST_STATES: Final = 40_000_000
 
 DEFAULT_TIME_LIMIT_S: Final = 60.0
-# With the comparison, which may take as long again, and the last pass, this stays below the time
-# limit of a worker's task.
+# Maximum time limit of a search, seconds. The search, a comparison of the same length and the last
+# pass together stay below the time limit of a worker's task.
 MOST_TIME_LIMIT_S: Final = 240.0
-# Limit of forward passes of a simulated iteration, for its memory.
+# Maximum number of forward passes of a simulated iteration; it bounds the memory.
 MOST_COMPUTATIONS: Final = 2_000_000
 
 _OWN_CODES: Final = (
     "missing", "out_of_range", "bad_length", "unknown_type", "duplicate", "conflict",
     "not_readable", "too_large",
 )  # fmt: skip
-# Fault codes by pydantic's error types; every other type is `bad_type`.
+# Fault codes by type of pydantic error; every other type has the code `bad_type`.
 CODES: Final = {code: code for code in _OWN_CODES} | {
     "extra_forbidden": "unknown_key",
     "literal_error": "unknown_value",
@@ -88,7 +88,7 @@ CODES: Final = {code: code for code in _OWN_CODES} | {
 
 
 class WrittenSpec(Written):
-    """A planning specification."""
+    """Specification of a pipeline to plan."""
 
     model: WrittenModel
     devices: Annotated[list[WrittenDevice], Field(min_length=1, max_length=MOST_TYPES)]
@@ -137,7 +137,8 @@ class WrittenSpec(Written):
         )
 
 
-# A specification of either kind. Tags in brackets are left out of the paths of faults.
+# Specification of a pipeline or of a whole job. Tags in brackets are omitted from the paths of
+# faults.
 AnySpec = Annotated[
     Annotated[WrittenSpec, Tag("[pipeline]")] | Annotated[WrittenJob, Tag("[job]")],
     Discriminator(lambda value: "[job]" if asks_for_job(value) else "[pipeline]"),
@@ -146,7 +147,7 @@ _ANY: Final[TypeAdapter[WrittenSpec | WrittenJob]] = TypeAdapter(AnySpec)
 
 
 def load_spec(text: str) -> object:
-    """Return the document of a text of YAML or JSON, for `parse_spec`.
+    """Return the document in a YAML or JSON text, as input of `parse_spec`.
 
     Raises
     ------
@@ -162,30 +163,30 @@ def load_spec(text: str) -> object:
 def unreadable_spec(
     error: UnreadableDocumentError, name: str = "the specification"
 ) -> InvalidSpecError:
-    """Return the error for a specification whose text is not readable."""
+    """Return the error for a specification whose text cannot be read."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidSpecError(message, code=f"spec.{error.code}", faults=(fault,))
 
 
 def parse_spec(document: object, read_profile: ProfileReader | None = None) -> Spec:
-    """Return the validated specification of one pipeline: `parse_any_spec` without jobs."""
+    """Return the validated specification of a pipeline: `parse_any_spec` without whole jobs."""
     return _parsed(TypeAdapter(WrittenSpec), document, read_profile).spec()
 
 
 def parse_any_spec(document: object, read_profile: ProfileReader | None = None) -> Spec | JobSpec:
-    """Return a validated specification; with `global_batch` it is one of a whole job.
+    """Return a validated specification; with `global_batch` it specifies a whole job.
 
     Parameters
     ----------
     read_profile : callable, optional
-        Returns the document of the name in ``model.profile``; without it, a profile must be part of
-        the specification.
+        Returns the document of the profile named in ``model.profile``. Without this function, a
+        profile must be part of the specification.
 
     Raises
     ------
     InvalidSpecError
-        With every fault and its path in `Fault.column`.
+        The error holds every fault, with its path in `Fault.column`.
     """
     return _parsed(_ANY, document, read_profile).spec()
 
@@ -206,7 +207,7 @@ def _parsed(kind: TypeAdapter[Read], document: object, read_profile: ProfileRead
 
 
 class WrittenRequest(Written):
-    """A request for a plan; `spec` may be a text of YAML or JSON as well."""
+    """Request for a plan; `spec` may also be a text of YAML or JSON."""
 
     method: Annotated[Method, BeforeValidator(word)] = "optimal"
     objective: Annotated[Objective, BeforeValidator(word)] = OBJECTIVES[0]
@@ -241,7 +242,7 @@ class WrittenRequest(Written):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A validated request for a plan."""
+    """Request for a plan, validated."""
 
     document: dict[str, Any]  # the specification as JSON types
     spec: Spec | JobSpec
@@ -252,7 +253,7 @@ class PlanRequest:
 
     @property
     def layers(self) -> int:
-        """Return the number of layers of the model, embedding and head included."""
+        """Return the number of layers of the model, including embedding and head."""
         if isinstance(self.spec, JobSpec):
             return self.spec.transformer.layers_count + 2
         return len(self.spec.layers)
@@ -270,7 +271,8 @@ def read_request(document: object) -> PlanRequest:
     Raises
     ------
     InvalidSpecError
-        With every fault and its path; paths within the specification are relative to it.
+        The error holds every fault with its path; paths of faults in the specification are relative
+        to the specification.
     """
     reading, faults = Reading(), []
     try:
@@ -296,7 +298,7 @@ def read_request(document: object) -> PlanRequest:
 
 
 def _memory(spec: JobSpec) -> list[Fault]:
-    """Return the fault of a job whose weights, gradients and optimizer states exceed all memory."""
+    """Return a fault if weights, gradients and optimizer state exceed the memory of all devices."""
     needed, room = least_bytes(spec), room_bytes(spec)
     if needed <= room:
         return []
@@ -311,7 +313,7 @@ def _memory(spec: JobSpec) -> list[Fault]:
 
 
 def _limits(spec: Spec, objective: object) -> list[Fault]:
-    """Return the faults of a valid specification with an objective, and by the limit of memory."""
+    """Return the faults of a valid specification: objective impossible, or simulation too large."""
     faults = []
     most_stages = min(spec.gpus, len(spec.layers))
     if objective == "t_oobleck" and spec.microbatches < most_stages:

@@ -1,9 +1,10 @@
 """Costs of layers, embedding and head, estimated from the typical stage times of a session.
 
-The layers of a chunk are taken as equal. The time of the first and last chunk beyond the usual
-price of their layers is the embedding and the head. Inner chunks with another price a layer hold
-layers of another kind, which keep their price in every division. The plan of a whole running job
-takes its measured times from here (`app.plans.specs.session`).
+All layers of a chunk are assumed to take equal time. The first and the last chunk take longer than
+their layers at the usual time per layer; the excess is the embedding and the head. Inner chunks
+with a different time per layer hold a different kind of layer, which keeps its time in every
+division. The plan of a whole running job takes its measured times from this module
+(`app.plans.specs.session`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
-# Prices a layer that differ by a smaller share are equal but for noise.
+# Times per layer that differ by a smaller share are equal: the difference is noise.
 _ALIKE: Final = 0.04
-# The first and the last chunk may have an embedding or a head.
+# Number of chunks at the ends of the model: the first may have an embedding, the last a head.
 _ENDS: Final = 2
 # Lower bound of modelled times, which are divisors.
 _LEAST_NS: Final = 1.0
 _MS_PER_NS: Final = 1e-6
-# Computations of a chunk.
+# Types of the computations of a chunk.
 PASSES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
-# Metadata key of the most layers of a stage, and the limit without it.
+# Metadata key of the maximum number of layers of a stage, and the limit if the key is missing.
 KEY: Final = "max_layers"
 _UNLIMITED: Final = 1 << 30
 
@@ -47,14 +48,14 @@ class LayerCosts:
     extra_ns: FloatArray  # (passes, places): embedding of the first chunk, head of the last one
 
     def times_ns(self, layers: IntArray) -> FloatArray:
-        """Return the times of chunks with these numbers of layers, shape (passes, places).
+        """Return the times of chunks with the given numbers of layers, ns, shape (passes, places).
 
         Each place keeps its deviation from the modelled time.
         """
         return np.asarray(self._modelled(layers) * self.deviation())
 
     def deviation(self) -> FloatArray:
-        """Return typical ÷ modelled time of each chunk today, shape (passes, places)."""
+        """Return today's typical ÷ modelled time of each chunk, shape (passes, places)."""
         return np.asarray(self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS))
 
     def _modelled(self, layers: IntArray) -> FloatArray:
@@ -66,11 +67,11 @@ class LayerCosts:
 
     @property
     def separable(self) -> bool:
-        """Return whether the time of layers is separable from that of embedding and head.
+        """Return whether the time of layers is separable from the times of embedding and head.
 
-        An inner chunk shows the time of layers alone, and so do ends of equal price. Else the
-        cheaper end is assumed to have neither embedding nor head, which overestimates the gain of
-        moving layers where both ends have one.
+        An inner chunk shows the time of layers alone, and so do a first and a last chunk with equal
+        times per layer. Otherwise the cheaper of these two is assumed to have neither embedding nor
+        head; if both have one, the gain of moving layers is overestimated.
         """
         if len(self.places) > _ENDS:
             return True
@@ -79,25 +80,25 @@ class LayerCosts:
 
     @property
     def median_layer_ns(self) -> float:
-        """Return the median layer's time for one microbatch, forward and backward."""
+        """Return the median time of a layer for one microbatch, forward and backward, ns."""
         return float(np.median(self.layer_ns.sum(axis=0)))
 
     @property
     def embedding_ns(self) -> float:
-        """Return the embedding's time for one microbatch, forward and backward."""
+        """Return the time of the embedding for one microbatch, forward and backward, ns."""
         return float(self.extra_ns[:, 0].sum())
 
     @property
     def head_ns(self) -> float:
-        """Return the time of head and loss for one microbatch, forward and backward."""
+        """Return the time of head and loss for one microbatch, forward and backward, ns."""
         return float(self.extra_ns[:, -1].sum())
 
 
 def typical_pass_times(observation: Observation) -> dict[str, FloatArray]:
-    """Return the typical time of each pass by stage and chunk, ns, shape (pp, chunks), by type.
+    """Return by pass type the typical time of each stage's chunks, ns, shape (pp, chunks).
 
-    The median over microbatches and steps, then the lower median over DP ranks, so that neither a
-    slow worker nor an intermittent one makes a stage heavy.
+    The typical time is the median over microbatches and steps, then the lower median over DP ranks,
+    so that neither a slow worker nor an intermittently slow worker makes a stage heavy.
     """
     return {
         name: lower_median(passes.own_ns, axis=2)
@@ -107,7 +108,7 @@ def typical_pass_times(observation: Observation) -> dict[str, FloatArray]:
 
 
 def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) -> LayerCosts | None:
-    """Return the costs of layers, given the number of layers of each chunk of each stage.
+    """Return the costs of layers, estimated with the number of layers of each stage's chunks.
 
     None if the stages do not compute the same microbatches, or the model has a single chunk.
     """
@@ -134,7 +135,7 @@ def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) ->
 def _model_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
     """Return (stage, chunk) of each chunk in the order of the forward pass.
 
-    Empty in a bidirectional pipeline, where the model is there once for each direction.
+    Empty for a bidirectional pipeline, which holds the model once for each direction.
     """
     stages, chunks = shape
     interleaved = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
@@ -144,7 +145,7 @@ def _model_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Plac
 
 
 def _layer_rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the time of a layer of each chunk and that of embedding and head, (passes, places)."""
+    """Return each chunk's time per layer, and the time of embedding and head, (passes, places)."""
     blocks = level_ns / layers
     last = len(layers) - 1
     rates = blocks.copy()
@@ -171,15 +172,15 @@ class StageCapacity:
     known: bool  # whether the metadata have the limit
 
     def most(self, place: int) -> int:
-        """Return the most layers that fit the stage of one chunk."""
+        """Return the maximum number of layers of a chunk that its stage's memory can hold."""
         return int(self.layers[self.stage[place]])
 
 
 def stage_capacity(extra: Mapping[str, Any], costs: LayerCosts) -> StageCapacity:
-    """Return the most layers of each stage by the metadata's ``max_layers``.
+    """Return the maximum number of layers of each stage from the metadata key ``max_layers``.
 
-    ``max_layers`` is a number, or a list with one for each stage. A stage can always hold its
-    layers of today.
+    ``max_layers`` is a number, or a list with a number for each stage. A stage can always hold the
+    layers that it holds today.
     """
     stage = np.array([stage for stage, _ in costs.places])
     stages = int(stage.max()) + 1

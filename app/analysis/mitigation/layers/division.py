@@ -30,21 +30,21 @@ from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.model import FORWARD_COMPUTE
 from app.analysis.trace.parallelism import layers_per_chunk
 
-# The best divisions of the typical step that are replayed on the session itself.
+# Number of divisions, the best for the typical step, that are replayed on the whole session.
 _REPLAYED: Final = 6
 _MS_PER_NS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A division to replay, with the costs that it is based on."""
+    """Division of the layers to replay, with the layer costs that it is based on."""
 
     division: Division
     costs: LayerCosts
     counts: IntArray
 
     def replacement(self, group: ShapeGroup) -> Replacement:
-        """Return the durations of a group's operations with the division."""
+        """Return the durations of an operation group under the division."""
         factors = self.costs.times_ns(self.counts) / np.maximum(self.costs.level_ns, 1.0)
         return _by_factors(
             group, self.costs, factors, self.counts / self.costs.layers, self.costs.layers
@@ -52,9 +52,9 @@ class Candidate:
 
 
 def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
-    """Return the best divisions of the typical step that beat today's, best first.
+    """Return the divisions that make the typical step faster than today's does, fastest first.
 
-    Empty where the metadata lack the layers of each stage.
+    Empty if the metadata lack the number of layers of each stage.
     """
     meta = observation.trace.meta
     today = layers_per_chunk(meta.extra, meta.sizes.pp, meta.sizes.vpp)
@@ -78,9 +78,9 @@ def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
 
 
 def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
-    """Return the computations' durations with every chunk at the mean typical time.
+    """Return the durations of the computations if every chunk took the mean typical time.
 
-    An upper bound of the gain of any division of the layers.
+    The replay with these durations gives an upper bound of the gain of any division of the layers.
     """
     recorded = group.durations.recorded_ns
     chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
@@ -140,7 +140,8 @@ def _by_chunk(places: Sequence[Place], counts: IntArray) -> ByChunk:
 def launcher_flag(layers: ByChunk) -> str:
     """Return Megatron-LM's flag for a division of the layers.
 
-    Where only the ends differ, the older flags suffice, which more versions of it have.
+    If only the first and the last stage differ from the others, the older flags suffice, which more
+    versions of Megatron-LM have.
 
     Examples
     --------

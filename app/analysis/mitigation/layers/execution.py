@@ -17,14 +17,14 @@ from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 
-# Operations whose time is proportional to the parameters of a chunk or stage.
+# Types of operations whose time is proportional to the number of parameters of a chunk or stage.
 BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
 _NOWHERE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """A path of dependent operations, as a linear function of the chunks' times and layers."""
+    """Path of dependent operations; its length is linear in the chunks' times and layers."""
 
     fixed_ns: float  # part that does not depend on the division
     passes: FloatArray  # (passes, places): number of passes of each chunk on the path
@@ -36,21 +36,22 @@ class Owners:
     """Chunk of each node whose duration depends on the division of the layers."""
 
     kind: IntArray  # (nodes,): index of the type of computation; -1 for other nodes
-    # (nodes,): chunk of a computation, or of a collective of its parameters; -1 without one
+    # (nodes,): chunk of a computation or of a collective of the chunk's parameters; -1 for other
+    # nodes
     place: IntArray
     shared: dict[int, IntArray]  # chunks of a stage, by node that serves all of them
 
     @property
     def scaled(self) -> IntArray:
-        """Return the collectives and optimizer steps of single chunks, which scale with layers.
+        """Return the single chunks' collectives and optimizer steps, which scale with layers.
 
-        Those of a whole stage are in `shared`.
+        The collectives and optimizer steps of a whole stage are in `shared`.
         """
         return np.flatnonzero((self.kind == _NOWHERE) & (self.place != _NOWHERE))
 
 
 def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
-    """Return the chunk of each node."""
+    """Return the chunk of each node whose duration depends on the division."""
     layout, nodes = group.layout, group.layout.nodes
     number = {place: index for index, place in enumerate(costs.places)}
     kind = np.full(len(nodes), _NOWHERE, dtype=np.int64)
@@ -77,7 +78,7 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
 
 
 class TypicalStep:
-    """The typical step of a session's most frequent shape, executable with any division."""
+    """Typical step of a session's most frequent step shape, executable under any division."""
 
     def __init__(self, group: ShapeGroup, costs: LayerCosts) -> None:
         self.costs = costs
@@ -92,13 +93,13 @@ class TypicalStep:
         self._lags = group.graph.lags_ns
 
     def longest(self, layers: IntArray) -> tuple[float, Chain]:
-        """Return the step time with these layers of the chunks, ns, and its critical path."""
+        """Return the step time, ns, and the critical path with the given layers of each chunk."""
         ends, before = self._run(self.durations_ns(layers).tolist())
         last = max(ends, key=ends.__getitem__)
         return ends[last], self._chain(_walk(before, last)[::-1], ends[last], layers)
 
     def durations_ns(self, layers: IntArray) -> FloatArray:
-        """Return the duration of each node with a division."""
+        """Return the duration of each node under a division, ns."""
         owners, today = self._owners, self.costs.layers
         durations = self._typical_ns.copy()
         times = self.costs.times_ns(layers)
@@ -111,7 +112,7 @@ class TypicalStep:
         return durations
 
     def through_stages(self, layers: IntArray) -> list[Chain]:
-        """Return for each stage the chain through its first pass, all its passes and its last."""
+        """Return by stage the longest chain that contains all passes of the stage."""
         durations = self.durations_ns(layers).tolist()
         ends, before = self._run(durations)
         after = self._successors(durations)
@@ -128,7 +129,7 @@ class TypicalStep:
         return chains
 
     def _run(self, durations: list[float]) -> tuple[dict[int, float], dict[int, int]]:
-        """Return the end of each node, and its critical predecessor."""
+        """Return the end of each node, ns, and its predecessor on the critical path."""
         ends: dict[int, float] = {}
         before: dict[int, int] = {}
         for members, afters in self._units:
@@ -162,9 +163,10 @@ class TypicalStep:
     def _chain(
         self, nodes: list[int], total_ns: float | None = None, layers: IntArray | None = None
     ) -> Chain:
-        """Return the chain of dependent nodes.
+        """Return the chain that consists of the given dependent nodes.
 
-        With its whole length `total_ns` under `layers`, lags between the nodes count as fixed.
+        If `total_ns`, the whole length of the chain under `layers`, is given, the lags between the
+        nodes count as fixed time.
         """
         owners, today = self._owners, self.costs.layers
         passes = np.zeros((len(self.costs.passes), len(today)))
@@ -187,7 +189,7 @@ class TypicalStep:
 
 
 def _walk(links: dict[int, int], node: int) -> list[int]:
-    """Return the nodes of a linked list, from `node` on."""
+    """Return the nodes of a linked list that begins at `node`."""
     nodes = []
     while node != _NOWHERE:
         nodes.append(node)

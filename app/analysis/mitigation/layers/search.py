@@ -17,26 +17,29 @@ from app.analysis.mitigation.layers.costs import LayerCosts, StageCapacity
 from app.analysis.mitigation.layers.execution import Chain, TypicalStep
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 
-# Prices of layers that differ by a smaller share are equal.
+# Layer prices that differ by a smaller share are equal: the difference is rounding.
 _ALIKE: Final = 1e-9
-# Iterations that improve the weights of the mean chain.
+# Number of iterations that improve the weights of the mean chain.
 _LIFTS: Final = 60
-# Exponent by which longer chains gain weight in an iteration, relative to the step.
+# Exponent that sets how fast longer chains gain weight, per iteration and relative to the step
+# time.
 _LEARNING_RATE: Final = 2.0
-# Limit of executed divisions; the best one is then returned without a proof.
+# Maximum number of executed divisions. At the limit the best one is returned without a proof that
+# it is optimal.
 _MOST_RUNS: Final = 250
-# Limit of nodes of all branch and bound trees.
+# Maximum number of nodes of all branch-and-bound trees of a search; it bounds the search's time.
 _MOST_NODES: Final = 40_000
-# Divisions that differ by a smaller share of a step are equal: it cannot be measured.
+# Divisions whose step times differ by a smaller share are equal: the difference cannot be measured.
 EQUAL: Final = 5e-4
-# Layers moved at once by hill climbing, and the most chunks among which more than one is moved.
+# Maximum number of layers that hill climbing moves at once, and the maximum number of chunks of a
+# model for which it moves more than one layer.
 _MOVES: Final = 2
 _MOST_PLACES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainPrices:
-    """Lengths of chains as sums of prices of the layers at their places."""
+    """Prices of layers by chain and place; a chain's length is the sum of its layers' prices."""
 
     fixed_ns: FloatArray  # (chains,)
     before_ns: FloatArray  # (places, layers + 1, chains): cost of the first layers at a place
@@ -53,7 +56,7 @@ class ChainPrices:
         return int(self.before_ns.shape[1] - 1)
 
     def cost_ns(self, place: int, first: int, sizes: IntArray) -> FloatArray:
-        """Return the costs of chunks that begin at a layer, by size, shape (sizes, chains)."""
+        """Return the costs of chunks by first layer and size, ns, shape (sizes, chains)."""
         before = self.before_ns[place]
         return np.asarray(before[first + sizes] - before[first] + self.added_ns[place])
 
@@ -73,7 +76,7 @@ class ChainPrices:
         )
 
     def with_row(self, other: ChainPrices) -> ChainPrices:
-        """Return these chains followed by others."""
+        """Return these chains with further chains appended."""
         return ChainPrices(
             np.concatenate([self.fixed_ns, other.fixed_ns]),
             np.concatenate([self.before_ns, other.before_ns], axis=2),
@@ -82,7 +85,7 @@ class ChainPrices:
 
 
 def chain_prices(costs: LayerCosts, chains: Sequence[Chain]) -> ChainPrices:
-    """Return the prices of every layer at every place, by chain."""
+    """Return the price of each layer at each place in each chain."""
     weights = np.stack([chain.passes for chain in chains], axis=2) * costs.deviation()[:, :, None]
     by_layer = np.stack([chain.by_layer_ns for chain in chains], axis=1)
     price = np.einsum("pkc,pl->klc", weights, costs.layer_ns) + by_layer[:, None, :]
@@ -93,7 +96,7 @@ def chain_prices(costs: LayerCosts, chains: Sequence[Chain]) -> ChainPrices:
 
 
 def suffix_bounds_ns(rows: ChainPrices, room: StageCapacity) -> FloatArray:
-    """Return for each chain the least cost of the remaining layers on the remaining places.
+    """Return by chain the minimum cost of the remaining layers on the remaining places, ns.
 
     Shape (places + 1, layers + 1, chains), by first place and first layer.
     """
@@ -108,7 +111,7 @@ def suffix_bounds_ns(rows: ChainPrices, room: StageCapacity) -> FloatArray:
 
 
 def _best_ends(costs: FloatArray, most: int) -> FloatArray:
-    """Return for each first layer the least cost of an end at most `most` layers later."""
+    """Return by first layer the minimum cost over ends at most `most` layers later."""
     if most >= len(costs):
         return np.asarray(np.minimum.accumulate(costs[::-1], axis=0)[::-1][1:])
     return np.array(
@@ -119,7 +122,7 @@ def _best_ends(costs: FloatArray, most: int) -> FloatArray:
 def largest_chunks(
     rows: ChainPrices, room: StageCapacity, rest: FloatArray, below_ns: float
 ) -> IntArray:
-    """Return for each place the most layers whose bound is below a step time."""
+    """Return by place the maximum number of layers whose bound is below a step time."""
     places, total = rows.places, rows.total
     ahead = np.full((places + 1, total + 1, len(rows.fixed_ns)), np.inf)
     ahead[0, 0] = rows.fixed_ns
@@ -153,9 +156,9 @@ def largest_chunks(
 def largest_stages(
     rows: ChainPrices, room: StageCapacity, most: IntArray, below_ns: float
 ) -> IntArray:
-    """Return for each stage the most layers of all its chunks whose bound is below a step time.
+    """Return by stage the maximum number of layers in its chunks with a bound below a step time.
 
-    The sum of its chunks' limits `most` where layers have unequal prices.
+    If layers have unequal prices, a stage's limit is the sum of the limits `most` of its chunks.
     """
     price = np.diff(rows.before_ns, axis=1)
     stages = range(len(room.layers))
@@ -176,9 +179,10 @@ def largest_stages(
 
 
 def best_mean_chain(rows: ChainPrices, room: StageCapacity) -> ChainPrices:
-    """Return the mean chain of the best bound found by multiplicative weights.
+    """Return the weighted mean of the chains that bounds the step time best.
 
-    A step is at least as long as its longest chain, and so as any mean of them.
+    A step is at least as long as its longest chain, and therefore as any weighted mean of its
+    chains.
     """
     count = len(rows.fixed_ns)
     weights = np.full(count, 1 / count)
@@ -199,7 +203,7 @@ def best_mean_chain(rows: ChainPrices, room: StageCapacity) -> ChainPrices:
 
 
 def _cheapest_division(row: ChainPrices, room: StageCapacity) -> tuple[float, IntArray | None]:
-    """Return the least length of a single chain over all divisions, and that division."""
+    """Return the minimum length of a chain over all divisions, and the division that attains it."""
     rest = suffix_bounds_ns(row, room)[:, :, 0]
     if not np.isfinite(rest[0, 0]):
         return np.inf, None
@@ -215,14 +219,14 @@ def _cheapest_division(row: ChainPrices, room: StageCapacity) -> tuple[float, In
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedDivisions:
-    """Executed divisions with the time of their typical step, best first."""
+    """Executed divisions with their typical step times, fastest first."""
 
     best: tuple[tuple[float, IntArray], ...]  # step time in ns, and layers of each chunk
     proven: bool  # whether no division is better than the first by more than `EQUAL`
 
 
 def search(lane: TypicalStep, room: StageCapacity) -> RankedDivisions:
-    """Return the executed divisions of a model's layers, today's among them."""
+    """Return the executed divisions of a model's layers, including today's division."""
     return _Search(lane, room).result()
 
 
@@ -274,7 +278,7 @@ class _Search:
         return chain_prices(self._lane.costs, list(self._chains.values()))
 
     def _balanced_start(self, costs: LayerCosts) -> IntArray:
-        """Return today's division after greedy moves of layers to the lightest stage.
+        """Return today's division after greedy moves from the heaviest to the lightest stage.
 
         Each move takes a layer of the heaviest stage, as long as the maximum load falls.
         """
@@ -299,7 +303,7 @@ class _Search:
         return layers
 
     def _hill_climb(self) -> None:
-        """Improve the best division by moves of one layer, then of two, while bounds allow it."""
+        """Improve the best division by moving one layer, then two, if bounds permit a gain."""
         moves = 1
         while len(self._tried) < _MOST_RUNS and moves <= _MOVES:
             best_ns, layers = self._best()
@@ -314,7 +318,7 @@ class _Search:
                 moves = 1
 
     def _neighbors(self, layers: IntArray, moves: int) -> IntArray:
-        """Return the divisions, not yet executed, that differ by this number of moved layers."""
+        """Return the divisions that differ by `moves` moved layers and are not yet executed."""
         places = len(layers)
         unit = np.eye(places, dtype=np.int64)
         step = (unit[None, :, :] - unit[:, None, :]).reshape(-1, places)
@@ -330,7 +334,7 @@ class _Search:
         return np.asarray(near[new])
 
     def _most_promising(self, below_ns: float) -> IntArray | None:
-        """Return the division of the least bound; None if no bound is below a step time."""
+        """Return the division with the lowest bound; None if no bound is below a step time."""
         rows = self._rows()
         rows = rows.with_row(best_mean_chain(rows, self._room))
         rest = suffix_bounds_ns(rows, self._room)
@@ -344,7 +348,7 @@ class _Search:
 
 
 class _BranchAndBound:
-    """Branch and bound over the sizes of the chunks, in the order of the model."""
+    """Branch and bound over the sizes of the chunks, in the model's order of chunks."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what bounds a division
         self,
@@ -359,7 +363,7 @@ class _BranchAndBound:
         self._below_ns, self.nodes = below_ns, nodes
         self._found: IntArray | None = None
         self._chosen = np.zeros(rows.places, dtype=np.int64)
-        # the most layers of the places from one on
+        # total maximum number of layers of each place and all later places
         self._behind = np.append(np.cumsum(most[::-1])[::-1], 0)
         # remaining capacity of each stage
         self._free = np.minimum(room.layers, largest_stages(rows, room, most, below_ns))

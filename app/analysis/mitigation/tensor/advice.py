@@ -41,8 +41,8 @@ class Problem:
     methods: frozenset[Method] = ALL_METHODS  # methods that the job supports
 
 
-# Resizing must beat plans without it by this share: it costs accuracy for certain, while a per cent
-# of a step time is within the noise.
+# Minimum share by which a resizing plan must beat the plans without resizing: resizing certainly
+# costs accuracy, while one per cent of a step time is within the noise.
 LOSS_PAYS_FROM: Final = 0.05
 
 
@@ -53,7 +53,7 @@ class _Candidate:
     shares: Shares
 
     def key(self) -> tuple[Method, bytes, bytes]:
-        """Return a key by which equal candidates are recognized."""
+        """Return a key that is the same for candidates with the same method and shares."""
         return self.method, self.shares.resized.tobytes(), self.shares.moved.tobytes()
 
 
@@ -69,7 +69,7 @@ def advise(problem: Problem) -> MitigationDocument:
     ('sticky', 1.142)
     """
     group = problem.group
-    # Equal shares by another criterion are listed once.
+    # Candidates of different criteria may have equal shares; the first of them is listed.
     unlike = {item.key(): item for item in reversed(list(_candidates(problem)))}
     order = list(Method)
     ranked = sorted(
@@ -98,7 +98,7 @@ def advise(problem: Problem) -> MitigationDocument:
 
 
 def _weighed_s(item: Alternative) -> float:
-    """Return the time by which an alternative is ranked, with the handicap of resizing."""
+    """Return the predicted time that ranks an alternative, seconds, longer if it resizes."""
     loses = item.loss_risk is not LossRisk.NONE
     return item.predicted_time_s * (1 + LOSS_PAYS_FROM) if loses else item.predicted_time_s
 
@@ -154,7 +154,7 @@ def _alternative(problem: Problem, item: _Candidate) -> Alternative:
 
 
 def rank_shares(group: Group, shares: Shares, times_s: list[float]) -> tuple[RankShare, ...]:
-    """Return the shares of each rank, in columns."""
+    """Return the share of work of each rank, in columns."""
     unit = group.unit
     return tuple(
         RankShare(

@@ -1,8 +1,8 @@
-"""Control loop of a tensor-parallel group: when to plan, replan and withdraw a plan.
+"""Control loop of a tensor-parallel group: when to make, replace and withdraw a plan.
 
-A job applies a decision at the end of the next step. For a plan to act after two slow steps, and to
-be gone two steps after a recovery, a single report is enough where a rank's time is far outside of
-its noise from report to report. Otherwise two reports in a row must agree, so that work does not
+A job applies a decision at the end of the next step. If a rank's time changed by far more than its
+noise from report to report, a single report is enough, so that a plan acts after two slow steps and
+ends two steps after a recovery. Otherwise two consecutive reports must agree, so that work does not
 move back and forth.
 """
 
@@ -22,35 +22,38 @@ from app.analysis.mitigation.tensor.group import STRAGGLES, FloatArray, Group, S
 
 BoolArray = NDArray[np.bool_]
 
-# Window of reports for the estimate of noise, and the fewest for one.
+# Maximum and minimum number of latest reports from which noise is estimated.
 LOOKED_BACK: Final = 32
 FEWEST: Final = 9
-# A change by more standard deviations is clear.
+# A change of a rank's time by more standard deviations of the noise is clear.
 FAR: Final = 6.0
-# Three quarters of normal changes are within 1.15 standard deviations. The estimate ignores the
-# last quarter, which stragglers within the window may have caused.
+# Three quarters of normally distributed changes are within 1.15 standard deviations. The estimate
+# of noise ignores the last quarter, which stragglers within the window may have caused.
 _QUANTILE: Final = 0.75
 _WITHIN: Final = 1.1503
-# A group is recovered once its slowest rank is this near to its fastest; between this and
-# `STRAGGLES` the current plan stays (hysteresis).
+# A group is recovered once its slowest rank takes at most this many times the fastest rank's time.
+# Between this ratio and `STRAGGLES` the current plan stays (hysteresis).
 RECOVERED: Final = 1.05
-# Consecutive reports that confirm a change which one report leaves unclear.
+# Number of consecutive reports that confirm a change which is not clear from a single report.
 IN_A_ROW: Final = 2
-# Largest difference of shares |Δγ| between the current plan and a new one before it is replaced.
+# Maximum difference of shares |Δγ| between the current plan and a new plan; above it the new plan
+# replaces the current one.
 MOST_DRIFT: Final = 0.05
-# Another method takes over where it is this much faster.
+# Another method replaces the current one if the current method's predicted time is this many times
+# longer.
 WORTH_A_CHANGE: Final = 1.05
-# Steps of straggling after which work is moved for good, and after which the node is replaced.
+# Number of steps with a straggler after which columns are moved permanently, and number of steps
+# after which replacing the node is advised.
 STICKY_AFTER: Final = 100
 REPLACE_AFTER: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClearChanges:
-    """Changes from one report to the next that are beyond noise.
+    """Ranks whose time changed by more than noise from one report to the next.
 
-    Excludes ranks with such a change for a single report within the window: isolated slow steps
-    must not move the job's work again and again.
+    Ranks that were slower or faster for a single report within the window are excluded: isolated
+    slow steps must not move the job's work repeatedly.
     """
 
     risen: BoolArray  # (ranks,): slower than in the report before
@@ -58,12 +61,12 @@ class ClearChanges:
 
     @classmethod
     def nothing(cls, ranks: int) -> ClearChanges:
-        """Return no clear change of any rank."""
+        """Return no clear change for any rank."""
         return cls(np.zeros(ranks, dtype=np.bool_), np.zeros(ranks, dtype=np.bool_))
 
 
 def clear_changes(earlier_s: FloatArray, time_s: FloatArray) -> ClearChanges:
-    """Return the ranks whose time changed beyond noise since the report before.
+    """Return the ranks whose time changed by more than noise since the previous report.
 
     Parameters
     ----------
@@ -93,7 +96,7 @@ def clear_changes(earlier_s: FloatArray, time_s: FloatArray) -> ClearChanges:
 
 
 class Rung(IntEnum):
-    """Escalation level of a method, by its cost for the job."""
+    """Escalation level of a method, ordered by the method's cost for the job."""
 
     RESIZE = 0
     MIGRATE = 1
@@ -111,7 +114,7 @@ RUNGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Counts of consecutive reports of a group, carried from decision to decision."""
+    """Counts of consecutive reports of a group, passed from decision to decision."""
 
     over: int = 0  # with a straggler and no current plan
     calm: int = 0  # without a straggler, under a current plan
@@ -141,7 +144,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision on a report."""
+    """Decision of the control loop on a report."""
 
     act: Act
     streak: Streak  # input of the next decision
@@ -157,18 +160,18 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
     under_plan_s: float | None,
     clear: ClearChanges | None = None,
 ) -> Decision:
-    """Return the decision on a report.
+    """Return the control loop's decision on a report.
 
     Parameters
     ----------
     problem : Problem
-        The group, with its times converted to those without a plan (`without_plan`).
+        The group, with its times converted to times without a plan (`without_plan`).
     step : int
         The last step of the report.
     streak : Streak
-        State after the decision before.
+        Counts after the previous decision.
     under_plan_s : float or None
-        T of the slowest rank, where the report was measured under the current plan.
+        T of the slowest rank, seconds, if the report was measured under the current plan.
     clear : ClearChanges, optional
         Changes that need no second report.
     """
@@ -192,11 +195,11 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
         streak = replace(streak, over=over, calm=0)
         return _first_plan(problem, _escalated(streak, problem.methods, step), lasting=lasting)
     if slowdown <= STRAGGLES:
-        # Between both limits the current plan stays (hysteresis).
+        # Between `RECOVERED` and `STRAGGLES` the current plan stays (hysteresis).
         return Decision(Act.KEEP, replace(streak, calm=0, drifted=0, missed=0))
     missed = under_plan_s is not None and under_plan_s > STRAGGLES * standing.predicted_time_s
     streak = replace(streak, calm=0, missed=streak.missed + 1 if missed else 0)
-    # A clear straggler that the current plan does not relieve: replan at this report.
+    # The current plan takes no work off this clear straggler, so this report already replans.
     another = clear.risen[group.stragglers] & (standing.shares.shed[group.stragglers] == 0)
     if another.any():
         streak = replace(streak, drifted=IN_A_ROW - 1)
@@ -204,7 +207,7 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
 
 
 def _reports_in_a_row(before: int, clear: BoolArray) -> int:
-    """Return the number of consecutive reports; a clear change counts as `IN_A_ROW` of them."""
+    """Return the number of consecutive reports; a clear change counts as `IN_A_ROW` reports."""
     return max(before + 1, IN_A_ROW if clear.any() else 0)
 
 
@@ -218,7 +221,7 @@ def _first_plan(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:
 
 
 def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
-    """Return a streak with a higher rung, where the present one failed or straggling lasts."""
+    """Return the streak, with a higher rung if the present rung failed or straggling lasts."""
     rung = streak.rung
     if streak.missed >= IN_A_ROW:
         rung = Rung(min(rung + 1, Rung.STICKY))
@@ -227,7 +230,7 @@ def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
     known = {RUNGS[method] for method in methods if method is not Method.NONE}
     if not any(rung <= other for other in known):
         rung = streak.rung
-    # A failed plan is replaced at this report already.
+    # A failed plan is replaced at this report, without waiting for `IN_A_ROW` reports.
     drifted = IN_A_ROW - 1 if rung > streak.rung else streak.drifted
     return replace(streak, rung=rung, missed=streak.missed % IN_A_ROW, drifted=drifted)
 
@@ -258,9 +261,10 @@ def _replan(problem: Problem, streak: Streak, standing: CurrentPlan, *, lasting:
 
 
 def _wanted(document: MitigationDocument, rung: Rung) -> Alternative:
-    """Return the cheapest sufficient method from a rung on, else the best one.
+    """Return the cheapest sufficient alternative from a rung upwards, else the best alternative.
 
-    Sufficient is a predicted time within `STRAGGLES` of the fastest rank.
+    An alternative is sufficient if its predicted time is at most `STRAGGLES` × the fastest rank's
+    time.
     """
     near_s = STRAGGLES * document.fastest_time_s
     for at in [other for other in Rung if other >= rung]:
@@ -284,7 +288,7 @@ def _first_of(
 
 
 def shares_of(item: Alternative, group: Group) -> Shares:
-    """Return the shares of an alternative, in units."""
+    """Return the shares of work of an alternative, in units."""
     shares = Shares.nothing(group.ranks)
     for rank in item.ranks:
         shares.resized[rank.rank] = rank.resized_columns // group.unit
@@ -294,7 +298,7 @@ def shares_of(item: Alternative, group: Group) -> Shares:
 
 
 def drift_between(one: Shares, other: Shares, group: Group) -> float:
-    """Return |Δγ|: the largest difference of two plans in a rank's shed or received share."""
+    """Return |Δγ|: the largest difference between two plans in a rank's shed or received share."""
     shed = np.abs(one.shed - other.shed).max()
     received = np.abs(one.received - other.received).max()
     return float(max(shed, received)) / group.units

@@ -11,7 +11,7 @@ SCHEMA: Final = "paceline.mitigation/1"
 
 
 class Method(StrEnum):
-    """Method of workload control; in order of preference among equals."""
+    """Method of workload control, in order of preference among methods of equal time."""
 
     NONE = "none"
     STICKY = "sticky"
@@ -22,7 +22,7 @@ class Method(StrEnum):
 
     @property
     def short(self) -> str:
-        """Return the short name: ``ZERO``, ``MIG``, ``water-filled``."""
+        """Return the method's short name, for example ``ZERO``, ``MIG`` or ``water-filled``."""
         return _SHORT[self]
 
 
@@ -37,7 +37,7 @@ _SHORT: Final = {
 
 
 class Criterion(StrEnum):
-    """Target time of stragglers."""
+    """Target time of stragglers: mean or minimum time of the ranks."""
 
     T_MIN = "t_min"
     T_AVG = "t_avg"
@@ -75,7 +75,7 @@ class RankShare:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Shares of work by one method, with their predicted time."""
+    """Division of the work over ranks by one method, with its predicted step time."""
 
     method: Method
     """Method of workload control."""
@@ -98,12 +98,12 @@ class Alternative:
 
     @property
     def gamma(self) -> float:
-        """Return the largest share of columns that a rank leaves out."""
+        """Return the largest share of a rank's columns that is left out."""
         return max(rank.gamma for rank in self.ranks)
 
     @property
     def migrated_columns(self) -> int:
-        """Return the number of columns computed by other ranks than their own."""
+        """Return the number of columns that ranks compute for other ranks."""
         return sum(rank.migrated_columns for rank in self.ranks)
 
 

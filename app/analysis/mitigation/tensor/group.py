@@ -1,8 +1,9 @@
-"""Tensor-parallel group: step times of its ranks, shares of work, and costs of moving columns.
+"""Tensor-parallel group: step times and work shares of its ranks, costs of moving columns.
 
 Columns are the contraction dimension of a weight W[O, K], hidden units of an MLP, or heads. Shares
-count units, costs count columns. Φ1, Φ2, Ω1 and Ω2 are those of section IV-B of the ZERO-resizing
-paper, which leaves their form open: lines with an offset are fitted to a pre-test (Table I).
+count units, costs count columns. The cost functions Φ1, Φ2, Ω1 and Ω2 are defined in section IV-B
+of the ZERO-resizing paper, which leaves their form open; here, lines with an offset are fitted to
+the samples of a pre-test (Table I).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# A rank straggles when it takes this much longer than the fastest of its group; less is noise.
+# A rank is a straggler if it takes this many times the fastest rank's time; a smaller difference is
+# noise.
 STRAGGLES: Final = 1.10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Step times of the ranks of a group with all of their own columns."""
+    """Step times of a group's ranks when every rank computes all its own columns."""
 
     time_s: FloatArray  # (ranks,): T, seconds of a step without waiting at collectives
     matmul_s: FloatArray  # (ranks,): M, the part of T proportional to the columns; 0 < M ≤ T
@@ -37,12 +39,12 @@ class Group:
 
     @property
     def units(self) -> int:
-        """Return the number of units of each rank."""
+        """Return the number of units that each rank owns."""
         return self.columns // self.unit
 
     @property
     def fixed_s(self) -> FloatArray:
-        """Return T − M, the time independent of columns, seconds, shape (ranks,)."""
+        """Return T − M, the part of the time that columns do not affect, s, shape (ranks,)."""
         return self.time_s - self.matmul_s
 
     @property
@@ -57,38 +59,38 @@ class Group:
 
     @property
     def stragglers(self) -> IntArray:
-        """Return the ranks that take over 1.10 × the fastest's time, the slowest first."""
+        """Return the ranks that take over 1.10 × the fastest rank's time, slowest rank first."""
         slowest_first = np.argsort(-self.time_s, kind="stable")
         return slowest_first[self.time_s[slowest_first] > STRAGGLES * self.fastest_s]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Resized and migrated units of each rank."""
+    """Numbers of units that each rank leaves out (resizing) and hands over (migration)."""
 
     resized: IntArray  # (ranks,): units that a rank leaves out of the step
     moved: IntArray  # (ranks, ranks), ``[sender, receiver]``: units that the receiver computes
 
     @classmethod
     def nothing(cls, ranks: int) -> Shares:
-        """Return the shares of a group in which every rank does its own work."""
+        """Return the shares of a group in which every rank computes all its own units."""
         return cls(np.zeros(ranks, dtype=np.int64), np.zeros((ranks, ranks), dtype=np.int64))
 
     @property
     def migrated(self) -> IntArray:
-        """Return the units that each rank hands to others, shape (ranks,)."""
+        """Return the number of units that each rank hands to other ranks, shape (ranks,)."""
         total: IntArray = self.moved.sum(axis=1)
         return total
 
     @property
     def received(self) -> IntArray:
-        """Return the units that each rank computes for others, shape (ranks,)."""
+        """Return the number of units that each rank computes for other ranks, shape (ranks,)."""
         total: IntArray = self.moved.sum(axis=0)
         return total
 
     @property
     def shed(self) -> IntArray:
-        """Return each rank's own units that it does not compute, shape (ranks,)."""
+        """Return the number of each rank's own units that it does not compute, shape (ranks,)."""
         return self.resized + self.migrated
 
 
@@ -100,10 +102,11 @@ def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
     unit: int = 1,
     computed: FloatArray | None = None,
 ) -> Group:
-    """Return the group's times with all own columns, converted from times under a plan.
+    """Return a group's times with all own columns, converted from its times under a plan.
 
-    M̂ = M / (1 − γ + absorbed) and T̂ = T − M + M̂, where γ is the share of its columns that a rank
-    does not compute, and absorbed what it computes for others, as a share of its own.
+    M̂ = M / (1 − γ + absorbed) and T̂ = T − M + M̂. γ is the share of its own columns that a rank
+    does not compute, absorbed the number of columns that it computes for other ranks ÷ the number
+    of its own.
 
     Parameters
     ----------
@@ -114,8 +117,8 @@ def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
     shares : Shares
         The plan; each rank computes at least one unit.
     computed : float64 array, shape (ranks,), optional
-        Columns that ranks really computed, as shares of their own, where layers have coarser units
-        than the plan.
+        Columns that ranks really computed, as shares of their own columns, if layers have coarser
+        units than the plan.
 
     Examples
     --------
@@ -136,7 +139,7 @@ Sample = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """An affine cost of columns, zero without any column."""
+    """Cost that is affine in the number of columns, and zero for zero columns."""
 
     fixed_s: float  # seconds for any number of columns
     column_s: float  # seconds for each column
@@ -151,19 +154,20 @@ FREE: Final = Affine(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Cost functions of moving and leaving out columns, seconds a step."""
+    """Costs of moving columns and of leaving them out, seconds per step."""
 
     communicate: Affine = FREE  # Φ1: send columns and bring their results back
-    # Φ2: compute columns on a receiver without delay; None: as fast as the rank's own columns.
+    # Φ2: compute received columns on a rank without delay; None: received columns take as long as
+    # the rank's own columns.
     compute: Affine | None = None
     allocate_s: float = 0.0  # Ω1: allocate the smaller matrices
     extract: Affine = FREE  # Ω2: extract the remaining columns
-    # Time of the rank that sheds columns for handing them over; hidden where it would wait anyway.
+    # Time that a rank needs to hand its shed columns over; hidden if the rank would wait anyway.
     lend: Affine = FREE
 
 
 def fit(samples: Sequence[Sample]) -> Affine:
-    """Return the least-squares line through samples, with offset and slope not negative.
+    """Return the least-squares line through samples, with non-negative offset and slope.
 
     Parameters
     ----------
@@ -189,5 +193,5 @@ def fit(samples: Sequence[Sample]) -> Affine:
 
 
 def fit_constant(samples: Sequence[Sample]) -> float:
-    """Return the median of the samples, seconds: Ω1 does not depend on the columns."""
+    """Return Ω1 as the median of the samples, seconds; Ω1 does not depend on the columns."""
     return float(np.median([seconds for _, seconds in samples]))

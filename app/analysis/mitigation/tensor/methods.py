@@ -1,10 +1,12 @@
 """Methods of workload control: ZERO, MIG, SEMI, water-filling and sticky, with Eq. 1 to 3.
 
-Equations 1 to 3 of the paper on ZERO-resizing and SEMI-migration are missing in its published text
-and restored from its prose; tests compare them with its examples and with brute force. SEMI is its
-Algorithm 2 without communication: T_min, the stragglers, then Eq. 2 for one and Eq. 3 for several.
-Settled here: a straggler is over 1.10 × T_min, since noise would make all ranks but one stragglers;
-ratios are rounded to whole units; each rank keeps at least one unit, to measure its recovery by.
+The published text of the paper on ZERO-resizing and SEMI-migration lacks equations 1 to 3. They are
+restored here from the paper's prose; tests compare them with the paper's examples and with brute
+force. SEMI is the paper's Algorithm 2 without communication: find T_min and the stragglers, then
+apply Eq. 2 to a single straggler or Eq. 3 to several stragglers. The paper leaves open what is
+decided here: a straggler takes over 1.10 × T_min, since otherwise noise would make all ranks but
+one stragglers; ratios are rounded to whole units; each rank keeps at least one unit, so that its
+recovery can be measured.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import numpy as np
 from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Group, IntArray, Shares
 from app.analysis.mitigation.tensor.prediction import busy_s, levelled, predicted_s, routed, slices
 
-# Bisections of [0, 1], to below the resolution of a double.
+# Number of bisections of [0, 1] after which the interval is below the resolution of a double.
 _HALVINGS: Final = 60
 
 
 def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float) -> FloatArray:
-    """Return γ of each rank, Eq. 1: γ = (T − T_criterion) / M, where T is over the criterion.
+    """Return γ of each rank, Eq. 1: γ = (T − T_criterion) / M if T exceeds T_criterion, else 0.
 
     Parameters
     ----------
@@ -33,7 +35,8 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
     Returns
     -------
     float64 array, shape (ranks,)
-        Within [0, 1]; 1 for a rank that even without its multiplications is over the criterion.
+        Within [0, 1]; 1 for a rank whose time exceeds the criterion even without its
+        multiplications.
 
     Examples
     --------
@@ -46,7 +49,7 @@ def pruning_ratios(time_s: FloatArray, matmul_s: FloatArray, criterion_s: float)
 
 
 def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: float) -> float:
-    """Return β, the share of one straggler's shed columns to resize, Eq. 2; the others migrate.
+    """Return β, the share of a straggler's shed columns that is resized, Eq. 2; the rest migrates.
 
     Ω1 + Ω2(βL) = Φ1((1 − β)L) + Φ2((1 − β)L / (e − 1)): the cost of resizing for the straggler
     equals the cost of migration for each receiver. The left side grows with β, the right one falls.
@@ -58,12 +61,12 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
     receivers : int
         e − 1, the number of other ranks.
     column_s : float
-        Time of a column on a receiver where `costs` has no samples of Φ2, seconds.
+        Time of a column on a receiver, seconds, used if `costs` has no samples of Φ2.
 
     Returns
     -------
     float
-        Within [0, 1]; 1 where resizing all columns costs less than migrating any.
+        Within [0, 1]; 1 if resizing all columns costs less than migrating any column.
     """
     compute = costs.compute or Affine(0.0, column_s)
 
@@ -85,11 +88,11 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
 
 
 def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affine) -> int:
-    """Return x, the number of stragglers that migrate, Eq. 3; the others resize.
+    """Return x, the number of stragglers that migrate, Eq. 3; the other stragglers resize.
 
-    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, it is the largest x for which f(x) =
-    (T_x − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is
-    tried, since f is not monotonic.
+    With V_x = Σ_{i ≤ x} W_i (T_i − T_min) / T_i, the result is the largest x for which f(x) = (T_x
+    − T_min) − max_{j > x} [Φ1(V_x) + (T_j / W_j) · V_x / (e − x)] is positive. Every x is tried,
+    since f is not monotonic.
 
     Parameters
     ----------
@@ -103,7 +106,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
     Returns
     -------
     int
-        0 … ranks − 1; 0 if migration pays for none.
+        0 … ranks − 1; 0 if migration pays for no straggler.
     """
     ranks = len(time_s)
     over_s = time_s - time_s[-1]
@@ -118,7 +121,7 @@ def migrating_ranks(time_s: FloatArray, workload: FloatArray, communicate: Affin
 
 
 def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
-    """Return ZERO-resizing: stragglers leave out the columns that put them over the criterion.
+    """Return ZERO-resizing's shares: stragglers leave out columns until they meet the criterion.
 
     Parameters
     ----------
@@ -134,18 +137,18 @@ def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
 
 
 def migrate(group: Group) -> Shares:
-    """Return MIG: stragglers hand their excess over T_min to the others, in even parts."""
+    """Return MIG's shares: stragglers divide their excess over T_min among the other ranks."""
     return _migrated(group, group.stragglers, _to_shed(group, group.fastest_s))
 
 
 def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
-    """Return SEMI-migration: heavy stragglers migrate, others resize, a single one does both.
+    """Return SEMI's shares: heavy stragglers migrate, others resize, a single straggler does both.
 
     Parameters
     ----------
     most : float
-        The largest γ of any rank. A straggler migrates the columns beyond it where that ends the
-        step sooner.
+        The maximum γ of any rank. A straggler migrates the columns beyond this maximum if that ends
+        the step sooner.
     """
     stragglers, shed = group.stragglers, _to_shed(group, group.fastest_s)
     budget = _most_units(group, most)
@@ -176,10 +179,10 @@ def _semi_for_one(group: Group, straggler: int, costs: Costs, budget: int) -> Sh
 
 
 def fill(group: Group, costs: Costs) -> Shares:
-    """Return water-filling: every column is computed, on the rank where it ends soonest.
+    """Return water-filling's shares: every column runs on the rank where it ends soonest.
 
-    Moving more columns levels the ranks and costs more communication: the candidates are the level
-    of each rank's time, no move, and equal times.
+    Moving more columns evens out the ranks' times but costs more communication. The candidates
+    therefore are: no move, ranks cut to the level of each other rank's time, and equal times.
     """
     levels = np.unique(group.time_s)[1:-1].tolist()
     choices = [_cut_to_level(group, level_s) for level_s in levels]
@@ -188,7 +191,7 @@ def fill(group: Group, costs: Costs) -> Shares:
 
 
 def even(group: Group) -> Shares:
-    """Return sticky's division of all columns, which minimizes the slowest rank's time."""
+    """Return sticky's shares of all columns, which minimize the slowest rank's time."""
     return _routed(group, _even(group))
 
 
@@ -197,7 +200,7 @@ def _even(group: Group) -> IntArray:
 
 
 def _cut_to_level(group: Group, level_s: float) -> IntArray:
-    """Return the units of each rank with the ranks over a time level cut down to it."""
+    """Return the units of each rank, reduced on ranks whose time exceeds a level to that level."""
     kept = np.floor((level_s - group.fixed_s) / group.unit_s)
     units = np.clip(kept, 1, group.units).astype(np.int64)
     below = np.flatnonzero(group.time_s <= level_s)
@@ -207,7 +210,7 @@ def _cut_to_level(group: Group, level_s: float) -> IntArray:
 
 
 def _finish_s(group: Group, units: IntArray, costs: Costs) -> float:
-    """Return the slowest rank's time, seconds, which does not depend on who sends to whom."""
+    """Return the slowest rank's time, s; it does not depend on the pairs of ranks that exchange."""
     given, taken = np.maximum(group.units - units, 0), np.maximum(units - group.units, 0)
     return float(busy_s(group, np.zeros_like(units), given, taken, costs).max())
 
@@ -218,20 +221,21 @@ def _routed(group: Group, units: IntArray) -> Shares:
 
 
 def _to_shed(group: Group, criterion_s: float) -> IntArray:
-    """Return the units that each rank sheds by Eq. 1, shape (ranks,)."""
+    """Return the number of units that each rank sheds by Eq. 1, shape (ranks,)."""
     ratio = pruning_ratios(group.time_s, group.matmul_s, criterion_s)
     return np.minimum(np.rint(ratio * group.units).astype(np.int64), group.units - 1)
 
 
 def _most_units(group: Group, most: float) -> int:
-    # The epsilon makes a budget of 0.3 of ten units three in floating point, too.
+    # The epsilon absorbs rounding: in floating point, too, a budget of 0.3 of ten units is three
+    # units.
     return min(int(np.floor(most * group.units + 1e-9)), group.units - 1)
 
 
 def _migrated(
     group: Group, senders: IntArray, shed: IntArray, resized: IntArray | None = None
 ) -> Shares:
-    """Return the shares by which senders hand their shed units over, in even parts."""
+    """Return the shares in which each sender divides its shed units evenly among the receivers."""
     shares = Shares.nothing(group.ranks)
     if resized is not None:
         shares.resized[:] = resized

@@ -1,4 +1,4 @@
-"""Predicted step time of each rank under a plan, placement of moved columns, and their traffic."""
+"""Predicted step time of each rank under a plan, placement of moved columns, and traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.analysis.mitigation.tensor.group import Affine, Costs, FloatArray, Grou
 
 
 def renumbered(rank: int, sender: int, ranks: int) -> int:
-    """Return ν, the number of a receiver of a sender: 1 … ranks − 1, cyclic from the sender.
+    """Return ν, a receiver's number for a sender: 1 … ranks − 1, cyclically from the sender.
 
     Examples
     --------
@@ -28,8 +28,8 @@ def renumbered(rank: int, sender: int, ranks: int) -> int:
 def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray:
     """Return the number of a sender's units that each rank computes, shape (ranks,).
 
-    The receiver with the number ν of n computes [(ν − 1)·count/n, ν·count/n), rounded down. Where
-    some ranks receive nothing, the others are numbered in the same order.
+    The receiver with the number ν of n computes the units [(ν − 1)·count/n, ν·count/n), rounded
+    down. If some ranks receive nothing, the other ranks are numbered in the same order.
 
     Parameters
     ----------
@@ -48,14 +48,14 @@ def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray
 
 
 def routed(shed: IntArray, received: IntArray) -> IntArray:
-    """Return the units that each rank hands to each other one, from their shed and received totals.
+    """Return the units from each rank to each other rank, given totals shed and received.
 
     Senders fill receivers one after the other, so that few pairs of ranks communicate.
 
     Parameters
     ----------
     shed, received : int64 arrays, shape (ranks,)
-        Units of each rank, with equal sums; no rank has both.
+        Units that each rank sheds and receives, with equal sums; no rank does both.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def routed(shed: IntArray, received: IntArray) -> IntArray:
 
 
 def apportioned(parts: Sequence[int], total: int) -> list[int]:
-    """Return `total` divided in proportion to parts by largest remainders, as the client does.
+    """Return `total` divided in proportion to `parts` by largest remainders, as the client does.
 
     Examples
     --------
@@ -98,8 +98,9 @@ def apportioned(parts: Sequence[int], total: int) -> list[int]:
 def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1) -> IntArray:
     """Return the division of `total` units over ranks that minimizes the slowest rank's time.
 
-    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down; the remaining units go
-    one by one to the rank where they end soonest. Optimal among divisions in whole units.
+    Water-filling: each rank gets (τ − fixed)⁺ / unit_s units, rounded down, with the τ at which
+    these numbers add up to `total` before rounding. The remaining units go one by one to the rank
+    where they end soonest. The result is optimal among divisions in whole units.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ def _water_level(fixed_s: FloatArray, unit_s: FloatArray, total: float) -> float
     """Return the water level τ with Σ (τ − fixed)⁺ / unit_s = total, seconds."""
     order = np.argsort(fixed_s, kind="stable")
     fixed, speed = fixed_s[order], 1.0 / unit_s[order]
-    # With the first n ranks under water: τ = (total + Σ fixed · speed) / Σ speed.
+    # If the first n ranks are under water: τ = (total + Σ fixed · speed) / Σ speed.
     levels = (total + np.cumsum(fixed * speed)) / np.cumsum(speed)
     above = np.append(fixed[1:], np.inf)
     return float(levels[np.argmax(levels <= above)])
@@ -139,16 +140,17 @@ def _water_level(fixed_s: FloatArray, unit_s: FloatArray, total: float) -> float
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Layers whose columns move in coarser units than the plan's, such as attention heads."""
+    """Layers whose columns move in units that are coarser than the plan's, such as heads."""
 
-    # Units of a rank in each of these layers: leaving out 31 % of eight heads leaves out two.
+    # Number of units of a rank in each of these layers: leaving out 31 % of eight heads leaves out
+    # two heads.
     units: int
     share: float  # share of a rank's multiplications; shares of all places add up to 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Computed:
-    """Columns that each rank computes under a plan, as shares of its own columns."""
+    """Columns that each rank computes under a plan, as shares of the rank's own columns."""
 
     own: FloatArray  # (places, ranks)
     received: FloatArray  # (places, ranks): for other ranks
@@ -156,13 +158,13 @@ class _Computed:
 
     @property
     def all_own(self) -> FloatArray:
-        """Return each rank's computed own columns over all places, shape (ranks,)."""
+        """Return the share of own columns that each rank computes, over all layers, (ranks,)."""
         total: FloatArray = self.weights @ self.own
         return total
 
     @property
     def all_received(self) -> FloatArray:
-        """Return each rank's columns computed for others over all places, shape (ranks,)."""
+        """Return the columns that each rank computes for others over all layers, shape (ranks,)."""
         total: FloatArray = self.weights @ self.received
         return total
 
@@ -192,18 +194,19 @@ def predicted_s(
     each_step: bool = True,
     places: Sequence[Place] = (),
 ) -> FloatArray:
-    """Return T of each rank under a plan, without waiting; the step waits for the slowest.
+    """Return T of each rank under a plan, without waiting, seconds, shape (ranks,).
 
-    A rank that resizes also pays Ω1 + Ω2, a rank that hands columns over its `Costs.lend`. Every
-    rank pays Φ1 of all migrated columns, since the collectives of a migration are the group's.
+    A rank that resizes also takes Ω1 + Ω2, a rank that hands columns over also takes `Costs.lend`.
+    Every rank takes Φ1 of all migrated columns, since all ranks of the group take part in the
+    collectives of a migration.
 
     Parameters
     ----------
     group : Group
         The group without a plan.
     each_step : bool
-        Whether columns are sent in each step; otherwise they have moved once, and are computed with
-        the receiver's own.
+        Whether columns are sent in each step; otherwise they have moved once and are computed
+        together with the receiver's own columns.
     places : sequence of Place
         Layers with coarser units than the plan's.
 
@@ -223,10 +226,10 @@ def predicted_s(
 
 
 def uneven_s(group: Group, shares: Shares, places: Sequence[Place]) -> float:
-    """Return the waiting time of a step whose ranks are level in total but not in each layer, s.
+    """Return the waiting time of a step whose ranks are balanced in total but not per layer, s.
 
-    A collective ends every layer, so a rank with one more head there is waited for even where it
-    has less work in the next layer.
+    A collective ends every layer, so the group waits for a rank with one more head in a layer even
+    if this rank has less work in the next layer.
     """
     done = _computed(group, shares, places)
     each_s = done.weights[:, None] * (group.fixed_s + group.matmul_s * (done.own + done.received))
@@ -268,7 +271,7 @@ def _taken_s(
     unit = group.unit
     time_s: FloatArray = group.fixed_s + own_s
     if each_step and costs.compute is not None:
-        # Φ2 was sampled on ranks without delay.
+        # Φ2 was measured on ranks without delay, so slower ranks take proportionally longer.
         slower = group.unit_s / group.unit_s.min()
         time_s += slower * _cost_of_each(costs.compute, received * unit)
     else:
@@ -294,7 +297,7 @@ class Kind(StrEnum):
 
 
 class Plans(StrEnum):
-    """Plans that shed columns of a layer."""
+    """Kind of plans that shed columns of a layer: plans of each step, or plans that move once."""
 
     STEP = "step"  # methods that shed work in each step
     ONCE = "once"  # sticky, which moves columns once
@@ -302,7 +305,7 @@ class Plans(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a rank's layers of one kind."""
+    """Sizes of a rank's layers with columns of one kind."""
 
     kind: Kind
     width: int  # model width for hidden units; else O, the rows of the local W
@@ -316,21 +319,22 @@ class Sizes:
 
     @property
     def moves_for_good(self) -> bool:
-        """Return whether moved columns need no traffic in a step, which is true of hidden units."""
+        """Return whether moved columns cause no later traffic, as is true of hidden units."""
         return self.kind is Kind.HIDDEN_UNIT
 
     @property
     def _parameters(self) -> int:
-        """Return the parameters of a column in one layer."""
+        """Return the number of parameters of a column in one layer."""
         return 2 * self.width + 1 if self.kind is Kind.HIDDEN_UNIT else self.width
 
     def step_bytes(self, columns: float) -> int:
-        """Return the traffic of migrated columns in a step, both ways, bytes.
+        """Return the traffic of migrated columns in a step, in both directions, bytes.
 
-        A hidden unit sends parameters and returns their gradients; its output is part of the
-        all-reduce. Columns of a column-parallel layer also need dY and return their part of Y,
-        whose sizes are independent of the columns; those of a row-parallel layer need X[:, m] and
-        return dX[:, m]. A broadcast counts once, however many ranks it reaches.
+        For a hidden unit, parameters are sent and their gradients returned; its output is part of
+        the all-reduce. For columns of a column-parallel layer, dY is also sent and their part of Y
+        returned, whose sizes do not depend on the number of columns; for columns of a row-parallel
+        layer, X[:, m] is sent and dX[:, m] returned. A broadcast counts once, regardless of the
+        number of ranks that it reaches.
         """
         if columns == 0:
             return 0
@@ -347,24 +351,24 @@ class Sizes:
 
 
 def shed_by(sizes: Sequence[Sizes], *, once: bool) -> list[Sizes]:
-    """Return the layers whose columns sticky plans (`once`), or all others, shed."""
+    """Return the layers whose columns are shed by sticky plans (`once`) or by per-step plans."""
     plans = Plans.ONCE if once else Plans.STEP
     return [item for item in sizes if item.plans in (None, plans)]
 
 
 def can_move(sizes: Sequence[Sizes]) -> bool:
-    """Return whether columns can be moved once; True without any sizes."""
+    """Return whether columns can be moved once; True if no sizes are known."""
     movable = shed_by(sizes, once=True)
     return all(item.moves_for_good for item in movable) and bool(movable or not sizes)
 
 
 def layers_of(sizes: Sequence[Sizes]) -> list[tuple[object, ...]]:
-    """Return a key of the model's layers: without tokens and optimizer states, which may change."""
+    """Return a key of the model's layers, without tokens and optimizer state, which may change."""
     return [(item.kind, item.width, item.layers, item.units, item.plans) for item in sizes]
 
 
 def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) -> int:
-    """Return the traffic of migrating some of a rank's columns, bytes, in each step or once.
+    """Return the traffic of migrating a rank's columns, bytes, in each step or once.
 
     Parameters
     ----------
@@ -379,7 +383,7 @@ def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) ->
 
 
 def places(sizes: Sequence[Sizes], *, once: bool) -> tuple[Place, ...]:
-    """Return the layers with units of their own; empty unless all layers have them."""
+    """Return the layers that have their own units; empty unless all layers have their own units."""
     layers = shed_by(sizes, once=once)
     known = [Place(item.units, item.share) for item in layers if item.units is not None]
     return tuple(known) if len(known) == len(layers) else ()

@@ -1,8 +1,9 @@
 """Advice for slow tensor-parallel groups of a recorded session, checked by replay.
 
-All ranks end a collective together and the last one does not wait: a rank's time beyond the
-shortest record is waiting, and its computing time without that is T. A trace has no kernels, so all
-time that is neither waiting nor transfer counts as M.
+All ranks end a collective together, and the last rank to arrive does not wait. A rank's waiting
+time therefore is its record of the collective minus the shortest record, and T is its computing
+time minus its waiting time. A trace has no kernels, so all time that is neither waiting nor
+transfer counts as M.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from app.analysis.trace.model import Trace
 from app.analysis.wording import name_list, percent
 
 NS: Final = 1e-9
-# Largest γ whose loss of accuracy is tolerable by the paper's measurements.
+# Maximum γ whose loss of accuracy is tolerable according to the paper's measurements.
 ACCURACY_BUDGET: Final = 0.25
-# Assumed columns of a rank where the metadata lack them.
+# Assumed number of columns of a rank if the metadata lack it.
 THOUSANDTHS: Final = 1000
 MOST_COLUMNS: Final = 10_000_000
 COLUMNS_KEY: Final = "tensor_columns"
-# Limit of groups with advice; a session rarely has more slow ones.
+# Maximum number of groups with advice; a session rarely has more slow groups.
 MOST_GROUPS: Final = 8
-# Smallest share of computing time left for T and M, since recorded ends differ a little by rank.
+# Lower bound of T and M, as a share of the computing time: recorded ends of a collective differ a
+# little between ranks, so that the difference could fall to zero.
 _LEAST_SHARE: Final = 0.01
 
 _WORDS: Final = {
@@ -57,7 +59,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvice:
-    """Advice on the slow rank of a tensor-parallel group."""
+    """Advice on a tensor-parallel group with a slow rank."""
 
     worker: Worker
     """DP rank and stage of the group."""
@@ -72,7 +74,7 @@ class GroupAdvice:
 
 @dataclass(frozen=True, slots=True)
 class TensorAdvice:
-    """Replayed workload control of tensor-parallel groups that wait for one rank."""
+    """Replayed workload control of tensor-parallel groups that wait for a slow rank."""
 
     groups: tuple[GroupAdvice, ...]
     """Groups, the one with the longest waiting first."""
@@ -85,7 +87,7 @@ class TensorAdvice:
 def advise_session(
     trace: Trace, replayed: Replayed, causes: Sequence[Cause], now_s: float
 ) -> TensorAdvice | None:
-    """Return the advice for the groups of a tensor-parallel straggler; None without that cause.
+    """Return advice for groups with a tensor-parallel straggler; None if no such cause is named.
 
     Parameters
     ----------
@@ -97,7 +99,8 @@ def advise_session(
     named_cause = next((c for c in causes if c.cause == cause_of(Plan.SHED_WORK)), None)
     if named_cause is None or not named_cause.saves:
         return None
-    # Slow to load, and few sessions record the ranks of a worker.
+    # Imported here because the module is slow to load, and few sessions record the ranks of a
+    # worker.
     from app.analysis.mitigation.tensor.advice import Problem, advise  # noqa: PLC0415
 
     observation = Observation(trace, replayed.main)
@@ -140,10 +143,10 @@ def _tensor_columns(extra: Mapping[str, Any]) -> int | None:
 
 
 def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
-    """Return the share of the group's waiting that a plan saves.
+    """Return the share of the group's waiting time that a plan saves.
 
     A plan takes the same share off the slow rank's work in every step, and saves at most the
-    waiting of each step. It therefore saves less where the rank is slow intermittently.
+    waiting time of each step. It therefore saves less if the rank is slow only intermittently.
     """
     waited = np.maximum(group.waits.wait_ns, 0.0) * NS
     _, number = np.unique(group.waits.step, return_inverse=True)
@@ -158,7 +161,7 @@ def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
 def _share_of_gain(
     observation: Observation, slow: Sequence[Waiting], kept: Sequence[float], replayed: Replayed
 ) -> float:
-    """Return the plans' replayed gain ÷ the gain without any waiting of the groups."""
+    """Return the plans' replayed gain ÷ the gain if the groups had no waiting time."""
     whole: dict[int, FloatArray] = {}
     part: dict[int, FloatArray] = {}
     for group, share in zip(slow, kept, strict=True):
@@ -171,7 +174,7 @@ def _share_of_gain(
 
 
 def fix_of(advice: TensorAdvice) -> Fix | None:
-    """Return the advice as a fix; None if no group has work to shed."""
+    """Return the advice as a fix; None if no group is advised to shed work."""
     shedding = [group for group in advice.groups if group.advice.best.method is not Method.NONE]
     if not shedding:
         return None

@@ -31,7 +31,7 @@ from app.analysis.planning.job.spec import JobSpec, Parallelism
 from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.template import simulate
 
-# Operations of a training step ÷ operations of its forward pass.
+# Number of operations of a training step ÷ number of operations of its forward pass.
 _TRAINING: Final = 3
 _BILLION: Final = 1e9
 _S_PER_HOUR: Final = 3600
@@ -120,7 +120,7 @@ def _as_it_runs(spec: JobSpec, times: JobTimes) -> AsItRunsDocument | None:
 
 
 def slowest_iteration(plan: JobPlan) -> SimulatedIteration:
-    """Return the executed iteration of the slowest pipeline, without its tail."""
+    """Return the slowest pipeline's executed iteration without synchronization and optimizer."""
     slowest = max(plan.pipelines, key=lambda pipeline: executed_ps(plan.space, pipeline))
     forward, backward = stage_passes(plan.space, slowest)
     whole = executed_ps(plan.space, slowest) - slowest.template.tail_ps
@@ -148,7 +148,7 @@ def slowest_iteration(plan: JobPlan) -> SimulatedIteration:
 
 
 def parallelism_of(plan: JobPlan) -> Parallelism:
-    """Return the parallel sizes of a plan."""
+    """Return the parallel sizes (dp, pp, tp, …) of a plan."""
     sizes = plan.space.sizes
     return Parallelism(
         tp=sizes.tp,
@@ -161,12 +161,12 @@ def parallelism_of(plan: JobPlan) -> Parallelism:
 
 
 def times_of(plan: JobPlan) -> JobTimes:
-    """Return the time of a plan's iteration by t_std and executed."""
+    """Return the time of a plan's iteration according to t_std and as executed, ms."""
     return JobTimes(plan.time_ps / PS_PER_MS, iteration_ps(plan) / PS_PER_MS)
 
 
 def stage_memory(plan: JobPlan, pipeline: JobPipeline) -> tuple[MemoryParts, ...]:
-    """Return the memory of pipeline device of each stage, by part."""
+    """Return the memory of one device of each pipeline stage, by part, bytes."""
     space, stages = plan.space, pipeline.template.stages
     costs = space.arrays
     weights, gradients, optimizer = static_bytes_per_parameter(space.spec, plan.dp)
@@ -225,7 +225,7 @@ def _template(plan: JobPlan, template: object) -> JobTemplateDocument:
 
 
 def _time_shares(plan: JobPlan) -> TimeShares:
-    """Return the shares of the used devices' time in an iteration, by t_std."""
+    """Return by activity the share of the used devices' time in an iteration, from t_std."""
     space = plan.space
     whole = plan.time_ps
     parts = np.zeros(5)

@@ -1,9 +1,9 @@
 """Time and memory of a transformer's blocks, embedding and head on one device of a TP group.
 
-A block's kernels run one after another: its matrix products at a share of the device's peak, then
-the kernels that only move memory. Stored activations are those of Korthikanti et al.
-(arXiv:2205.05198, Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block,
-without the scores (5·a·s/h) if they are recomputed, s·b·h·2/t if the whole block is.
+A block's kernels run one after another: matrix products at a share of the device's peak, then
+kernels that only move memory. Stored activations follow Korthikanti et al. (arXiv:2205.05198, Eq. 1
+to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes per block; without the attention
+scores (5·a·s/h) if the scores are recomputed; s·b·h·2/t if the whole block is recomputed.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from app.analysis.planning.problem import LONGEST_PS
 from app.analysis.planning.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY, Transformer
 
 PS: Final = 1e12
-# Share of the links' bandwidth that collectives reach.
+# Share of the links' nominal bandwidth that collectives reach.
 LINK_EFFICIENCY: Final = 0.75
-# Share that a send from stage to stage reaches, as it has few channels.
+# Share of the nominal bandwidth that a send between stages reaches; it is lower because a send uses
+# few channels.
 SEND_EFFICIENCY: Final = 0.5
-# Share of the peak that matrix products of a transformer reach, unless specified.
+# Share of the device's peak that a transformer's matrix products reach, unless specified.
 GEMM_EFFICIENCY: Final = 0.62
-# Bytes that elementwise kernels move for each stored byte: one read, one write.
+# Bytes that elementwise kernels move per stored byte of activations: one read, one write.
 MOVED_PER_STORED: Final = 2.0
-# Bytes of a block's stored activations for each token and hidden unit (Korthikanti et al., Eq. 1):
-# layer norms and attention without its scores, and the feed-forward part of width 4·h.
+# Stored activations of a block in bytes per token and hidden unit (Korthikanti et al., Eq. 1):
+# layer norms and attention without attention scores, and a feed-forward part of width 4·h.
 STORED_ATTENTION: Final = 15.0
 STORED_FEED_FORWARD: Final = 19.0
 STORED_SCORES: Final = 5.0
 STORED_INPUT: Final = 2.0
-# All-reduces of a block in each direction (Shoeybi et al., arXiv:1909.08053).
+# Number of all-reduces of a block in each direction (Shoeybi et al., arXiv:1909.08053).
 COLLECTIVES: Final = 2
-# Share of the backward pass's collectives not hidden by the computation of weight gradients.
+# Share of the backward pass's collectives that the computation of weight gradients does not hide.
 BACKWARD_EXPOSED: Final = 0.5
-# Bytes of optimizer state of a parameter (fp32 weights, two moments), and bytes that its step
-# moves. Gradients of fewer bytes also have an fp32 copy (Megatron-Core, distributed optimizer).
+# Optimizer state in bytes per parameter (fp32 weights, two moments), and bytes per parameter that
+# an optimizer step moves. Gradients narrower than fp32 also have an fp32 copy (Megatron-Core,
+# distributed optimizer).
 OPTIMIZER_BYTES: Final = 12.0
 FP32_BYTES: Final = 4
 OPTIMIZER_MOVED_BYTES: Final = 30.0
 LOGIT_BYTES: Final = 4.0
-# Share of a device's memory left for contexts, communication buffers and fragmentation.
+# Share of a device's memory reserved for contexts, communication buffers and fragmentation.
 MEMORY_MARGIN: Final = 0.08
-# Share of the gradients' synchronization hidden by the backward pass.
+# Share of the gradients' synchronization that the backward pass hides.
 SYNC_OVERLAP: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Times of one microbatch and memory of one device, for a device type."""
+    """Time of one microbatch and memory of one device, by part, on a device type."""
 
     block_forward_ps: int
     block_backward_ps: int  # recomputation included
@@ -73,7 +75,7 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Work of a block's forward pass on one of `tp` devices, for `microbatch` sequences."""
+    """Work of a block's forward pass on one of `tp` devices for `microbatch` sequences."""
 
     gemm_flops: float
     scores_flops: float
@@ -101,14 +103,14 @@ def _block(model: Transformer, tp: int, microbatch: int) -> _Block:
 
 
 def block_parameters(model: Transformer) -> int:
-    """Return the number of parameters of a block, all experts included."""
+    """Return the number of parameters of a block, including all experts."""
     h = model.hidden
     attention = 2 * h * h + 2 * h * (h * model.kv_heads // model.heads)
     return attention + (3 if model.gated else 2) * h * model.intermediate * model.experts
 
 
 def forward_flops(model: Transformer) -> float:
-    """Return the model's operations of one sequence, forward (Narayanan et al., Eq. 3)."""
+    """Return the FLOPs of the model's forward pass for one sequence (Narayanan et al., Eq. 3)."""
     block = _block(model, 1, 1)
     head = 2.0 * model.sequence * model.hidden * model.vocabulary
     return model.layers_count * (block.gemm_flops + block.scores_flops) + head
@@ -117,7 +119,7 @@ def forward_flops(model: Transformer) -> float:
 def stage_costs(
     spec: JobSpec, device: JobDevice, tp: int, microbatch: int, recompute: Recompute
 ) -> StageCosts:
-    """Return the costs on one device of a type in a TP group of `tp`."""
+    """Return the costs on one device of a device type in a TP group of `tp` devices."""
     model, chip = spec.transformer, device.accelerator
     block = _block(model, tp, microbatch)
     traffic = chip.bytes_per_s * TRAFFIC_EFFICIENCY
@@ -173,7 +175,7 @@ def stage_costs(
 
 
 def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
-    """Return measured ÷ predicted time of a block, forward and backward; 1 without measurements."""
+    """Return a block's measured ÷ predicted time, forward and backward; 1 without measurements."""
     model = spec.transformer
     blocks = [
         layer
@@ -195,7 +197,7 @@ def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
 def alone_ms(
     spec: JobSpec, device: JobDevice, sizes: Parallelism, forward_ms: float, backward_ms: float
 ) -> tuple[float, float]:
-    """Return a block's forward and backward time on a single device, ms, from those in a job.
+    """Return a block's forward and backward time on one device, ms, from its times in a job.
 
     Input of `_calibration`. Predicted collectives are subtracted, at most half of the measured
     time; the plan adds them for its own TP size.
@@ -243,7 +245,7 @@ def _ps(seconds: float) -> int:
 
 
 def static_bytes_per_parameter(spec: JobSpec, dp: int) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients and optimizer state of each parameter of a device."""
+    """Return weights, gradients and optimizer state of a device, in bytes per parameter."""
     share = dp if spec.shard_optimizer else 1
     copied = FP32_BYTES if spec.gradient_bytes < FP32_BYTES else 0
     state = (OPTIMIZER_BYTES + copied) / share
@@ -251,14 +253,14 @@ def static_bytes_per_parameter(spec: JobSpec, dp: int) -> tuple[float, float, fl
 
 
 def least_bytes(spec: JobSpec) -> float:
-    """Return the least memory of any plan on all devices together, without activations, bytes."""
+    """Return a lower bound of the total memory of all devices in any plan, bytes."""
     model, dp = spec.transformer, spec.fixed.dp or 1
     parameters = model.layers_count * block_parameters(model) + 2 * model.vocabulary * model.hidden
     return parameters * dp * sum(static_bytes_per_parameter(spec, dp))
 
 
 def room_bytes(spec: JobSpec) -> float:
-    """Return the memory of all devices without the margin, bytes; infinite without a limit."""
+    """Return the usable memory of all devices, without the margin, bytes; infinite if unlimited."""
     sizes = [(device.accelerator.memory_bytes, device.nodes) for device in spec.devices]
     each = [float("inf") if size is None else size * nodes for size, nodes in sizes]
     return sum(each) * spec.gpus_per_node * (1 - MEMORY_MARGIN)
@@ -267,15 +269,16 @@ def room_bytes(spec: JobSpec) -> float:
 def synchronization_ps(
     spec: JobSpec, slowest: JobDevice, parameters: float, dp: int, in_node: int
 ) -> tuple[int, int]:
-    """Return the exposed part of the gradients' all-reduce, and the optimizer's step, ps.
+    """Return the exposed part of the gradients' all-reduce and the optimizer step's time, ps.
 
-    The all-reduce is hierarchical: first among the `in_node` replicas of a node, then each with a
-    part over its own share of the node's link.
+    The all-reduce is hierarchical: first among the `in_node` replicas of a node, then across nodes,
+    where each replica sends its part over its share of the node's link.
 
     Parameters
     ----------
     parameters : float
-        Parameters of one device of the mean stage: the drain hides the excess of later stages.
+        Number of parameters of one device of the mean stage. Later stages may have more, but the
+        pipeline's drain hides their excess.
     """
     chip = slowest.accelerator
     sharded = dp if spec.shard_optimizer else 1

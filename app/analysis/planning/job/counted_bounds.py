@@ -1,17 +1,19 @@
 # ruff: noqa: PLR0911, PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""Lower bound of a job's time with whole microbatches, over all pipelines as node vectors.
+"""Lower bound of a job's time for whole microbatches, over pipelines as vectors of nodes.
 
-Sharper than `price_bounds` where pipelines have few microbatches. Let dp pipelines do N of them
-on G groups in T, with prices π and c = (N − π·G)/dp. A pipeline u with less than c + π·k_u does at
-most ⌈c + π·k_u⌉ − 1 of them, as they are whole; if all did, they would do fewer than N. So one does
-⌈c + π·k_u⌉ or more, at least 1, and
+The bound is sharper than `price_bounds` if pipelines have few microbatches. Let dp pipelines
+complete N microbatches on G groups in a time T, with prices π and c = (N − π·G)/dp. A pipeline u
+that completes fewer than c + π·k_u microbatches completes at most ⌈c + π·k_u⌉ − 1, since
+microbatches are whole. If this were true of all pipelines, they would complete fewer than N
+microbatches. So at least one pipeline completes ⌈c + π·k_u⌉ or more, at least 1, and
 
     T ≥ min over pipelines u of A_u + m_u·(max(⌈c + π·k_u⌉, 1) − 1).
 
-The prices that reach a T are a convex set, searched with a bundle of the pipelines found so far:
-each that does n in T requires c + π·k_u > n. Pipelines are vectors of whole nodes with each order
-of their types; where they are too many there is no such bound. Relaxed: pipelines may be used in
-part, and where a node holds several stages of a pipeline, each receives from inside the node.
+The prices for which the bound reaches a given T form a convex set. It is searched with a bundle of
+the pipelines found so far: each pipeline that completes n microbatches in T requires c + π·k_u > n.
+Pipelines are enumerated as vectors of whole nodes, with each order of their types; if there are too
+many, the bound is not computed. The bound relaxes two constraints: pipelines may be used in part,
+and if a node holds several stages of a pipeline, each of them receives from inside the node.
 """
 
 from __future__ import annotations
@@ -33,26 +35,27 @@ from app.analysis.planning.search.budget import SearchBudget
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Largest number of microbatches for which the best pipeline is kept separately.
+# Maximum number of microbatches up to which the best pipeline of each number is kept separately.
 _MOST_COUNTED: Final = 64
 EPSILON: Final = 1e-9
 _NONE: Final = 2**62
-# Limit of the vectors of nodes, which are enumerated for every price.
+# Maximum number of node vectors: all of them are enumerated again for every price.
 _MOST_VECTORS: Final = 1_500_000
-# Limit of price changes, and the relative precision of the bound.
+# Maximum number of price changes, and relative precision of the bound at which they end.
 _STEPS: Final = 60
 _CLOSE: Final = 1e-3
-# Successive limits of a price change; the next one applies where the one before reaches nothing.
+# Successive limits of the size of a price change; the next limit applies if no change within the
+# previous limit improves the bound.
 _REACHES: Final = (0.1, 1.0, 10.0)
-# Limit of pipelines returned as candidates.
+# Maximum number of pipelines returned as candidates.
 _MOST_WORTHWHILE: Final = 200
 
 
 class PipelineTables(NamedTuple):
-    """Tables of pipelines with `here` stages in each node, by the cap on the slowest stage's time.
+    """Tables of pipelines with `here` stages per node, by cap on the slowest stage's time.
 
-    A cap limits the blocks of the stages of each type; the fastest stages are filled first, which
-    gives the least ΣC.
+    A cap limits the number of blocks of the stages of each type. The fastest stages are filled
+    first, since this gives the least ΣC.
     """
 
     here: int
@@ -69,7 +72,7 @@ class PipelineTables(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Nodes, times and sizes common to all tables."""
+    """Nodes, stage times and sizes that all tables share."""
 
     nodes: IntArray  # (types,)
     orders: IntArray  # (orders, types): permutations of the types
@@ -84,7 +87,7 @@ class Model(NamedTuple):
 
 
 def vectors(space: Space, here: int) -> int:
-    """Return the number of vectors of nodes that can be a pipeline."""
+    """Return the number of node vectors that can form a pipeline."""
     counts = np.ones(1, dtype=np.int64)
     for device in space.spec.devices:
         counts = np.convolve(counts, np.ones(device.nodes + 1, dtype=np.int64))
@@ -93,7 +96,7 @@ def vectors(space: Space, here: int) -> int:
 
 
 def model_of(space: Space) -> Model:
-    """Return the model of some sizes."""
+    """Return the model of a job at given parallel sizes."""
     arrays, kinds = space.arrays, len(space.spec.devices)
     return Model(
         nodes=np.array([device.nodes for device in space.spec.devices], dtype=np.int64),
@@ -110,13 +113,13 @@ def model_of(space: Space) -> Model:
 
 
 def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> PipelineTables:
-    """Return the tables of pipelines with `here` stages in each node.
+    """Return the tables of pipelines with `here` stages per node.
 
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
-        first one: lower bounds for all.
+        Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
+        for the first, which gives lower bounds for all numbers.
     """
     arrays, layers, spec = space.arrays, space.layers, space.spec
     between, inside = arrays.between, arrays.inside
@@ -175,7 +178,7 @@ def pipeline_tables(space: Space, here: int, dp_counts: tuple[int, ...]) -> Pipe
 
 
 def _fitting(space: Space, static: float, flight: IntArray, fixed: FloatArray | float) -> IntArray:
-    """Return the blocks that fit the memory of a stage, by type and place from the end."""
+    """Return the number of blocks that a stage's memory holds, by type and place from the end."""
     arrays = space.arrays
     room = arrays.capacity[:, None] - arrays.working - fixed
     blocks = np.floor(room / (static * arrays.block_parameters + flight * arrays.stored))
@@ -187,10 +190,10 @@ def _fitting(space: Space, static: float, flight: IntArray, fixed: FloatArray | 
 def least_of(
     way: PipelineTables, model: Model, prices: FloatArray, constant: float, goal: int
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Return the fastest pipeline for each number of microbatches n, of those faster than `goal`.
+    """Return the fastest pipeline for each number n of microbatches, if it is faster than `goal`.
 
-    A pipeline has to do n = ⌈c + π·k_u⌉ microbatches, c = `constant`. Arrays: its time, A, m, and
-    its TP groups of each type.
+    A pipeline has to complete n = ⌈c + π·k_u⌉ microbatches, with c = `constant`. The arrays are the
+    pipeline's time, A, m, and its number of TP groups of each type.
     """
     types = model.nodes.shape[0]
     least = np.full(_MOST_COUNTED + 1, goal, dtype=np.int64)
@@ -256,7 +259,7 @@ def least_of(
                     end = middle
                 else:
                     begin = middle + 1
-            # With one microbatch only ΣC counts.
+            # With one microbatch max C has the factor 0, so only ΣC counts.
             c = count - 1 if need == 1 else begin
             at_least = own + (layers - stages) * quick
             while c < count and at_least + (need - 1) * way.caps[c] < least[place]:
@@ -273,9 +276,9 @@ def least_of(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _is_canonical(order: IntArray, vector: IntArray) -> bool:
-    """Return whether an order has the vector's types first, then the others in ascending order.
+    """Return whether an order has the vector's used types first, then unused types ascending.
 
-    Of the orders that differ in unused types only, one is canonical.
+    Among orders that differ only in the place of unused types, exactly one order is canonical.
     """
     for o in range(order.shape[0] - 1):
         unused = vector[order[o]] == 0
@@ -286,7 +289,7 @@ def _is_canonical(order: IntArray, vector: IntArray) -> bool:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
-    """Return the least cap whose limits may hold all blocks, an optimistic bound."""
+    """Return the index of the least cap whose block limits may hold all blocks, optimistically."""
     low, high = 0, way.caps.shape[0] - 1
     while low < high:
         middle = (low + high) // 2
@@ -308,7 +311,7 @@ def _smallest_cap(way: PipelineTables, model: Model, vector: IntArray) -> int:
 def _fill_time(
     way: PipelineTables, model: Model, vector: IntArray, order: IntArray, stages: int, cap: int
 ) -> int:
-    """Return the time of blocks beyond one a stage, on the fastest stages; -1 if they do not fit.
+    """Return the time of blocks beyond one per stage, on the fastest stages; -1 if too many.
 
     Parameters
     ----------
@@ -355,7 +358,7 @@ def _fill_time(
 
 
 class _KnownPipelines(NamedTuple):
-    """Pipelines found so far, one a row."""
+    """Pipelines found so far, one pipeline per row."""
 
     sums: IntArray  # A
     slowest: IntArray  # m
@@ -367,13 +370,13 @@ class _KnownPipelines(NamedTuple):
         return cls(*(np.concatenate(parts) for parts in zip(*lists, strict=True)))
 
     def done(self, time_ps: int) -> IntArray:
-        """Return the microbatches that each pipeline completes within a time."""
+        """Return the number of microbatches that each pipeline completes within a time."""
         return np.where(self.sums <= time_ps, 1 + (time_ps - self.sums) // self.slowest, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedBound:
-    """A bound, its prices, and the pipelines (nodes of each type, replicas) worth their price."""
+    """Bound with its prices, and the pipelines (nodes by type, replicas) worth their price."""
 
     bound_ps: int
     prices: FloatArray
@@ -387,15 +390,15 @@ def counted_bound(
     budget: SearchBudget,
     prices: FloatArray,
 ) -> CountedBound:
-    """Return a lower bound of all plans with some numbers of pipelines; 0 if it is unknown.
+    """Return a lower bound of all plans with the given numbers of pipelines, ps; 0 if unknown.
 
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
-        the first one.
+        Numbers of pipelines, ascending. Memory is computed for the last number, synchronization for
+        the first.
     target_ps : int
-        A plan's time, at which the bound is not raised further.
+        Time of a plan; a bound that reaches it is not raised further.
     prices : float64 array, shape (types,)
         Initial prices: microbatches for a TP group of each type.
     """
@@ -445,7 +448,7 @@ def counted_bound(
 def _best_paying(
     space: Space, known: list[_KnownPipelines], prices: FloatArray, constant: float, time_ps: int
 ) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the pipelines with the most microbatches beyond their price, without duplicates."""
+    """Return the distinct pipelines with the most microbatches in excess of their price."""
     if not known:
         return ()
     [one] = known
@@ -460,7 +463,7 @@ def _best_paying(
 
 
 def _next_prices(bundle: Bundle, goal: int, prices: FloatArray) -> tuple[FloatArray, float]:
-    """Return the next prices near the current ones, and the bound that they promise."""
+    """Return the next prices near the current prices, and the bound predicted for them."""
     reach = max(float(np.abs(prices * bundle.scale).max()), EPSILON)
     steep = max(float(np.abs(slope).max()) for slope in bundle.slopes)
     at, promised = prices, 0.0

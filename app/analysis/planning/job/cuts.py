@@ -1,8 +1,8 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Best cuts of a model's equal blocks into the stages of one pipeline.
 
-A pipeline of stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The front holds the
-Pareto-optimal cuts in ΣC and max C; for every n one of them is the best cut.
+A pipeline with stage times C takes ΣC + (n − 1)·max C for n microbatches (t_std). The Pareto front
+holds the cuts that are optimal in ΣC and max C; for every n, the best cut is on this front.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def fill(
     cap: int | np.int64,
     blocks: IntArray,
 ) -> bool:
-    """Fill `blocks` with the cut of least ΣC, then least max C, with stage times of at most `cap`.
+    """Fill `blocks` with the cut of least ΣC, then least max C, under the stage time `cap`.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ def fill(
         return False
     done = np.int64(-1)
     while left > 0:
-        # Fill the fastest devices first, all stages of equal speed up to one level of time.
+        # Give blocks to the fastest devices first, to all stages of equal speed up to the same time
+        # level.
         fastest = np.int64(2**62)
         for j in range(stages):
             if done < block[j] < fastest:
@@ -67,7 +68,7 @@ def fill(
                 mine += limit[j] - 1
         take = min(mine, left)
         left -= take
-        # Bisection finds the highest level whose blocks can all be given at once.
+        # Bisection finds the highest time level up to which all stages can be filled at once.
         low, high = np.int64(0), np.int64(cap)
         while low < high:
             middle = (low + high + 1) // 2
@@ -100,9 +101,9 @@ def fill(
 def front_of(
     block: IntArray, extra: IntArray, most: IntArray, layers: int, least_microbatches: int
 ) -> IntArray:
-    """Return the front, ``[point, (ΣC, max C)]`` in ps, in descending order of max C.
+    """Return the Pareto front of (ΣC, max C), ps, shape (points, 2), in descending max C.
 
-    Without the cuts that are best for fewer than `least_microbatches` only.
+    Cuts that are best only for fewer than `least_microbatches` microbatches are left out.
     """
     stages = block.shape[0]
     blocks = np.empty(stages, dtype=np.int64)
@@ -117,7 +118,7 @@ def front_of(
     cheapest = np.int64(0)
     for j in range(stages):
         cheapest += extra[j] + blocks[j] * block[j]
-    # The least max C.
+    # Bisection finds the least possible max C.
     low, high = shortest, longest
     while low < high:
         middle = (low + high) // 2
@@ -149,7 +150,7 @@ def front_of(
 def best_cut(
     block: IntArray, extra: IntArray, most: IntArray, layers: int, microbatches: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return the least ΣC + (n − 1)·max C, ps, and the blocks of each stage; None if none fits.
+    """Return the least ΣC + (n − 1)·max C, ps, with the blocks per stage; None if no cut fits.
 
     Examples
     --------
@@ -194,9 +195,9 @@ def most_microbatches(front: IntArray, starts: IntArray, time_ps: int, tail: Int
 def cover(
     sizes: IntArray, replicas: IntArray, worth: IntArray, shape: IntArray, pipelines: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the most microbatches of up to `pipelines` pipelines that cover nodes, and choices.
+    """Return the most microbatches of at most `pipelines` pipelines on the nodes, and the choices.
 
-    A knapsack over the nodes of each type.
+    Solves a knapsack problem over the nodes of each type.
 
     Parameters
     ----------

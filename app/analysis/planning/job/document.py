@@ -46,7 +46,7 @@ class MemoryParts:
 
 @dataclass(frozen=True, slots=True)
 class JobStageDocument:
-    """A stage of a template: layers on one TP group."""
+    """Stage of a template: the model's blocks that one TP group runs."""
 
     layers: tuple[int, int]
     """First and last layer, both included; 0 is the embedding, the last one the head."""
@@ -71,7 +71,7 @@ class JobStageDocument:
 
 @dataclass(frozen=True, slots=True)
 class JobTemplateDocument:
-    """Template of equal pipelines."""
+    """Template shared by equal pipelines."""
 
     stages: tuple[JobStageDocument, ...]
     """Stages in the order of the layers."""
@@ -83,7 +83,7 @@ class JobTemplateDocument:
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """A node of the cluster."""
+    """Node of the cluster that a pipeline uses."""
 
     device: str
     """Type of the node's devices."""
@@ -107,7 +107,7 @@ class PipelineDocument:
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Shares of the devices' time in an iteration, which add up to 1."""
+    """Shares of the devices' time in an iteration; the shares add up to 1."""
 
     computing: float
     """Computation of blocks, embedding and head, recomputation included."""
@@ -125,7 +125,7 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True)
 class JobAlternative:
-    """The best plan of other sizes."""
+    """Best plan with other parallel sizes."""
 
     parallelism: Parallelism
     """Parallel sizes of the alternative."""
@@ -139,7 +139,7 @@ class JobAlternative:
 
 @dataclass(frozen=True, slots=True)
 class SimplerJob:
-    """A simpler way to run the job."""
+    """Simpler way to run the job, for comparison with the plan."""
 
     parallelism: Parallelism | None
     """Parallel sizes of its best plan; None where no plan fits."""
@@ -151,7 +151,7 @@ class SimplerJob:
 
 @dataclass(frozen=True, slots=True)
 class AsItRunsDocument:
-    """The measured job as it runs today, from the specification."""
+    """Measured job as it runs today, described in the specification."""
 
     iteration_time_ms: float
     """Measured iteration, ms."""
@@ -175,7 +175,7 @@ class AsItRunsDocument:
 
 @dataclass(frozen=True, slots=True)
 class AfterLossDocument:
-    """The plan after a loss of nodes."""
+    """Plan after the loss of nodes."""
 
     device: str
     """Type of the lost nodes."""
@@ -193,7 +193,7 @@ class AfterLossDocument:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkFlags:
-    """Flags of a framework for the plan."""
+    """Flags of a training framework that set up the plan."""
 
     framework: Literal["Megatron-Core", "TorchTitan", "DeepSpeed"]
     """Name of the framework."""
@@ -205,7 +205,7 @@ class FrameworkFlags:
 
 @dataclass(frozen=True)
 class _Versioned:
-    """Puts `schema` in front of the fields of a document."""
+    """Mixin that puts `schema` before the other fields of a document."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Flags of Megatron-Core, TorchTitan and DeepSpeed for a plan, and its parts beyond their flags.
+"""Flags of Megatron-Core, TorchTitan and DeepSpeed for a plan, and the parts without flags.
 
 For Megatron-Core 0.16, TorchTitan 0.2 and DeepSpeed 0.19.
 """
@@ -18,18 +18,18 @@ _UNLIKE = (
 
 
 def framework_flags(plan: JobPlan) -> tuple[FrameworkFlags, ...]:
-    """Return the flags of each framework, for the pipeline with most microbatches."""
+    """Return the flags of each framework for the pipeline with the most microbatches."""
     return (_megatron(plan), _torchtitan(plan), _deepspeed(plan))
 
 
 def _blocks(plan: JobPlan) -> tuple[int, ...]:
-    """Return the number of blocks of each stage of the pipeline with most microbatches."""
+    """Return the number of blocks of each stage of the pipeline with the most microbatches."""
     pipeline = max(plan.pipelines, key=lambda item: item.microbatches)
     return tuple(stage.blocks for stage in pipeline.template.stages)
 
 
 def _unlike(plan: JobPlan) -> tuple[str, ...]:
-    """Return the statement on unequal pipelines, which no framework has; empty for equal ones."""
+    """Return the note that no framework supports unequal pipelines; empty if all are equal."""
     shapes = {
         (tuple(stage.blocks for stage in pipeline.template.stages), pipeline.microbatches)
         for pipeline in plan.pipelines
@@ -79,7 +79,7 @@ def _torchtitan(plan: JobPlan) -> FrameworkFlags:
         schedule = "Interleaved1F1B" if sizes.interleave > 1 else "1F1B"
         flags.append(f"--parallelism.pipeline_parallel_schedule {schedule}")
         flags.append(f"--parallelism.pipeline_parallel_microbatch_size {sizes.microbatch}")
-        # By default its first and last stage have a block less.
+        # By default TorchTitan gives the first and the last stage a block less than the others.
         flags.append("--parallelism.pipeline_parallel_first_stage_less_layers 0")
         flags.append("--parallelism.pipeline_parallel_last_stage_less_layers 0")
         if sizes.interleave > 1:

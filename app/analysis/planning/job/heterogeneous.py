@@ -1,4 +1,4 @@
-"""Pipelines over nodes of several types: plans within a time by dynamic programming, divisions."""
+"""Pipelines over nodes of several types: plans within a time limit, and divisions of nodes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from app.analysis.planning.problem import divisors
 
 IntArray = NDArray[np.int64]
 
-# Relative precision of the bisection for a first plan.
+# Relative precision of the time at which the bisection for a first plan ends.
 _CLOSE: Final = 1e-4
-# Tried numbers of nearly equal units: all up to the first, then multiples by the second.
+# Numbers of nearly equal units to try: every number up to the first constant, then each number
+# times the second constant.
 _ALL_NUMBERS: Final = 12
 _NEXT_NUMBER: Final = 1.12
 
 
 class MixedSearch:
-    """Feasibility of pipelines at given sizes over nodes of several types within a time.
+    """Search for plans within a time limit, at given sizes, on nodes of several types.
 
     Parameters
     ----------
     dp_counts : tuple of int
-        Candidate numbers of pipelines, ascending. Memory is that of the last one, synchronization
-        that of the first one: lower bounds for all.
+        Candidate numbers of pipelines, ascending. Memory is computed for the last number and
+        synchronization for the first, which gives lower bounds for all numbers.
     """
 
     def __init__(self, space: Space, units: tuple[Unit, ...], dp_counts: tuple[int, ...]) -> None:
@@ -73,14 +74,14 @@ class MixedSearch:
             [tails[unit.order, sum(unit.nodes), unit.replicas] for unit in units], dtype=np.int64
         )
 
-        # Groups of units that differ in the order of types only.
+        # Group number of each unit; units in a group differ only in the order of types.
         same = np.unique(np.column_stack([self.sizes, self.replicas]), axis=0, return_inverse=True)[
             1
         ]
         self.same: IntArray = same.reshape(-1)
 
     def _cover(self, most: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return table and choices of `cover`, and the units by the choices' numbers."""
+        """Return table and choices of `cover`, and the units that the choices' numbers refer to."""
         by_most = np.lexsort((-most, self.same))
         units = by_most[np.flatnonzero(np.diff(self.same[by_most], prepend=-1))]
         units = units[most[units] > 0]
@@ -89,14 +90,14 @@ class MixedSearch:
         return table, choice, units
 
     def possible(self, time_ps: int) -> tuple[int, ...]:
-        """Return the numbers of pipelines that may do the batch within a time."""
+        """Return the numbers of pipelines that may complete the batch within a time."""
         most = most_microbatches(self.points, self.starts, time_ps, self.tails)
         table, _, _ = self._cover(most)
         final = table.max(axis=1) if self.space.spec.allow_idle else table[:, -1]
         return tuple(dp for dp in self.dp_counts if final[dp] >= self.space.microbatches)
 
     def plan_within(self, time_ps: int) -> JobPlan | None:
-        """Return a plan that takes at most `time_ps`; None if there is none."""
+        """Return a plan that takes at most `time_ps`; None if there is no such plan."""
         most = most_microbatches(self.points, self.starts, time_ps, self.tails)
         table, choice, useful = self._cover(most)
         final = table[self.dp] if self.space.spec.allow_idle else table[self.dp, -1:]
@@ -109,11 +110,11 @@ class MixedSearch:
 
     @property
     def longest_ps(self) -> int:
-        """Return a time in which any pipeline can do all microbatches, ps."""
+        """Return a time within which any pipeline can complete all microbatches, ps."""
         return int(self.points[:, 0].max()) * (self.space.microbatches + 1) + int(self.tails.max())
 
     def share(self, chosen: list[int]) -> JobPlan | None:
-        """Return the plan of some units with the best shares of the batch; None if one misfits."""
+        """Return the plan of units with the best shares of the batch; None if a unit misfits."""
         if any(self.starts[i] == self.starts[i + 1] for i in chosen):
             return None
         count = self.replicas[chosen]
@@ -129,7 +130,7 @@ class MixedSearch:
         return self._plan(chosen, most)
 
     def _plan(self, chosen: list[int], most: IntArray) -> JobPlan:
-        """Return the plan of some units that can do `most` microbatches each."""
+        """Return the plan of chosen units, each of which can complete `most` microbatches."""
         pipelines = [unit for unit in chosen for _ in range(self.replicas[unit])]
         shares = shares_of(
             [self._batch_times(unit, int(most[unit])) for unit in pipelines],
@@ -162,7 +163,7 @@ class MixedSearch:
 
 
 def shares_of(times: list[IntArray], microbatches: int) -> list[int]:
-    """Return the microbatches of each pipeline that minimize the slowest pipeline's time.
+    """Return the number of microbatches per pipeline that minimizes the slowest pipeline's time.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ def shares_of(times: list[IntArray], microbatches: int) -> list[int]:
 def walk(  # noqa: PLR0913, PLR0917 - as `cover`
     choice: IntArray, sizes: IntArray, replicas: IntArray, shape: IntArray, d: int, state: int
 ) -> list[int]:
-    """Return the units with which `cover` reached a state with d pipelines."""
+    """Return the units with which `cover` reached a state with `d` pipelines."""
     strides = np.cumprod([1, *(shape[:0:-1] + 1)])[::-1]
     chosen = []
     while d:
@@ -195,19 +196,19 @@ def walk(  # noqa: PLR0913, PLR0917 - as `cover`
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A division of all nodes of some types into units; `types` is a bit mask."""
+    """Division of all nodes of several types into units; `types` is a bit mask of the types."""
 
     types: int
     units: tuple[Unit, ...]
 
     @property
     def pipelines(self) -> int:
-        """Return the pipelines of all units."""
+        """Return the number of pipelines of all units."""
         return sum(unit.replicas for unit in self.units)
 
 
 def equal_divisions(space: Space) -> tuple[Division, ...]:
-    """Return the divisions of each set of types into equal units."""
+    """Return the divisions of the nodes of each set of types into equal units."""
     shape = [device.nodes for device in space.spec.devices]
     return tuple(
         Division(_type_mask(kinds), (unit,) * count)
@@ -226,7 +227,7 @@ def equal_divisions(space: Space) -> tuple[Division, ...]:
 
 
 def near_divisions(space: Space) -> tuple[Division, ...]:
-    """Return divisions of each set of types into units that differ by at most a node of each type.
+    """Return divisions of each set of types into units that differ by at most one node per type.
 
     Remaining nodes of a type go to the slowest units.
     """
@@ -243,12 +244,13 @@ def near_divisions(space: Space) -> tuple[Division, ...]:
 
 
 def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | None:
-    """Return the best plan that combines divisions of disjoint sets of types; None without any.
+    """Return the best plan that combines divisions of disjoint sets of types; None if none fits.
 
     Parameters
     ----------
     dp : int
-        Assumed number of pipelines for memory and synchronization; the plan is costed with its own.
+        Assumed number of pipelines for memory and synchronization; the plan is costed with its own
+        number.
     """
     spec = space.spec
     distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}
@@ -299,7 +301,7 @@ def _unit_counts(most: int) -> Iterator[int]:
 
 
 def _spread_nodes(space: Space, kinds: tuple[int, ...], count: int) -> list[list[int]]:
-    """Return the nodes of each type for each of `count` nearly equal units."""
+    """Return the number of nodes of each type in each of `count` nearly equal units."""
     block = space.arrays.block.tolist()
     parts = [[0] * len(block) for _ in range(count)]
     speed = [0.0] * count
@@ -313,7 +315,7 @@ def _spread_nodes(space: Space, kinds: tuple[int, ...], count: int) -> list[list
 
 
 def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
-    """Return a unit whose first types have most memory, where most microbatches are in flight."""
+    """Return a unit that orders its types by memory, since early stages hold most microbatches."""
     capacity = space.arrays.capacity
     used = [kind for kind, number in enumerate(nodes) if number]
     order = tuple(sorted(used, key=lambda kind: (-capacity[kind], kind)))
@@ -321,13 +323,13 @@ def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
 
 
 def is_possible(space: Space, unit: Unit) -> bool:
-    """Return whether a unit has at most one stage for each block, and the fixed number if any."""
+    """Return whether a unit has at most one stage per block, and the fixed number if specified."""
     stages = space.stages(unit)
     return 0 < stages <= space.layers and space.spec.fixed.pp in {None, stages}
 
 
 def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, list[int]]:
-    """Return the best total worth of a partition of the types into sets, and its choices.
+    """Return the best total worth of a partition of the types into sets, and the chosen sets.
 
     Parameters
     ----------
@@ -345,7 +347,7 @@ def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, l
     for covered in range(1, whole + 1):
         for kinds, choice in single.items():
             rest = best.get(covered ^ kinds)
-            # Sets are added in order of their lowest type, so each partition occurs once.
+            # Sets are added in the order of their lowest type, so each partition occurs only once.
             if (
                 kinds & covered == kinds
                 and kinds & -kinds == covered & -covered

@@ -1,10 +1,11 @@
 """Bounds and plans for clusters too large for the exact dynamic program over nodes.
 
-Ranges of numbers of pipelines get a bound from prices (`price_bounds`), the least bound first, then
-from whole microbatches (`counted_bounds`), and a plan is built in them; they are then halved. A
-range of a single number leaves its bound. Plans are improved by large neighborhood search: idle
-nodes and those of a few pipelines are divided again, optimally for a time a little below the
-plan's. Candidate units have few nodes of at most two types, and are nearly worth their price.
+The numbers of pipelines are searched in ranges, lowest bound first. A range gets a bound from
+prices (`price_bounds`), then a bound from whole microbatches (`counted_bounds`); then a plan is
+built in the range, and the range is halved. The bound of a range with a single number is final.
+Plans are improved by large neighborhood search: idle nodes and the nodes of a few pipelines are
+divided again, optimally for a time slightly below the plan's time. Candidate units have few nodes
+of at most two types, and complete nearly as many microbatches as their price.
 """
 
 from __future__ import annotations
@@ -40,28 +41,30 @@ IntArray = NDArray[np.int64]
 
 FloatArray = NDArray[np.float64]
 
-# Most nodes of a type in a small candidate unit, and most candidate units.
+# Maximum number of nodes of a type in a small candidate unit, and maximum number of candidate
+# units.
 _MOST_NODES: Final = 8
 _MOST_UNITS: Final = 400
-# Units of one type with at most this number of nodes are candidates whatever their price.
+# Units of one type with at most this number of nodes are candidates regardless of their price.
 _SMALL: Final = 2
-# Limit of the states of redivided nodes.
+# Maximum number of states of the dynamic program that redivides nodes; it bounds a round's time.
 _MOST_STATES: Final = 3000
-# Successive target times, as shares below the plan's; each is abandoned after this number of rounds
-# without a better plan.
+# Successive target times, as shares below the best plan's time; a target is abandoned after
+# `_ROUNDS` rounds without a better plan.
 _AIMS: Final = (0.04, 0.015, 0.005, 0.002)
 _ROUNDS: Final = 60
 
 
 class LargeNeighborhoodSearch:
-    """Improves a division of a cluster's nodes into units by destroy and repair (Shaw 1998).
+    """Local search that redivides a cluster's nodes by destroy and repair (Shaw 1998).
 
     Parameters
     ----------
     own : sequence of Unit
         Initial units; may be empty.
     dp : int
-        Assumed number of pipelines for memory and synchronization; plans are costed with their own.
+        Assumed number of pipelines for memory and synchronization; plans are costed with their own
+        number.
     counted : CountedBound
         Prices of TP groups, and pipelines that are worth their price.
     seed : int
@@ -83,7 +86,7 @@ class LargeNeighborhoodSearch:
         self.draw = random.Random(seed)  # noqa: S311 - the same plan each time
 
     def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
-        """Return the best plan found, aiming at `time_ps` first; None without a plan."""
+        """Return the best plan found, with the first target `time_ps`; None if there is no plan."""
         best, aim = self._plan(), 0
         worth = self._worth(time_ps)
         failed = 0
@@ -104,7 +107,7 @@ class LargeNeighborhoodSearch:
         return best
 
     def _plan(self) -> JobPlan | None:
-        """Return the plan of the current units; None if they do not form one."""
+        """Return the plan of the current units; None if the units form no plan."""
         idle = self.mixed.shape - self.mixed.sizes[self.current].sum(axis=0)
         dp = int(self.mixed.replicas[self.current].sum())
         fixed = self.space.spec.fixed.dp
@@ -120,13 +123,13 @@ class LargeNeighborhoodSearch:
         return exact.share([distinct.index(i) for i in self.current])
 
     def _worth(self, time_ps: int) -> IntArray:
-        """Return the microbatches that each unit completes within a time, shape (units,)."""
+        """Return the number of microbatches that each unit completes within a time, (units,)."""
         mixed = self.mixed
         most = most_microbatches(mixed.points, mixed.starts, time_ps, mixed.tails)
         return most * mixed.replicas
 
     def _destroy_and_repair(self, worth: IntArray) -> bool:
-        """Redivide idle nodes and those of drawn units optimally; return whether units changed."""
+        """Redivide the nodes of drawn units and idle nodes; return whether units changed."""
         mixed, current, draw = self.mixed, self.current, self.draw
         idle = mixed.shape - mixed.sizes[current].sum(axis=0)
         nodes = np.zeros_like(idle)
@@ -178,7 +181,7 @@ def _small_units(space: Space) -> list[Unit]:
 
 
 def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
-    """Return units with a node more or less, or with one node of another type."""
+    """Return variants of the units with one node more, less, or of another type."""
     shape = [device.nodes for device in space.spec.devices]
     kinds = range(len(shape))
     changes = [{kind: by} for kind in kinds for by in (1, -1)]
@@ -194,7 +197,7 @@ def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
 
 
 def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
-    """Return indices of the units to try: the first ones, small ones, and the best by price."""
+    """Return the indices of the units to try: the first units, small units, the best by price."""
     space = mixed.space
     groups = mixed.shape * space.slots
     constant = (space.microbatches - float(prices @ groups)) / mixed.dp - 1
@@ -211,15 +214,16 @@ def _best_paying(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int
     return sorted(order[np.isfinite(times[order])].tolist())
 
 
-# Limit of price bounds, and the largest ratio of a range's ends at first.
+# Maximum number of price bounds, and maximum ratio of a range's ends before ranges are bounded.
 _MOST_PRICED: Final = 400
 _NARROW: Final = 1.5
-# Limit of plans built for the same sizes.
+# Maximum number of plans built for the same parallel sizes.
 _MOST_BUILT: Final = 4
-# A plan aims at its bound × this, and starts from a plan within this factor of the best one.
+# Factor from a bound to the target time of a plan, and the maximum factor by which the search's
+# initial plan may exceed the bound and the best plan.
 _NEAR: Final = 1.25
-# The best plan is improved at first, for this share of the time left, and at the end as often as
-# this, until it is this close to its bound.
+# The best plan is improved first for this share of the remaining time, and at the end this number
+# of times, until its time is within the factor `_CLOSE` of its bound.
 _FIRST_SHARE: Final = 0.2
 _AT_LAST: Final = 3
 _CLOSE: Final = 1.01
@@ -227,7 +231,7 @@ _CLOSE: Final = 1.01
 
 @dataclass(slots=True)
 class _Range:
-    """A range of numbers of pipelines at some sizes, with the bounds computed so far."""
+    """Range of numbers of pipelines at given sizes, with the bounds computed so far."""
 
     number: int
     dp_counts: tuple[int, ...]
@@ -243,7 +247,7 @@ def search_ranges(
     best: BestJobs,
     budget: SearchBudget,
 ) -> int:
-    """Bound ranges of dp and build plans, the least bound first; return the rest's bound."""
+    """Bound ranges of dp and build plans, lowest bound first; return the other ranges' bound."""
     left = _bisect_ranges(spaces, large, bounds, best, budget)
     for seed in range(1, _AT_LAST + 1):
         if best.time_ps <= left * _CLOSE or budget.spent:
@@ -302,7 +306,7 @@ def _bisect_ranges(
 
 
 def _tighten_bound(space: Space, one: _Range, target_ps: int, budget: SearchBudget) -> int:
-    """Return the next bound of a range, ps: from prices at first, then from whole microbatches."""
+    """Return the next bound of a range, ps: first from prices, then from whole microbatches."""
     if not one.priced:
         found = priced_bound(space, one.dp_counts, target_ps, budget, one.prices)
         one.prices, one.priced = found.prices, True
@@ -319,13 +323,13 @@ def _prices(one: _Range) -> NDArray[np.float64]:
 
 
 def _is_unexplored(dp_counts: tuple[int, ...], before: list[int]) -> bool:
-    """Return whether no plan was built near the middle of a range."""
+    """Return whether no plan has been built near the middle of a range."""
     dp = dp_counts[len(dp_counts) // 2]
     return not any(dp < _NARROW * other and other < _NARROW * dp for other in before)
 
 
 def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
-    """Yield ranges whose ends differ by at most `_NARROW`."""
+    """Yield ranges whose ends have at most the ratio `_NARROW`."""
     while dp_counts:
         count = bisect_right(dp_counts, int(_NARROW * dp_counts[0]))
         yield _Range(number, dp_counts[:count])
@@ -333,7 +337,7 @@ def _narrow_ranges(number: int, dp_counts: tuple[int, ...]) -> Iterator[_Range]:
 
 
 def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
-    """Return a budget of a share of the time left."""
+    """Return a budget that ends after a share of the remaining time."""
     if budget.deadline_s is None:
         return budget
     now_s = budget.clock()
@@ -341,7 +345,7 @@ def _fraction_of(budget: SearchBudget, share: float) -> SearchBudget:
 
 
 def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
-    """Improve the best plan by local search with the prices of its number of pipelines."""
+    """Improve the best plan by local search with the prices of the plan's number of pipelines."""
     first = min(best.plans.values(), key=lambda plan: plan.time_ps, default=None)
     if first is None or first.space.sizes.interleave > 1:
         return
@@ -355,9 +359,9 @@ def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
 def _build_plan(
     space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget
 ) -> None:
-    """Build a plan with about the middle number of pipelines of a range.
+    """Build a plan whose number of pipelines is about the middle of a range.
 
-    Starts from the best plan of the same sizes where that is near the bound.
+    The local search starts from the best plan of the same sizes if this plan is near the bound.
     """
     if range_.counted is None:
         return
@@ -367,7 +371,7 @@ def _build_plan(
     if first is None or first.time_ps > _NEAR * bound:
         first = divided(space, near_divisions(space), dp)
         best.offer(first)
-    # A plan far from the best one is no useful start.
+    # A plan much slower than the best plan is not a useful start.
     units = [] if first is None or first.time_ps > _NEAR * best.time_ps else units_of_plan(first)
     built = LargeNeighborhoodSearch(space, units, dp, range_.counted)
     best.offer(built.best(min(best.time_ps, int(_NEAR * bound)), budget))

@@ -1,7 +1,7 @@
 """Plans after the loss of nodes: intact pipelines stay, remaining nodes are regrouped.
 
-As in Oobleck (Jang et al., SOSP 2023), templates are planned beforehand; remaining nodes of broken
-pipelines form new pipelines where they fit, and the batch is divided again.
+As in Oobleck (Jang et al., SOSP 2023), templates are planned before a loss. The remaining nodes of
+broken pipelines form new pipelines if the model fits them, and the batch is divided again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.analysis.planning.problem import divisors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AfterLoss:
-    """The plan after the loss of nodes of one type."""
+    """Plan after the loss of nodes of one type."""
 
     device: int
     lost: int
@@ -27,9 +27,9 @@ class AfterLoss:
 
 
 def after_losses(plan: JobPlan) -> tuple[AfterLoss, ...]:
-    """Return the plan after the loss of 1, 2, … nodes of each type, up to the job's `losses`."""
+    """Return the plans after the loss of 1, 2, … nodes of each type, up to the job's `losses`."""
     spec, sizes = plan.space.spec, plan.space.sizes
-    # Unequal pipelines run plain 1F1B.
+    # Unequal pipelines run plain 1F1B, without interleaving.
     space = plan.space if sizes.interleave == 1 else space_of(spec, replace(sizes, interleave=1))
     return tuple(
         _after(plan, space, kind, lost)
@@ -40,7 +40,7 @@ def after_losses(plan: JobPlan) -> tuple[AfterLoss, ...]:
 
 
 def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
-    """Return the plan after a loss that breaks the fewest pipelines."""
+    """Return the plan after the loss of nodes that breaks the fewest pipelines."""
     units = units_of_plan(plan)
     broken: list[int] = []
     number = lost
@@ -75,7 +75,7 @@ def units_of_plan(plan: JobPlan) -> list[Unit]:
 
 
 def _regrouped(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
-    """Return one unit of all remaining nodes of broken units, with the most replicas that fit."""
+    """Return a unit of all remaining nodes of the broken units, with the most replicas that fit."""
     kinds = [kind for kind, number in enumerate(nodes) if number > 0]
     order = next((unit.order for unit in broken), ())
     for replicas in sorted(divisors(space.slots), reverse=True):
@@ -91,7 +91,7 @@ def _regrouped(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
 
 
 def _share_batch(space: Space, units: list[Unit]) -> JobPlan | None:
-    """Return the plan of some units with the batch divided again; None if it has no plan."""
+    """Return the plan of units with the batch divided again; None if the units form no plan."""
     dp = sum(unit.replicas for unit in units)
     if not units or dp > space.microbatches:
         return None

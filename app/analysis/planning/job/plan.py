@@ -1,4 +1,4 @@
-"""Plan of a whole job with simpler ways for comparison, or sufficient changes where none fits."""
+"""Plan of a whole job, with simpler ways for comparison; if no plan fits, sufficient changes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from app.analysis.planning.search.budget import SearchBudget
 from app.errors import Fault, InfeasiblePlanError
 
 _GIB: Final = 2**30
-# Largest tried factor of the memory, and the precision of its bisection.
+# Maximum factor of the devices' memory that is tried, and the factor's precision in the bisection.
 _MOST_MEMORY: Final = 64.0
 _CLOSE: Final = 1.01
-# Most nodes of a tried multiple of the cluster.
+# Maximum number of nodes of a multiple of the cluster that is tried.
 _MOST_PLANNED: Final = 1024
-# Most tried additional nodes of one type, and other values of a size.
+# Maximum number of additional nodes of one type, and maximum number of other values of a parallel
+# size, that are tried.
 _MOST_MORE: Final = 8
 _MOST_TRIED: Final = 32
-# Time limit of each comparison, after which its best plan so far counts.
+# Time limit of each comparison, seconds; at the limit its best plan so far is compared.
 _COMPARED_S: Final = 2.0
 
 
@@ -46,7 +47,7 @@ def plan_job(
     Raises
     ------
     InfeasiblePlanError
-        No plan fits, with changes that each make one possible.
+        No plan fits. The error holds changes, each of which makes a plan possible.
     """
     found = search_job(spec, budget)
     if found is None:
@@ -89,7 +90,7 @@ def _simpler_ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
 
 
 def _sufficient_changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
-    """Yield the smallest change of each kind that makes a plan possible."""
+    """Yield for each kind of change the smallest change that makes a plan possible."""
     memory = _least_factor(lambda factor: _with_memory(spec, factor), budget)
     for number, device in enumerate(spec.devices if memory is not None else ()):
         size = device.accelerator.memory_bytes
@@ -112,7 +113,7 @@ def _sufficient_changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
 
 
 def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
-    """Return the fewest sufficient additional nodes of one type, else multiple of all nodes."""
+    """Return the fewest additional nodes of one type that suffice, else a multiple of all nodes."""
     kinds = range(len(spec.devices))
     for more, kind in itertools.product(range(1, _MOST_MORE + 1), kinds):
         budget.check()
@@ -136,7 +137,7 @@ def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
 
 
 def _other_size(spec: JobSpec, key: str, budget: SearchBudget) -> str | None:
-    """Return the nearest other value of a size that makes a plan possible; None without any."""
+    """Return the nearest value of a size that makes a plan possible; None if no value does."""
     if not _possible(replace(spec, fixed=replace(spec.fixed, **{key: None})), budget):
         return None
     asked = getattr(spec.fixed, key)
@@ -175,7 +176,7 @@ def _with_memory(spec: JobSpec, factor: float) -> JobSpec:
 
 
 def _least_factor(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float | None:
-    """Return the least factor with a possible plan; None if the largest has none."""
+    """Return the least factor that makes a plan possible; None if the largest factor does not."""
     low, high = 1.0, _MOST_MEMORY
     if not _possible(changed(high), budget):
         return None
@@ -190,7 +191,8 @@ def _least_factor(changed: Callable[[float], JobSpec], budget: SearchBudget) -> 
 
 
 def _possible(spec: JobSpec, budget: SearchBudget) -> bool:
-    """Return whether there is any plan."""
-    # A deadline in the past ends the search at its first plan; reading the clock allows to cancel.
+    """Return whether the job has any plan."""
+    # A deadline in the past ends the search at its first plan. The clock is still read, because
+    # reading it lets the caller cancel the search.
     at_once = SearchBudget(lambda: budget.clock() * 0 + 1.0, 0.0)
     return search_job(spec, at_once) is not None

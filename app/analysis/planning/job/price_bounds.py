@@ -1,18 +1,20 @@
 # ruff: noqa: PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
-"""Lower bound of a job's time from prices of TP groups of each device type (Lagrange duality).
+"""Lower bound of a job's time from prices of each type's TP groups (Lagrange duality).
 
-A pipeline u with k_u groups of each type does at most 1 + (T − A_u)/m_u microbatches in a time T,
-with m its slowest stage and A all stages, synchronization and optimizer. Let dp pipelines do N on G
-groups in T, and let π be prices, not negative where groups may be idle. If T were below
-A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they would do fewer than
-Σ(1 + c + π·k_u) ≤ N. So
+A pipeline u with k_u groups of each type completes at most 1 + (T − A_u)/m_u microbatches in a time
+T, where m_u is the time of its slowest stage and A_u the time of all stages, synchronization and
+optimizer. Let dp pipelines complete N microbatches on G groups in T, and let π be prices, not
+negative for types whose groups may be idle. If T were below A_u + m_u·(c + π·k_u) for each
+pipeline, with c = (N − π·G)/dp − 1, the pipelines would complete fewer than Σ(1 + c + π·k_u) ≤ N
+microbatches. So
 
     T ≥ min over pipelines u of A_u + m_u·(c + π·k_u),
 
-which is concave in π and raised by a proximal bundle method. A dynamic program over stages from the
-last one finds the minimum, for intervals of m that are halved where close to the least. Blocks and
-nodes are whole, and the blocks that fit a stage depend on its place. Relaxed: pipelines may be used
-in part, and pass the types in any order.
+which is concave in π and maximized by a proximal bundle method. A dynamic program over stages, from
+the last stage to the first, finds the minimum for intervals of m; intervals near the minimum are
+halved. Blocks and nodes are whole, and the number of blocks that fit a stage depends on the stage's
+place. The bound relaxes two constraints: pipelines may be used in part, and pass the types in any
+order.
 """
 
 from __future__ import annotations
@@ -34,28 +36,30 @@ from app.analysis.planning.search.budget import SearchBudget
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# Relative size of the first price change, and Newton steps for each smoothing width.
+# Relative size of the first price change, and number of Newton steps for each smoothing width.
 _REACH: Final = 0.3
 _NEWTON: Final = 8
 _EPSILON: Final = 1e-9
-# Ratio of the ends of an interval of m: initially, and of one that is not halved.
+# Ratio of the ends of an interval of m: of the initial intervals, and of an interval that is not
+# halved further.
 _COARSE: Final = 1.06
 _FINE: Final = 1.004
-# Limit of halved intervals for each price, and for the final bound.
+# Maximum number of halved intervals for each price, and for the final bound.
 _MOST_HALVED: Final = 150
 _MOST_AT_LAST: Final = 2000
-# Precision of m while prices change, limit of price changes, and the least promised gain of one as
-# a share of the target.
+# Precision of m while prices change, maximum number of price changes, and minimum predicted gain of
+# a price change as a share of the target.
 _CLOSE: Final = 1.01
 _STEPS: Final = 40
 _GAIN: Final = 1e-3
-# Times that the proximal weight is relaxed before the end, and the factor of each.
+# Number of times that the proximal weight is reduced before the search ends, and the divisor of
+# each reduction.
 _FARTHER: Final = 3
 _LOOSER: Final = 8.0
 
 
 class Bundle:
-    """Cutting planes of the concave bound over prices, for a proximal bundle method."""
+    """Cutting planes of the bound, concave in the prices, for a proximal bundle method."""
 
     def __init__(self, scale: FloatArray, target_ps: int, *, positive: bool) -> None:
         self.scale, self.target_ps, self.positive, self.weight = scale, target_ps, positive, 0.0
@@ -63,7 +67,7 @@ class Bundle:
         self.slopes: list[FloatArray] = []
 
     def add(self, at: FloatArray, value: float, slope: FloatArray) -> None:
-        """Add the plane with a value and a slope at some prices."""
+        """Add the plane with the bound's value and slope at given prices."""
         self.offsets.append(value - float(slope @ at))
         slope = slope / self.scale
         self.slopes.append(slope)
@@ -72,7 +76,7 @@ class Bundle:
             self.weight = float(np.abs(slope).max()) / (_REACH * reach)
 
     def next(self, center: FloatArray, value: float) -> tuple[FloatArray, float]:
-        """Return the proximal maximum of the planes near a center, and the planes' value there."""
+        """Return the proximal maximum of the planes near a center, and the planes' value at it."""
         if not self.weight:  # all planes are flat
             return center, value
         offsets, slopes = np.array(self.offsets), np.array(self.slopes)
@@ -107,14 +111,14 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PriceBound:
-    """A bound with its prices: microbatches for a TP group of each type."""
+    """Lower bound and its prices, in microbatches per TP group of each type."""
 
     bound_ps: int
     prices: FloatArray
 
 
 class _NodeSharing(NamedTuple):
-    """Pipelines of which several share each node."""
+    """Division of each node among several pipelines, with the tails of these pipelines."""
 
     here: int  # stages of each pipeline in a node
     tails: FloatArray  # (stages + 1,): synchronization and optimizer by number of stages, ps
@@ -122,7 +126,7 @@ class _NodeSharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _LeastPriced:
-    """The least of A + m·(c + π·k), and its gradient by price."""
+    """Minimum of A + m·(c + π·k), and its gradient by price."""
 
     value: float
     slope: FloatArray
@@ -135,21 +139,21 @@ def priced_bound(
     budget: SearchBudget,
     start: FloatArray | None = None,
 ) -> PriceBound:
-    """Return a lower bound of all plans with some numbers of pipelines, and its prices.
+    """Return a lower bound of all plans with the given numbers of pipelines, and its prices.
 
     Parameters
     ----------
     dp_counts : tuple of int
-        Numbers of pipelines, ascending. Memory is that of the last one, synchronization that of the
-        first one: lower bounds for all.
+        Numbers of pipelines, ascending. Memory is computed for the last number and synchronization
+        for the first, which gives lower bounds for all numbers.
     target_ps : int
-        A plan's time, at which the bound is not raised further.
+        Time of a plan; a bound that reaches it is not raised further.
     start : float64 array, shape (types,), optional
         Initial prices.
     """
     oracle = _Oracle.of(space, dp_counts)
     groups, scale = oracle.groups, space.layers * space.arrays.block.astype(np.float64)
-    # Initial prices in proportion to the computing speed of the groups.
+    # Initial prices are proportional to the computing speed of the groups.
     share = (target_ps / scale - 1).clip(0)
     guess = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
     best_at, best = guess, oracle.least(guess, _CLOSE)
@@ -166,7 +170,8 @@ def priced_bound(
             break
         at, promised = bundle.next(best_at, best.value)
         if promised <= best.value + _GAIN * target_ps:
-            # Little is promised nearby: relax the proximal weight.
+            # The planes predict little gain nearby: a smaller proximal weight allows a larger price
+            # change.
             if farther == _FARTHER:
                 break
             farther += 1
@@ -281,9 +286,10 @@ def _least_within(
     microbatches: int,
     fixed: int,
 ) -> tuple[float, FloatArray]:
-    """Return the least of A + m·(c + π·k) for m in [low, high], and its k.
+    """Return the minimum of A + m·(c + π·k) for m in [low, high], and the minimizer's k.
 
-    Stages are placed from the last one on; the `here` stages of a node are of one type.
+    Stages are placed from the pipeline's last stage to its first; the `here` stages of a node have
+    the same device type.
     """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
@@ -325,7 +331,7 @@ def _least_within(
                         now += low * (prices[t] + constant) + tails[q]
                         if now < best:
                             best, best_stages, best_type, best_blocks = now, q, t, b
-            # As a later stage.
+            # Otherwise the pipeline has further stages before this stage.
             extra = behind + (costs.between[t] if begins else costs.inside[t])
             span = _fitting((high - extra) / step, room, each, layers)
             if span < 1:
@@ -333,7 +339,7 @@ def _least_within(
             first, last = 0, 0
             fixed_part = extra + low * prices[t]
             for n in range(1, layers):
-                # Sliding-window minimum over n - span to n - 1 blocks behind the stage.
+                # Sliding-window minimum over n - span to n - 1 blocks in the stages after this one.
                 new = before[n - 1] - (n - 1) * step
                 while last > first and before[queue[last - 1]] - queue[last - 1] * step >= new:
                     last -= 1
@@ -367,7 +373,7 @@ def _least_within(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def _fitting(most: float, room: float, each: float, layers: int) -> int:
-    """Return the most blocks of a stage by its time and its memory."""
+    """Return the maximum number of blocks that fit a stage's time and memory."""
     most = min(np.floor(most), float(layers))
     if np.isfinite(room):
         most = min(most, np.floor(room / each))

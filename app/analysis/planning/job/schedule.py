@@ -1,4 +1,4 @@
-"""Executed iteration of a job's pipeline: 1F1B, or Megatron-Core's interleaved 1F1B.
+"""Executed iteration of a job's pipeline under 1F1B or Megatron-Core's interleaved 1F1B.
 
 Transfers are part of the receiving stage's time, as with blocking sends and receives.
 """
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 
 def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:
-    """Return forward and backward time of each stage for one microbatch with transfers, ps."""
+    """Return each stage's forward and backward time for one microbatch, with transfers, ps."""
     extra = stage_extras(space, pipeline)
     stages = pipeline.template.stages
     forward = np.array(
@@ -30,7 +30,7 @@ def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArra
 
 
 def stage_extras(space: Space, pipeline: JobPipeline) -> IntArray:
-    """Return the time of each stage beyond its blocks for one microbatch, ps."""
+    """Return each stage's time for one microbatch without the time of its blocks, ps."""
     unit = pipeline.template.unit
     _, extra, _ = arrange(
         np.array(unit.nodes, dtype=np.int64),
@@ -45,7 +45,7 @@ def stage_extras(space: Space, pipeline: JobPipeline) -> IntArray:
 
 
 def executed_ps(space: Space, pipeline: JobPipeline) -> int:
-    """Return the executed time of an iteration with synchronization and optimizer, ps."""
+    """Return the executed time of an iteration including synchronization and optimizer, ps."""
     forward, backward = stage_passes(space, pipeline)
     if space.sizes.interleave > 1:
         chunks = space.sizes.interleave
@@ -74,7 +74,7 @@ def run_interleaved(  # noqa: C901 - one walk
     forward, backward : int64 array, shape (stages,)
         Time of one chunk of a stage for one microbatch, ps.
     microbatches : int
-        A multiple of the stages.
+        Number of microbatches, a multiple of the number of stages.
     """
     stages = forward.shape[0]
     total = microbatches * chunks

@@ -1,9 +1,9 @@
 """Best-first search for a whole job's plan over parallel sizes and numbers of pipelines.
 
-The combination with the least lower bound is expanded. With one node type each division of the
-nodes is costed; with several a dynamic program decides whether a time is enough, and bisection
-finds the least one. Combinations left open keep their bound: the proven gap. Among plans equal by
-t_std the one that executes fastest wins.
+The search expands the combination with the lowest bound. With one node type, each division of the
+nodes is costed; with several types, a dynamic program decides whether a plan exists within a time,
+and bisection finds the shortest such time. The bounds of combinations that are not searched give
+the proven gap. Among plans with about equal t_std the fastest executed plan is chosen.
 """
 
 from __future__ import annotations
@@ -44,18 +44,20 @@ from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
 
 # Lower bound of all plans with given sizes and number of pipelines dp.
-# Embedding and head each count as a number of blocks, on the type where that is least: L blocks in
-# all. A pipeline of stage times C_j does n microbatches in ΣC + (n − 1)·m + tail, m = max C. With
-# θ_j = C_j / m ≤ 1 and the time x_j of a block on stage j, Σ θ_j/x_j ≥ L/m, so within T
+# Embedding and head count as the number of blocks that takes the same time, on the type where this
+# number is least; L is the total number of blocks. A pipeline with stage times C_j completes n
+# microbatches in ΣC + (n − 1)·m + tail, m = max C. With θ_j = C_j / m ≤ 1 and the time x_j of a
+# block on stage j, Σ θ_j/x_j ≥ L/m, so within a time T
 #
 #     n ≤ 1 + Σ_j θ_j·((T − tail)/(L·x_j) − 1) ≤ 1 + Σ_j max((T − tail)/(L·x_j) − 1, 0).
 #
 # Summed over dp pipelines, N ≤ dp + Σ_t G_t·max((T − tail)/(L·x_t) − 1, 0), where type t has G_t
-# groups: the T at which both sides are equal is the bound of `_bound_by_type`. A second one, by
-# rate, includes the tails: with R_d = Σ 1/x_j and ΣC ≥ A, the time of a pass on the fastest type,
+# groups: the T at which both sides are equal is the bound of `_bound_by_type`. A second bound, from
+# rates, includes the tails: with R_d = Σ 1/x_j and ΣC ≥ A, the time of a pass on the fastest type,
 # n_d ≤ 1 + (T − A − tail_d)·R_d/L; with Σ R_d ≤ R, tail_d ≥ τ/S_d and R_d ≥ S_d/x_max:
-# T ≥ A + (N − dp)·L/R + dp·τ/(x_max·R). Third, each pipeline has a device on which a pass takes at
-# most T, so there are dp of them (`_bound_by_pass`). With v chunks a bubble is 1/v as long.
+# T ≥ A + (N − dp)·L/R + dp·τ/(x_max·R). The third bound (`_bound_by_pass`): each pipeline has a
+# device on which a pass takes at most T, so at least dp devices are that fast. With v chunks per
+# stage a bubble takes 1/v of the time.
 
 
 FloatArray = NDArray[np.float64]
@@ -64,7 +66,7 @@ IntArray = NDArray[np.int64]
 
 
 def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
-    """Return the lower bound for each number of pipelines, ps, shape of `dp`."""
+    """Return a lower bound of the time for each number of pipelines, ps, in the shape of `dp`."""
     spec, chunks = space.spec, space.sizes.interleave
     arrays, total = space.arrays, space.microbatches
     block = arrays.block.astype(np.float64)
@@ -75,8 +77,8 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
     once = layers * block.min()
     whole = space.layers * arrays.block_parameters + 2 * arrays.table_parameters
     steps = 1 << np.arange(int(dp.max()).bit_length())
-    # Synchronization grows with dp, so that of the next lower power of two is a bound; the
-    # optimizer's step, which shrinks, is left out.
+    # Synchronization grows with dp, so its time at the next lower power of two is a lower bound.
+    # The optimizer's step is left out because it shrinks as dp grows.
     tail = np.array([_least_tail(space, whole, int(d)) for d in steps])[
         np.searchsorted(steps, dp, side="right") - 1
     ]
@@ -96,7 +98,7 @@ def lower_bounds_ps(space: Space, dp: IntArray) -> IntArray:
 def _bound_by_type(
     microbatches: FloatArray, passes: FloatArray, groups: IntArray, chunks: int
 ) -> FloatArray:
-    """Return the least T, Σ G_t·max(T/P_t − 1/v, 0) ≥ microbatches; P_t is the time of a pass."""
+    """Return the least T with Σ G_t·max(T/P_t − 1/v, 0) ≥ microbatches; P_t: time of a pass."""
     order = np.argsort(passes)
     passes, groups = passes[order], groups[order]
     times = np.full(len(microbatches), np.inf)
@@ -107,7 +109,7 @@ def _bound_by_type(
 
 
 def _least_tail(space: Space, parameters: float, dp: int) -> float:
-    """Return the least exposed synchronization of a whole model's gradients, ps."""
+    """Return the minimum exposed synchronization time of a whole model's gradients, ps."""
     return float(
         min(
             synchronization_ps(space.spec, device, parameters, dp, in_node)[0]
@@ -118,7 +120,7 @@ def _least_tail(space: Space, parameters: float, dp: int) -> float:
 
 
 def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatArray:
-    """Return the time of a pass on the slowest type that must be the fastest of a pipeline."""
+    """Return the time of a pass on the slowest type that must be a pipeline's fastest type, ps."""
     order = np.argsort(passes)
     reached = np.cumsum(groups[order])
     last = np.minimum(np.searchsorted(reached, dp), len(order) - 1)
@@ -127,7 +129,7 @@ def _bound_by_pass(dp: IntArray, passes: FloatArray, groups: IntArray) -> FloatA
 
 
 def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
-    """Return whether dp models may fit all devices, and one model the shortest pipeline."""
+    """Return whether dp models may fit the memory of all devices, and one the shortest pipeline."""
     arrays, layers = space.arrays, space.layers
     if not np.isfinite(arrays.capacity).all():
         return np.ones(len(dp), dtype=np.bool_)
@@ -137,7 +139,8 @@ def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
     longest = np.minimum(space.groups // dp, layers)
     fits = np.empty(len(dp), dtype=np.bool_)
     for i, pipelines in enumerate(dp.tolist()):
-        # At most dp stages of each type are the last, the last but one, … of their pipelines.
+        # Of each type at most dp stages are last in their pipelines, at most dp last but one, and
+        # so on.
         deepest = max(int(longest[i]), -(-int(groups.max()) // pipelines))
         levels = np.arange(1, deepest + 1)
         flight = np.minimum(levels, space.microbatches)
@@ -151,20 +154,24 @@ def _may_fit(space: Space, dp: IntArray) -> NDArray[np.bool_]:
     return fits
 
 
-# Number of kept alternatives.
+# Maximum number of alternatives in the result.
 ALTERNATIVES: Final = 10
-# Combinations within this factor of the best are costed as alternatives (one type of nodes).
+# With one node type, combinations whose bound is within this factor of the best time are costed as
+# alternatives.
 _NEAR: Final = 1.25
-# Limit of the dynamic program's steps for each tried time; larger combinations are left open.
+# Maximum number of steps of the dynamic program for each tried time. Larger combinations are not
+# searched, and their bound stays open.
 _MOST_STEPS: Final = 3e7
-# Number of sizes, by least bound, with nearly equal divisions of nodes as first plans.
+# Number of sizes, those with the lowest bounds, for which nearly equal divisions of the nodes are
+# costed as first plans.
 _MOST_NEAR: Final = 10
-# Of plans within this factor of the least t_std, the fastest executed one is chosen.
+# Among plans within this factor of the least t_std, the plan with the shortest executed time is
+# chosen.
 _AS_GOOD: Final = 1.01
 
 
 def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | None:
-    """Search for the fastest plan; None if nothing fits.
+    """Return the fastest plan found with its proof; None if no plan fits.
 
     Parameters
     ----------
@@ -219,7 +226,7 @@ def pipeline_counts(space: Space) -> IntArray:
 
 
 def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
-    """Yield the sizes to search, with the fixed ones of the specification."""
+    """Yield the parallel sizes to search; sizes fixed in the specification stay fixed."""
     fixed, model = spec.fixed, spec.transformer
     degrees = [
         tp
@@ -238,7 +245,7 @@ def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
 def _search_uniform(
     spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
 ) -> int:
-    """Cost every division of one node type into equal pipelines; return the bound of the rest."""
+    """Cost divisions of one node type into equal pipelines; return a bound of the others, ps."""
     while open_ and open_[0][0] < best.time_ps * _NEAR:
         bound, number, dp = heapq.heappop(open_)
         for unit in _equal_units(spaces[number], dp):
@@ -285,9 +292,9 @@ def _equal_plan(space: Space, unit: Unit, dp: int) -> JobPlan | None:
 
 
 def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
-    """Return the microbatches of equal pipelines; interleaved ones take multiples of their stages.
+    """Return the microbatches per pipeline; with interleaving, a multiple of the stages.
 
-    None if there are too few, or no such multiples.
+    None if there are too few microbatches, or no such multiples.
     """
     each = stages if space.sizes.interleave > 1 else 1
     number, rest = divmod(space.microbatches, each)
@@ -300,7 +307,7 @@ def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
 def _search_mixed(
     spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
 ) -> int:
-    """Search ranges of dp on several node types, the least bound first; return the rest's bound."""
+    """Search ranges of dp on several node types, lowest bound first; return the others' bound."""
     spec = spaces[0].spec
     states = math.prod(device.nodes + 1 for device in spec.devices)
     few = states**2 * max(space.groups for space in spaces) <= _MOST_STEPS
@@ -346,7 +353,7 @@ def _search_mixed(
 
 
 def _bisect_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
-    """Offer the best plan of a search by bisection of its time; return its lower bound, ps."""
+    """Offer a combination's best plan, by bisection of its time; return its lower bound, ps."""
     if best.plans:
         found = mixed.plan_within(best.time_ps - 1)
     else:
@@ -380,7 +387,7 @@ def _offer_divisions(
     *,
     most_near: int,
 ) -> None:
-    """Offer plans with equally divided nodes, for `most_near` sizes also nearly equally."""
+    """Offer plans with equally divided nodes, and for `most_near` sizes nearly equally divided."""
     equal: dict[int, tuple[Division, ...]] = {}
     near: set[int] = set()
     for bound, number, dp in sorted(open_):

@@ -1,9 +1,9 @@
 # ruff: noqa: PLR0913, PLR0917, C901 - compiled loops: no objects there
 """Search space of a job's pipelines, and the results of the search.
 
-A unit is a set of whole nodes for one pipeline or for `replicas` equal ones; a node holds
-`slots / replicas` consecutive stages of each, and nodes of one type are adjacent. All pipelines of
-a plan share `Sizes`, so that gradient shards match.
+A unit is a set of whole nodes for one pipeline or for `replicas` equal pipelines. A node holds
+`slots / replicas` consecutive stages of each of these pipelines, and nodes of one type are
+adjacent. All pipelines of a plan have the same `Sizes`, so that gradient shards match.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from app.analysis.planning.problem import divisors
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Time without any plan.
+# Bound if there is no plan: larger than any time, ps.
 NO_BOUND: Final = 2**63 - 1
-# Blocks that fit a stage without a limit of memory.
+# Number of blocks that fit a stage if its memory is unlimited: larger than any model.
 _UNLIMITED: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class JobPipeline:
-    """A pipeline: its template, its microbatches, and the (type, number) of its nodes."""
+    """Pipeline: its template, number of microbatches, and the (type, number) of its nodes."""
 
     template: JobTemplate
     microbatches: int
@@ -46,13 +46,13 @@ class JobPipeline:
 
     @property
     def time_ps(self) -> int:
-        """Return the pipeline's t_std with synchronization and optimizer, ps."""
+        """Return the pipeline's t_std plus synchronization and optimizer, ps."""
         return self.template.time_ps(self.microbatches)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobPlan:
-    """A plan: pipelines that share a batch."""
+    """Plan: pipelines that share the global batch."""
 
     space: Space
     pipelines: tuple[JobPipeline, ...]
@@ -64,24 +64,24 @@ class JobPlan:
 
     @property
     def pp(self) -> int:
-        """Return the stages of the longest pipeline."""
+        """Return the number of stages of the longest pipeline."""
         return max(len(pipeline.template.stages) for pipeline in self.pipelines)
 
     @property
     def time_ps(self) -> int:
-        """Return the slowest pipeline's t_std with synchronization and optimizer, ps."""
+        """Return the slowest pipeline's t_std plus synchronization and optimizer, ps."""
         return max(pipeline.time_ps for pipeline in self.pipelines)
 
 
 @dataclass(slots=True)
 class BestJobs:
-    """The best plan of each combination of sizes, dp and pp so far."""
+    """Best plan so far for each combination of sizes, dp and pp."""
 
     plans: dict[tuple[Sizes, int, int], JobPlan] = field(default_factory=dict)
     time_ps: int = NO_BOUND
 
     def offer(self, plan: JobPlan | None) -> None:
-        """Keep a plan if it is the best of its sizes."""
+        """Keep a plan if it is the best of its combination."""
         if plan is None:
             return
         key = plan.space.sizes, plan.dp, plan.pp
@@ -93,19 +93,19 @@ class BestJobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundJob:
-    """The best plan, its proof, and the best plans of other sizes by t_std."""
+    """Best plan with its proof, and the best plans of other sizes by t_std."""
 
     plan: JobPlan  # the fastest executed of those within 1 % of the least t_std
     least_ps: int  # least t_std found
     lower_bound_ps: int  # of t_std
     alternatives: tuple[JobPlan, ...]
     planning_time_s: float
-    # Plans of simpler ways to run the job by name; None if nothing fits.
+    # Plans of simpler ways to run the job, by the way's name; None if no plan of a way fits.
     comparison: Mapping[str, JobPlan | None] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:
-        """Return the optimality gap of the least t_std, a fraction."""
+        """Return the optimality gap of the least t_std, as a fraction."""
         return max(self.least_ps / self.lower_bound_ps - 1, 0.0)
 
     @property
@@ -126,7 +126,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes of each type, the order of types in the pipeline, and the pipelines that share them."""
+    """Nodes by type, order of the types in the pipeline, and number of pipelines on the nodes."""
 
     nodes: tuple[int, ...]
     order: tuple[int, ...]
@@ -135,7 +135,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class JobStage:
-    """Number of blocks of a stage, and type and number of its node within the unit."""
+    """Number of blocks of a stage, with the type of its node and the node's number in the unit."""
 
     blocks: int
     device: int
@@ -144,7 +144,7 @@ class JobStage:
 
 @dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """A unit with its stages: ΣC, max C, and the tail of synchronization and optimizer, ps."""
+    """Unit with its stages, ΣC, max C, and the time of synchronization and optimizer, ps."""
 
     unit: Unit
     stages: tuple[JobStage, ...]
@@ -153,12 +153,12 @@ class JobTemplate:
     tail_ps: int
 
     def time_ps(self, microbatches: int) -> int:
-        """Return t_std of a pipeline with its tail, ps."""
+        """Return t_std of a pipeline including its tail, ps."""
         return self.sum_ps + (microbatches - 1) * self.slowest_ps + self.tail_ps
 
 
 class KernelCosts(NamedTuple):
-    """`StageCosts` of every type as arrays for compiled code."""
+    """`StageCosts` of every device type as arrays for compiled code."""
 
     block: IntArray
     embedding: IntArray
@@ -176,7 +176,7 @@ class KernelCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Space:
-    """The search space of a job at given sizes."""
+    """Search space of a job at given parallel sizes."""
 
     spec: JobSpec
     sizes: Sizes
@@ -186,12 +186,12 @@ class Space:
 
     @property
     def slots(self) -> int:
-        """Return the number of TP groups of a node."""
+        """Return the number of TP groups per node."""
         return self.spec.gpus_per_node // self.sizes.tp
 
     @property
     def groups(self) -> int:
-        """Return the number of TP groups of all nodes."""
+        """Return the total number of TP groups on all nodes."""
         return self.spec.nodes * self.slots
 
     @property
@@ -208,7 +208,7 @@ class Space:
         return sum(self.tail_parts_ps(unit, dp))
 
     def tail_parts_ps(self, unit: Unit, dp: int) -> tuple[int, int]:
-        """Return exposed synchronization and optimizer step of a unit's mean stage, ps."""
+        """Return exposed synchronization and optimizer step of a unit's average stage, ps."""
         spec, stages = self.spec, self.stages(unit)
         total = self.layers * self.arrays.block_parameters + 2 * self.arrays.table_parameters
         slowest = min(
@@ -218,12 +218,12 @@ class Space:
         return synchronization_ps(spec, slowest, total / stages, dp, unit.replicas)
 
     def static(self, dp: int) -> float:
-        """Return the bytes of weights, gradients and optimizer state for each parameter."""
+        """Return the bytes of weights, gradients and optimizer state per parameter."""
         return sum(static_bytes_per_parameter(self.spec, dp))
 
 
 def pace_after(device: JobDevice) -> tuple[float, float]:
-    """Return the sort key of a device's speed after the last backward pass, the slowest first."""
+    """Return the key that sorts devices by speed after the last backward pass, slowest first."""
     link = device.link_gbytes_per_s
     return device.accelerator.bytes_per_s, float("inf") if link is None else link
 
@@ -254,7 +254,7 @@ def space_of(spec: JobSpec, sizes: Sizes) -> Space:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def in_flight(stages: int, position: int, interleave: int, microbatches: int) -> float:
-    """Return the microbatches whose activations a stage holds: 1F1B, or interleaved 1F1B."""
+    """Return the number of microbatches whose activations a stage holds, plain or interleaved."""
     if interleave == 1:
         return float(min(stages - position, microbatches))
     chunks = 2 * (stages - position - 1) + (interleave - 1) * stages + 1
@@ -271,18 +271,18 @@ def arrange(
     interleave: int,
     microbatches: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return each stage's type, its time without blocks (ps), and the blocks that fit its memory.
+    """Return by stage its type, its time without blocks (ps), and the blocks that its memory holds.
 
     Parameters
     ----------
     nodes : int64 array, shape (types,)
         Nodes of each type.
     order : int64 array, shape (types,)
-        Types in the order of the pipeline, filled up with -1.
+        Types in the order of the pipeline, padded with -1.
     here : int
         Stages of the pipeline in each node.
     static : float
-        Bytes of weights, gradients and optimizer state for each parameter.
+        Bytes of weights, gradients and optimizer state per parameter.
     """
     stages = 0
     for t in range(nodes.shape[0]):
@@ -308,7 +308,8 @@ def arrange(
             extra[j] += costs.head[t]
             fixed += static * costs.table_parameters + costs.logits
         if stages > 1:
-            # Received activations (edge 0) and gradients (edge 1); chunks wrap around the ends.
+            # Time to receive activations (edge 0) and gradients (edge 1). With interleaving, the
+            # first and the last stage also receive, from each other.
             for edge in range(2):
                 at_end = first if edge == 0 else last
                 crosses = j % here == 0 if edge == 0 else (j + 1) % here == 0
@@ -335,7 +336,7 @@ def fronts(
     microbatches: int,
     least: int,
 ) -> tuple[IntArray, IntArray]:
-    """Return the concatenated fronts (`front_of`) of many units, and the start of each; 1F1B."""
+    """Return the concatenated Pareto fronts (`front_of`) of units, and each front's start; 1F1B."""
     count = nodes.shape[0]
     starts = np.zeros(count + 1, dtype=np.int64)
     points = np.empty((1024, 2), dtype=np.int64)
@@ -352,12 +353,12 @@ def fronts(
 
 
 def padded(order: tuple[int, ...], types: int) -> list[int]:
-    """Return the order of a unit's types filled up with -1."""
+    """Return the order of a unit's types, padded with -1 to the number of types."""
     return [*order, *[-1] * (types - len(order))]
 
 
 def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemplate | None:
-    """Return a unit with its best cut for a number of microbatches; None if none fits."""
+    """Return a unit's template with its best cut for n microbatches; None if no cut fits."""
     here = space.slots // unit.replicas
     chunks = space.sizes.interleave
     kind, extra, most = arrange(
@@ -371,7 +372,7 @@ def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemp
     )
     block = space.arrays.block[kind]
     if chunks > 1:
-        # Interleaved 1F1B runs equal stages of whole chunks.
+        # Interleaved 1F1B needs equal stages that consist of whole chunks.
         each, rest = divmod(space.layers, len(most))
         if len(most) == 1 or rest or each % chunks or int(most.min()) < each:
             return None
@@ -399,7 +400,7 @@ def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemp
 
 
 def units_of(space: Space) -> tuple[Unit, ...]:
-    """Return every possible unit of a cluster, with each order of its types."""
+    """Return every possible unit of a cluster, in each order of the unit's types."""
     shape = [device.nodes for device in space.spec.devices]
     slots, fixed = space.slots, space.spec.fixed.pp
     units = []

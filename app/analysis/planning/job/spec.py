@@ -1,6 +1,6 @@
 """Specification of a whole job's plan: model shape, nodes and global batch.
 
-`app.plans.specs.job` validates outside input.
+`app.plans.specs.job` validates specifications from outside.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Final
 
 from app.analysis.planning.transformer import Accelerator, Transformer
 
-# Searched numbers of sequences in a microbatch.
+# Numbers of sequences per microbatch that the search tries.
 MICROBATCHES: Final = (1, 2, 4, 8, 16)
-# Searched numbers of model chunks of a stage.
+# Numbers of model chunks per stage that the search tries.
 INTERLEAVES: Final = (1, 2, 3, 4, 5, 6, 8)
-# Bytes of a gradient: fp32, as Megatron-Core accumulates them.
+# Bytes per gradient: Megatron-Core accumulates gradients in fp32.
 GRADIENT_BYTES: Final = 4
 
 
 class Recompute(StrEnum):
-    """Activations that are recomputed in the backward pass instead of stored."""
+    """Kinds of activations that are recomputed in the backward pass instead of stored."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -48,7 +48,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class FixedParallelism:
-    """Fixed parallel sizes; None is searched."""
+    """Fixed parallel sizes; a size that is None is searched."""
 
     tp: int | None = None
     pp: int | None = None
@@ -62,9 +62,9 @@ class FixedParallelism:
 class JobDevice:
     """Nodes of one device type; all nodes of a job have the same number of devices.
 
-    `efficiency` is the share of the device's peak that matrix products reach; `link_gbytes_per_s`
-    the bandwidth from one device to the others of its node, decimal gigabytes a second, None if
-    transfers take no time.
+    `efficiency` is the share of the device's peak that matrix products reach. `link_gbytes_per_s`
+    is the bandwidth from one device to the other devices of its node, in decimal gigabytes per
+    second; None if transfers take no time.
     """
 
     accelerator: Accelerator
@@ -81,7 +81,7 @@ class JobDevice:
 
 @dataclass(frozen=True, slots=True)
 class AsItRuns:
-    """Measured iteration and parallel sizes of the job as it runs today; None is unknown."""
+    """Measured iteration and sizes of the job as it runs today; unknown values are None."""
 
     iteration_ms: float
     sizes: FixedParallelism
@@ -92,8 +92,8 @@ class AsItRuns:
 class JobSpec:
     """Planning problem of a whole job: model, nodes, batch and fixed sizes.
 
-    `inter_node_gbytes_per_s` is the bandwidth of a node to others, shared evenly by its devices,
-    decimal gigabytes a second; None if transfers take no time.
+    `inter_node_gbytes_per_s` is the bandwidth from a node to other nodes, shared evenly by the
+    node's devices, in decimal gigabytes per second; None if transfers take no time.
     """
 
     transformer: Transformer

@@ -1,12 +1,12 @@
 """Optimal search, best first over intervals of the slowest stage's time, with its certificate.
 
 A pass (`app.analysis.planning.search.passes`) finds the cheapest template whose stages take at most
-t, and thereby bounds every template with a faster slowest stage, so an interval of times is closed
-or split by few passes. The search ends when no open interval can hold a better template than the
-best one found. The intervals are the proof: each leaf of the certificate bounds the templates whose
-slowest stage takes low_ps to high_ps, every possible time is in a leaf, and the smallest bound is
-proven. By t_oobleck, which prices a single stage differently, leaves cover templates of several
-stages.
+t. Its cost bounds the cost of every template with a faster slowest stage, so few passes close or
+split an interval of times. The search ends when no open interval can hold a template better than
+the best template found. The intervals are the proof: each leaf of the certificate bounds the
+templates whose slowest stage takes low_ps to high_ps, every possible time is in a leaf, and so the
+lowest bound of all leaves is proven. For t_oobleck, which prices a single stage differently, leaves
+cover only templates of several stages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from app.analysis.planning.template import Template, compute_times, stage_times,
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An interval of the slowest stage's time, both ends included, with a bound of the cost, in ps.
+    """Interval of the slowest stage's time, ends included, with a lower bound of the cost, in ps.
 
     `bound_ps` is None if no template has its slowest stage in the interval.
     """
@@ -44,7 +44,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Leaves in ascending order, the proven bounds, and the number of explored intervals."""
+    """Leaves in ascending order of time, proven bounds, and number of explored intervals."""
 
     objective: str
     leaves: tuple[Leaf, ...]
@@ -64,7 +64,7 @@ class Certificate:
 
 
 class SearchObjective(Protocol):
-    """Objective of a search: its prices of stages and its bound of an interval."""
+    """Objective of a search: prices of stages, and a lower bound of the cost over an interval."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class SearchObjective(Protocol):
         """Return the goal of a pass over an interval."""
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
-        """Return the cost of a template by the objective, ps."""
+        """Return the cost of a template according to the objective, ps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class StandardTime:
 
 @dataclass(frozen=True, slots=True)
 class OobleckEstimate:
-    """Oobleck's estimate, t the slowest time: ΣL before it, (N_b + 2)·t, Σ(2·L − t) after it."""
+    """Oobleck's estimate with t = max L: ΣL before stage t, (N_b + 2)·t, Σ(2·L − t) after it."""
 
     microbatches: int
     most_stages: int
@@ -129,25 +129,27 @@ class OobleckEstimate:
         return SearchGoal(high_ps, variants, min(best, FAR))
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
-        """Return Oobleck's estimate of a template, ps; `FAR` where it is not defined."""
+        """Return Oobleck's estimate of a template, ps; `FAR` if the estimate is undefined."""
         value = t_oobleck(stage_times(problem, template), self.microbatches)
         return FAR if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedBound:
-    """Lower bound of an iteration executed by 1F1B, from computations C of stages and transfers.
+    """Lower bound of an iteration executed by 1F1B, from transfers and computation times C.
 
     A slowest stage k computes for N·C_k. Before its first computation a microbatch passes the
-    stages before k, after the last one its gradient does. Between k's first forward and first
-    backward, the stages behind k take X = ΣC and their transfers, while k can fill the time with n
-    microbatches at most, n ≤ the number of these stages: it waits at least X − n·F, and X − n·B
-    between its last computations. With fewer stages than microbatches both waits count,
-    Σ(2·C − C_k); else they may be the same wait, and half counts.
+    stages before k, and after its last computation the microbatch's gradient passes these stages.
+    Between the first forward and the first backward of k, the stages after k take X = ΣC plus their
+    transfers, while k can fill this time with at most n microbatches, n ≤ the number of stages
+    after k. So k waits at least X − n·F, and at least X − n·B between its last computations. With
+    fewer stages than microbatches both waits count, Σ(2·C − C_k); otherwise both may be the same
+    wait, and half of the sum counts.
 
-    With `fewer` the bound holds for templates with fewer stages than microbatches, else for the
-    others. The others' stages are credited a quarter of the slowest one each, which is charged N
-    times: with at least N stages, the bound stays valid.
+    With `fewer` the bound holds for templates with fewer stages than microbatches, otherwise for
+    the other templates. In these other templates, each stage is credited a quarter of the slowest
+    stage's time, and N quarters are charged in return: with at least N stages, the bound stays
+    valid.
     """
 
     microbatches: int
@@ -156,7 +158,7 @@ class ExecutedBound:
     with_transfers: bool = False
 
     def bound(self, cheapest: int, low_ps: int) -> int:
-        """Return a lower bound of the cost, given a slowest stage of at least low_ps."""
+        """Return a lower bound of the cost, ps, if the slowest stage takes at least low_ps."""
         return max(cheapest, self.microbatches * low_ps)
 
     def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
@@ -169,11 +171,12 @@ class ExecutedBound:
             Variant(0, 1, self.microbatches, charged, low_ps, high_ps, counted=0, apart=1),
             Variant(1, 1, 1, -granted, 0, high_ps, counted=0, apart=1),
         )
-        # No cutoff with credits, which the bound of the remaining layers does not include.
+        # With negative prices there is no cutoff, because the bound of the remaining layers ignores
+        # them.
         return SearchGoal(high_ps, variants, min(best, FAR) if self.fewer else FAR)
 
     def value(self, problem: PlanningProblem, template: Template) -> int:
-        """Return the bound of a template as a pass prices it, ps."""
+        """Return the bound of a template computed with the prices of a pass, ps."""
         computing = compute_times(problem, template)
         whole = stage_times(problem, template)
         slowest = max(computing)
@@ -193,7 +196,7 @@ class ExecutedBound:
 
 
 def objective_of(name: str, problem: PlanningProblem) -> SearchObjective:
-    """Return Oobleck's estimate for ``t_oobleck``, else t_std."""
+    """Return the search objective: Oobleck's estimate for ``t_oobleck``, else t_std."""
     microbatches = problem.spec.microbatches
     if name == "t_oobleck":
         return OobleckEstimate(microbatches, most_stages(problem))
@@ -201,13 +204,13 @@ def objective_of(name: str, problem: PlanningProblem) -> SearchObjective:
 
 
 def most_stages(problem: PlanningProblem) -> int:
-    """Return the largest number of stages of a template."""
+    """Return the maximum number of stages of a template."""
     return min(problem.spec.gpus, problem.layers)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Interval:
-    """Candidate times low..high (positions, both included), with a lower bound of the cost."""
+    """Positions low to high, both included, of candidate times, with a lower bound of the cost."""
 
     bound: int
     low: int
@@ -218,7 +221,7 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best template with its certificate."""
+    """Best template found, with its certificate."""
 
     template: Template
     cost_ps: int
@@ -228,9 +231,9 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """Best template known at the start of a search: intervals that cannot beat it are pruned.
+    """Best template known at a search's start; intervals that cannot contain a better are pruned.
 
-    Every template has a stage that takes at least `smallest_ps`, without transfers.
+    `smallest_ps`: every template has a stage that takes at least this time, without transfers.
     """
 
     template: Template
@@ -239,13 +242,13 @@ class Incumbent:
 
 
 class Search:
-    """One optimal search.
+    """Optimal search over the intervals of the slowest stage's time.
 
     Parameters
     ----------
     incumbent : Incumbent, optional
-        Result of another search. With it and a limit of the passes' cells, the search ends with the
-        bound that it has proven within the limit.
+        Result of another search. With an incumbent and a limit of the passes' cells, the search
+        ends with the bound that it has proven within the limit.
     """
 
     def __init__(
@@ -260,7 +263,8 @@ class Search:
         self.objective = objective
         self.times = candidate_times(problem, with_transfers=self.objective.with_transfers)
         if isinstance(self.objective, OobleckEstimate):
-            # A single stage has a formula of its own, and is offered in `_open_first_interval`.
+            # Oobleck's formula for a single stage differs, so passes skip the template with a
+            # single stage and `_open_first_interval` offers it.
             passes.cost = problem.cost_ps.copy()
             passes.cost[:, problem.layers, 0] = NEVER
         self.best: Template | None = None
@@ -272,13 +276,13 @@ class Search:
         self.open: list[_Interval] = []
         self.closed: list[_Interval] = []
         self.explored = 0
-        # Every template has a stage that takes at least this, without transfers.
+        # Every template has a stage that takes at least this time, without transfers.
         self.smallest_ps = 0
 
     def run(self) -> SearchResult | None:
-        """Search until the optimum is proven or the budget is spent; None without any template.
+        """Search until the optimum is proven or the budget spent; return None without a template.
 
-        A first template is found whatever the budget.
+        A first template is found even if the budget is already spent.
         """
         if not self._open_first_interval():
             return None
@@ -302,7 +306,7 @@ class Search:
         )
 
     def _open_first_interval(self) -> bool:
-        """Find first templates and open the interval to search; False without any template."""
+        """Find first templates and open the first interval; return False if no template exists."""
         if isinstance(self.objective, OobleckEstimate):
             for template in self.passes.single_stages():
                 self._offer(template)
@@ -356,11 +360,12 @@ class Search:
             stride *= 2
 
     def _explore(self, interval: _Interval) -> None:
-        """Close the interval, or replace it by smaller ones with better bounds."""
+        """Close the interval, or replace it by smaller intervals with higher bounds."""
         low, high = interval.low, interval.high
         objective = self.objective
         low_ps = int(self.times[low])
-        # The tail of times too long for a better template is closed without a pass.
+        # Times at the interval's end that are too long for a better template are closed without a
+        # pass.
         useful = self._last_useful(interval)
         if useful < high:
             tail_bound = objective.bound(interval.cheapest, int(self.times[useful + 1]))
@@ -380,7 +385,8 @@ class Search:
             bound = objective.bound(cutoff, low_ps)
             self._close(_Interval(bound, low, at, cutoff, visited=True))
             return
-        # Cells that cannot lead below the cutoff were pruned, so that is a bound, too.
+        # The pass prunes only cells whose cost cannot fall below the cutoff, so the cutoff is a
+        # lower bound, too.
         cheapest = min(table.best.value, cutoff)
         slowest = max(stage_times(self.problem, table.template_to(table.best)))
         split = max(int(self.times.searchsorted(slowest)), low)
@@ -408,7 +414,7 @@ class Search:
             self._push(part)
 
     def _halve(self, interval: _Interval) -> None:
-        """Replace an interval by its halves: passes over shorter times need fewer cells.
+        """Replace an interval by its halves, because passes over shorter times need fewer cells.
 
         Raises
         ------
@@ -436,7 +442,7 @@ class Search:
         return low
 
     def _pass(self, low: int, high: int, best: int) -> Table | None:
-        """Run a pass over an interval and offer its cheapest template."""
+        """Run a pass over an interval and offer the pass's cheapest template."""
         self.budget.check()
         self.explored += 1
         goal = self.objective.goal(int(self.times[low]), int(self.times[high]), best)

@@ -1,4 +1,4 @@
-"""Time budget of a search, on the caller's clock."""
+"""Time budget of a search, measured on the caller's clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def _timeless() -> float:
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """A deadline on a monotonic clock, in seconds; by default none.
+    """Deadline of a search on a monotonic clock, in seconds; by default there is no deadline.
 
     `report` receives the proven gap of an optimal search as it shrinks, a fraction. The clock is
     read between the steps of every method, with or without a deadline: an exception of the clock
     or of `report` cancels the search.
 
-    A divide and conquer over more than `most_divisions` is refused; some hundred million of them
-    take a second.
+    A divide and conquer over more than `most_divisions` divisions is refused; a few hundred million
+    divisions take a second.
     """
 
     clock: Callable[[], float] = _timeless
@@ -34,10 +34,10 @@ class SearchBudget:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
     def check(self) -> None:
-        """Read the clock, which may cancel the search, without regard to the deadline."""
+        """Read the clock regardless of the deadline, because reading it may cancel the search."""
         self.clock()
 
     def report_gap(self, gap: float) -> None:
-        """Report the proven gap, a fraction."""
+        """Report the proven optimality gap, as a fraction."""
         if self.report is not None:
             self.report(gap)

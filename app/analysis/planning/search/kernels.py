@@ -2,8 +2,9 @@
 """Compiled loops of the optimal search's dynamic program.
 
 A cell is a state (`app.analysis.planning.search.passes`), a plane and a layer l: layers [l, end)
-run on the state's devices. Planes are phase × number of stages; phase 0 holds the stages behind the
-slowest one, phase 1 the slowest one and those in front (`app.analysis.planning.search.best_first`).
+run on the state's devices. Planes are phase × number of stages. Phase 0 holds the stages after the
+slowest stage, phase 1 the slowest stage and the stages before it
+(`app.analysis.planning.search.best_first`).
 
 `low[s]` and `high[s]` bound the layers at which state s can be part of a template within the time
 limit of the pass; only cells between them are stored, plane after plane.
@@ -24,7 +25,7 @@ FAR = 1 << 61
 
 
 class Steps(NamedTuple):
-    """States of a problem, and the steps into each slot (see `app…passes.Step`)."""
+    """States of a planning problem, and the steps into each slot (see `app…passes.Step`)."""
 
     nodes: IntArray  # (types,): nodes of each type
     digits: IntArray  # (combinations, types): whole nodes of each type for each `v`
@@ -40,9 +41,9 @@ class Steps(NamedTuple):
 
 
 class PassCosts(NamedTuple):
-    """Prices of stages in a pass, and the layout of its cells."""
+    """Prices of stages in a pass, and the layout of the pass's cells."""
 
-    # See `app.analysis.planning.problem.PlanningProblem`.
+    # Arrays of `app.analysis.planning.problem.PlanningProblem`.
     cost: IntArray
     input_ps: IntArray
     gradient_ps: IntArray
@@ -59,7 +60,7 @@ class PassCosts(NamedTuple):
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def step_allowed(v: int, slot: int, step: int, steps: Steps) -> bool:
-    """Return whether a step leads into state (v, slot)."""
+    """Return whether a step can lead into the state (v, slot)."""
     if slot > 0:
         kind = steps.slot_type[slot]
         return bool(steps.digits[v, kind] < steps.nodes[kind])
@@ -71,11 +72,11 @@ def step_allowed(v: int, slot: int, step: int, steps: Steps) -> bool:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def reach_from_end(steps: Steps, fits_from: IntArray, layers: int) -> IntArray:
-    """Return for each state the lowest layer that its devices can reach from the end.
+    """Return for each state the lowest layer that its devices can reach from the model's end.
 
     `fits_from[option, b]` is the lowest first layer of a stage that ends before layer b or a later
-    one, `layers + 1` where none fits. The result is a bound, since it ignores transfers and the
-    number of stages; `layers + 1` where the state is unreachable.
+    layer, `layers + 1` if no stage fits. The result is a bound, since it ignores transfers and the
+    number of stages; it is `layers + 1` if the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     low = np.full(steps.digits.shape[0] * slots, layers + 1, dtype=np.int64)
@@ -100,10 +101,10 @@ def reach_from_start(
     low: IntArray,
     idle: bool,  # noqa: FBT001 - compiled code takes arguments by position
 ) -> IntArray:
-    """Return for each state the highest layer that the other devices can reach from the start.
+    """Return for each state the highest layer that the unused devices can reach from layer 0.
 
-    `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier one, -1
-    where none fits. The result is -1 where the state is unreachable.
+    `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier layer,
+    -1 if no stage fits. The result is -1 if the state is unreachable.
     """
     slots = steps.slot_type.shape[0]
     combinations = steps.digits.shape[0]
@@ -128,7 +129,7 @@ def reach_from_start(
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
-    """Return the first cell of each state, shape (states + 1,); the last entry is their number."""
+    """Return the first cell of each state, shape (states + 1,); last entry: number of cells."""
     begin = np.empty(low.shape[0] + 1, dtype=np.int64)
     total = 0
     for s in range(low.shape[0]):
@@ -141,14 +142,14 @@ def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> IntArray:
-    """Return for each cell the lowest cost of its layers, `FAR` if there is none.
+    """Return for each cell the lowest cost of its layers; `FAR` if no stages fit.
 
     Parameters
     ----------
     rest : int64 array, shape (layers + 1,)
         Lower bound of the cost of the layers before l, in the last phase.
     cutoff : int
-        Cells that cannot lead to a cost below it are pruned.
+        Cells that cannot lead to a cost below `cutoff` are pruned.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin
@@ -214,10 +215,10 @@ def steps_into(
     table: IntArray,
     most: int,
 ) -> IntArray:
-    """Return at most `most` transitions into a cell with a total cost of at most `budget`.
+    """Return at most `most` transitions into a cell whose total cost is at most `budget`.
 
-    Rows: step and variant; v, slot, phase, number of stages, layer and cost of the cell behind;
-    cost of the stage.
+    Rows: step and variant; v, slot, phase, number of stages, layer and cost of the cell after the
+    stage; cost of the stage.
     """
     cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
     low, high, begin = costs.low, costs.high, costs.begin

@@ -1,9 +1,9 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """Local search around the best template: near-optimal templates, hill climbing, rearrangement.
 
-Templates are ranked by their executed time, then by evenness. The neighborhood of a template: a
-layer moved to another stage, adjacent nodes swapped, the order of nodes reversed, two stages of a
-node merged.
+Templates are ranked by their executed time, then by evenness. The neighbors of a template differ
+from it in one of these changes: a layer moved to another stage, adjacent nodes swapped, the order
+of nodes reversed, two stages of a node merged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from app.analysis.planning.template import (
 
 
 def rearranged(problem: PlanningProblem, template: Template) -> Iterator[Template]:
-    """Yield the template with adjacent nodes swapped, reversed, and with stages of a node merged.
+    """Yield the template with two adjacent nodes swapped, reversed, or with stages merged.
 
     A node keeps its number of layers; the templates need not fit the memory.
     """
@@ -82,7 +82,7 @@ def _in_order(problem: PlanningProblem, groups: Sequence[Sequence[Stage]]) -> Te
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Time of a template that `limit_ps` limits in `climb`.
+# Kinds of template time that `climb` keeps at most at `limit_ps`.
 NOTHING = 0
 T_STD = 1
 T_OOBLECK = 2
@@ -109,16 +109,16 @@ def climb(
     *,
     whole: bool = False,
 ) -> tuple[Template, int]:
-    """Return the local optimum under moves of single layers, and the remaining `work`.
+    """Return the local optimum under moves of single layers, and the `work` that is left.
 
     Parameters
     ----------
     limited : int
-        ``NOTHING``, ``T_STD`` or ``T_OOBLECK``: the time that must stay at most `limit_ps`.
+        ``NOTHING``, ``T_STD`` or ``T_OOBLECK``: the time that must not exceed `limit_ps`.
     work : int
-        Limit of executed computations.
+        Maximum number of executed computations.
     whole : bool
-        Whether each stage must keep a tenth of the mean stage's time.
+        Whether each stage must take at least a tenth of the mean stage's time.
     """
     costs = _Costs(
         problem.forward_ps,
@@ -158,7 +158,7 @@ def _allowed(
     limit: int,
     whole: bool,  # noqa: FBT001 - compiled code takes arguments by position
 ) -> bool:
-    """Return whether the stages fit the memory and the template keeps the limit."""
+    """Return whether the stages fit the memory and the template's time is within the limit."""
     stages = option.shape[0]
     slowest, k, total = np.int64(0), 0, np.int64(0)
     for s in range(stages):
@@ -188,9 +188,10 @@ def _allowed(
 def _at_least(
     forward: IntArray, cost: IntArray, send: IntArray, back: IntArray, microbatches: int
 ) -> int:
-    """Return a lower bound of the executed time.
+    """Return a lower bound of the executed time, ps.
 
-    The maximum over all stages k of `app.analysis.planning.search.best_first.ExecutedBound`.
+    The bound is the maximum over all stages k of the bound in
+    `app.analysis.planning.search.best_first.ExecutedBound`.
     """
     stages = cost.shape[0]
     behind = np.int64(0)
@@ -230,7 +231,8 @@ def _climb(
     best = start.copy()
     best_ps, best_squares = np.int64(1) << 62, 0.0
     cuts = start.copy()
-    # Pair 0 prices the start; later pairs move a layer from stage pair // S to stage pair % S.
+    # Pair -1 evaluates the start; each later pair moves a layer from stage pair // S to stage pair
+    # % S.
     pair, since = -1, 0
     while since <= stages * stages:
         taken, given = 0, 0
@@ -273,29 +275,30 @@ def _climb(
     return best, work
 
 
-# Largest excess over the best cost of a listed template, a share.
+# Maximum excess of a listed template's cost over the best cost, as a share.
 NEAR: Final = 0.02
-# Accepted excess of the executed time for a template without slight stages whose nodes are divided
-# alike.
+# Maximum excess of the executed time, as a share, at which a template without slight stages, or
+# with the same number of stages on all nodes of a type, is preferred to the fastest template.
 SLOWER: Final = 0.01
-# Cheapest templates taken from each pass.
+# Number of cheapest templates taken from each pass.
 _CANDIDATES: Final = 24
-# Bisection passes that maximize the shortest stage.
+# Number of bisection passes that maximize the time of the shortest stage.
 _EVEN_PASSES: Final = 5
-# Limit of the cells of a pass that is repeated for evenness.
+# Maximum number of cells of a pass that is repeated to find evener templates.
 _MOST_CELLS: Final = 10_000_000
-# Starting points of hill climbing, each with another sequence of devices.
+# Number of starting points of hill climbing, each with a different sequence of devices.
 _CLIMBED: Final = 6
-# Templates that are rearranged in each round, and rearrangements of each.
+# Number of templates that are rearranged in each round, and number of rearrangements of each.
 _BEST: Final = 4
 _REARRANGED: Final = 32
-# Limit of executed computations: the larger of this and that number of iterations.
+# Limit of the work of hill climbing: `_WORK` executed computations or `_EXECUTIONS` executed
+# iterations, whichever is more.
 _WORK: Final = 8_000_000
 _EXECUTIONS: Final = 400
 
 
 def cheapest_templates(table: Table) -> Iterator[Template]:
-    """Yield the templates of a table in ascending order of ΣL (best-first over its transitions)."""
+    """Yield a table's templates in ascending order of ΣL (best first over its transitions)."""
     serial = itertools.count()
     heap: list[tuple[int, int, int, Cell, tuple[tuple[Transition, Cell], ...]]] = [
         (end.value, next(serial), 0, end, ()) for end in table.ends
@@ -326,17 +329,17 @@ def near_optimal(
     budget: SearchBudget,
     others: Iterable[Template] = (),
 ) -> tuple[Template, ...]:
-    """Return near-optimal templates by executed time, of equals the most even first.
+    """Return near-optimal templates sorted by executed time, then by evenness.
 
     Parameters
     ----------
     objective : str
-        By ``t_std`` or ``t_oobleck``, the search looks for ties of the best template and returns
-        those within `NEAR`. By ``simulated``, it looks for the fastest execution; templates with
-        slight stages, or with nodes of a type divided unequally, are dropped unless every other
-        template takes longer by more than `SLOWER`.
+        With ``t_std`` or ``t_oobleck``, the search looks for templates as good as the best template
+        and returns the templates within `NEAR` of it. With ``simulated``, it looks for the fastest
+        executed template; templates with slight stages, or with nodes of a type divided unequally,
+        are dropped unless every other template takes longer by more than `SLOWER`.
     others : iterable of Template
-        Further starting points.
+        Further starting points of the search.
     """
     candidates = {found.template, *found.others, *others, *_candidates(passes, found, budget)}
     near = _Neighborhood(passes, found, objective, budget, candidates)
@@ -354,7 +357,7 @@ def near_optimal(
 
 
 class _Neighborhood:
-    """Evaluated templates around the best one that fit the memory."""
+    """Evaluated templates around the best template; all of them fit the memory."""
 
     def __init__(
         self,
@@ -387,12 +390,12 @@ class _Neighborhood:
         return self._ranks[template]
 
     def within(self, cost_ps: int) -> tuple[Template, ...]:
-        """Return the templates that cost at most `NEAR` more, in order of rank."""
+        """Return the templates whose cost exceeds `cost_ps` by at most `NEAR`, sorted by rank."""
         limit = int(cost_ps * (1 + NEAR))
         return tuple(sorted((t for t in self.times if self.cost(t) <= limit), key=self.rank))
 
     def ties(self) -> list[Template]:
-        """Return the templates as good as the optimal search's best one, in order of rank."""
+        """Return the templates that cost as much as the optimal search's best, sorted by rank."""
         minimized = "t_oobleck" if self.objective == "t_oobleck" else "t_std"
         tied = (t for t, own in self.times.items() if getattr(own, minimized) == self.limit_ps)
         return sorted(tied, key=self.rank)
@@ -405,7 +408,7 @@ class _Neighborhood:
         limited: int = NOTHING,
         whole: bool = False,
     ) -> None:
-        """Hill-climb from at most `most` templates, each with another sequence of devices."""
+        """Climb from at most `most` templates, each with a different sequence of devices."""
         for template in templates:
             devices = limited, whole, tuple(stage.option for stage in template)
             if devices in self.climbed:
@@ -420,7 +423,7 @@ class _Neighborhood:
             self._add(moved)
 
     def drop_impractical(self, best: Template) -> None:
-        """Drop templates with slight stages or unequal nodes if others execute about as fast."""
+        """Drop templates with slight stages or unequal nodes if others are about as fast."""
         allowed = int(self.times[best].simulated * (1 + SLOWER))
         if has_slight_stage(self.problem, best) and not self.budget.spent:
             made = _without_slight_stages(
@@ -446,7 +449,7 @@ class _Neighborhood:
 def _without_slight_stages(
     passes: SearchPasses, template: Template, longest: int
 ) -> list[Template]:
-    """Return templates without slight stages whose slowest stage takes at most `longest`, ps."""
+    """Return templates without slight stages in which no stage takes longer than `longest`, ps."""
     times = stage_times(passes.problem, template)
     shortest = -(-sum(times) // (SLIGHT * len(times)))
     try:
@@ -459,7 +462,7 @@ def _without_slight_stages(
 def _candidates(
     passes: SearchPasses, found: SearchResult, budget: SearchBudget
 ) -> Iterator[Template]:
-    """Yield the cheapest and the evenest templates near the best one's slowest stage."""
+    """Yield the cheapest and the evenest templates with about the best template's slowest stage."""
     slowest = max(stage_times(passes.problem, found.template))
     for longest in (slowest, int(slowest * (1 + NEAR))):
         if budget.spent:
@@ -477,7 +480,7 @@ def _candidates(
 def _evener_templates(
     passes: SearchPasses, longest: int, budget: SearchBudget
 ) -> Iterator[Template]:
-    """Yield templates with ever longer shortest stages, found by bisection."""
+    """Yield templates with increasing time of the shortest stage, found by bisection."""
     low, high = 0, longest
     for _ in range(_EVEN_PASSES):
         if budget.spent:

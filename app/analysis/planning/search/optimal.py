@@ -1,6 +1,7 @@
-"""Provably best template with its lower bound, and near-optimal ones.
+"""Provably best template with its lower bound, and near-optimal templates.
 
-Where no template is feasible: the smallest changes of the specification that make one feasible.
+If no template is feasible, the module finds the smallest changes of the specification that make a
+template feasible.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from app.analysis.planning.search.passes import (
 from app.analysis.planning.template import Template, evaluate, fits, memory_of
 from app.errors import Fault, InfeasiblePlanError
 
-# Relative precision of the bisection for the least sufficient memory.
+# Relative precision of the bisection for the minimum sufficient memory.
 _PRECISION: Final = 0.01
-# Limit of the cells of a pass that is repeated for every tried memory or bound.
+# Maximum number of cells of a pass that is repeated for every tried memory or bound.
 _MOST_CELLS: Final = 10_000_000
 SIMULATED: Final = "simulated"
 
@@ -46,7 +47,7 @@ SIMULATED: Final = "simulated"
 def nearest_changes(
     problem: PlanningProblem, budget: SearchBudget
 ) -> tuple[str, tuple[Fault, ...]]:
-    """Return the reason as a sentence, and changes that each make a template feasible."""
+    """Return why no template is feasible, and changes each of which makes a template feasible."""
     spec = problem.spec
     unlimited = replace(problem, capacity_bytes=np.full(len(problem.options), np.inf))
     if spec.nodes > problem.layers and not spec.allow_idle and not spec.replicate:
@@ -108,7 +109,7 @@ def _gib(size: float) -> str:
 
 
 def _least_memory(problem: PlanningProblem, kind: int, budget: SearchBudget) -> float | None:
-    """Return the least memory of one type's devices for a template, bytes, within `_PRECISION`."""
+    """Return the minimum device memory of a type for any template, bytes, within `_PRECISION`."""
     mine = np.array(
         [
             option.nodes[kind] > 0 if option.nodes else option.device == kind
@@ -159,7 +160,7 @@ def _with_memory_factor(problem: PlanningProblem, factor: float) -> PlanningProb
 
 
 def _some_template(problem: PlanningProblem) -> Template | None:
-    """Return any template that fits; on large clusters by the careful count of memory."""
+    """Return any template that fits; on large clusters memory is counted at its upper bound."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
     space = build_states(problem)
     most = min(problem.spec.gpus, problem.layers, problem.spec.microbatches)
@@ -173,14 +174,14 @@ def _some_template(problem: PlanningProblem) -> Template | None:
 def bounds_of_execution(
     passes: SearchPasses, best: Template, smallest_ps: int, budget: SearchBudget
 ) -> tuple[SearchResult, ...]:
-    """Return searches whose least bound holds for the executed time of every template.
+    """Return search results whose lowest bound is a bound of every template's executed time.
 
     Parameters
     ----------
     best : Template
         The incumbent: intervals that cannot beat its execution are pruned.
     smallest_ps : int
-        Every template has a stage that takes at least this, without transfers.
+        Every template has a stage that takes at least this time, without transfers.
     """
     problem, microbatches = passes.problem, passes.problem.spec.microbatches
     fewest = 1 if problem.spec.allow_idle or problem.spec.replicate else problem.spec.nodes
@@ -201,11 +202,11 @@ def bounds_of_execution(
 
 @dataclass(frozen=True, slots=True)
 class OptimalPlan:
-    """The best template by the objective, its proof, and near-optimal templates.
+    """Best template for the objective with its proof, and near-optimal templates.
 
-    No template costs less than `lower_bound_ps` by the objective. By ``simulated`` the certificate
-    proves the best t_std, from which the search for the fastest execution starts. `near` holds
-    near-optimal templates, the best one among them, in order of executed time.
+    No template costs less than `lower_bound_ps` according to the objective. With ``simulated`` the
+    certificate proves the best t_std, from which the search for the fastest execution starts.
+    `near` holds near-optimal templates including the best template, sorted by executed time.
     """
 
     template: Template
@@ -216,7 +217,7 @@ class OptimalPlan:
 
 
 def plan_optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> OptimalPlan:
-    """Search for the best template.
+    """Return the best template for an objective, with proof and near-optimal templates.
 
     Parameters
     ----------
@@ -229,7 +230,8 @@ def plan_optimal(problem: PlanningProblem, objective: str, budget: SearchBudget)
         There is no template, or the cluster is too large for this search.
     """
     space = build_states(problem)
-    # A relaxation first: memory in flight at its least. If its best template fits, it is optimal.
+    # First search a relaxed problem that counts the minimum of microbatches in flight. If the best
+    # template of the relaxed problem fits the memory, it is optimal for the exact problem, too.
     passes = SearchPasses(problem, space, AT_LEAST)
     minimized = objective_of(objective, problem)
     search = Search(passes, minimized, budget)
@@ -253,7 +255,7 @@ def _rank_near_optimal(
     budget: SearchBudget,
     smallest_ps: int,
 ) -> OptimalPlan:
-    """Return the best template by the objective, of equals the fastest executed."""
+    """Return the best template for the objective; among equals the fastest executed one."""
     problem = passes.problem
     if objective != SIMULATED:
         near = near_optimal(passes, found, objective, budget)
@@ -280,10 +282,10 @@ def _within_memory(
     objective: SearchObjective,
     budget: SearchBudget,
 ) -> tuple[SearchPasses, SearchResult | None]:
-    """Search with exact memory: the number of stages behind a stage becomes part of the state.
+    """Search with exact memory: a state also holds the number of stages after the stage.
 
-    Where that has too many cells, memory is counted at its most, and the relaxed search's bound
-    gives the gap.
+    If this has too many cells, memory is counted at its upper bound, and the gap is computed from
+    the relaxed search's bound.
     """
     exact = SearchPasses(problem, relaxed.space, EXACT)
     try:

@@ -1,11 +1,11 @@
-"""A pass of the optimal search: the cheapest template with stages of limited time.
+"""Pass of the optimal search: the cheapest template whose stages take a limited time.
 
-A dynamic program builds the pipeline from its end. A state is the set of devices in use: the whole
-nodes of each type, as a number `v` in mixed radix, and the `slot`, which is the type and free
-devices of the open node (0: closed, no open node). A step adds a stage in front. A stage on g
-devices has a position in its node that g divides. Where no device may idle, nodes are filled one
-after another; else a stage takes the last position that fits, and a node may be closed before it is
-full.
+A dynamic program builds the pipeline from its end. A state is the set of devices in use: the number
+of whole nodes of each type, encoded as a number `v` in mixed radix, and the `slot`, which is the
+type and the number of free devices of the open node (0: closed, no open node). A step adds a stage
+in front. A stage on g devices starts at a position in its node that is a multiple of g. If no
+device may idle, nodes are filled one after another; otherwise a stage takes the last position that
+fits, and a node may be closed before it is full.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from app.analysis.planning.template import Template, fits, number_nodes
 
 CLOSED = 0
 
-# Limit of the cells of one pass, 8 bytes each.
+# Maximum number of cells of a pass, 8 bytes each, which bounds its memory.
 MOST_CELLS: Final = 150_000_000
 _MOST_TRANSITIONS: Final = 4096
 
-# Counts of the stages from a stage to the end, by which its memory in flight is limited.
+# How a pass counts the stages from a stage to the end, which determine the stage's microbatches in
+# flight and so its memory: exactly, or by a lower or an upper bound.
 EXACT: Final = "exact"
 AT_LEAST: Final = "at_least"
 AT_MOST: Final = "at_most"
@@ -43,11 +44,11 @@ AT_MOST: Final = "at_most"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage added in front, which leads from slot `source` to slot `target`.
+    """Addition of a stage in front of a partial pipeline, from slot `source` to slot `target`.
 
-    `gain` are the whole nodes by which `v` grows; `opened` is the type of the open node afterwards,
-    -1 where it is closed. `left` and `right` are the links to the next stage in front and to the
-    one behind: ``INSIDE`` the node or ``BETWEEN`` nodes.
+    `gain` are the whole nodes by which `v` grows; `opened` is the type of the open node after the
+    step, -1 if no node is open. `left` and `right` are the links to the stage before and to the
+    stage after the added stage: ``INSIDE`` the node or ``BETWEEN`` nodes.
     """
 
     source: int
@@ -61,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSpace:
-    """The states of a problem and the steps between them."""
+    """States of a planning problem, and the steps between states."""
 
     steps: Steps
     slots: int
@@ -71,19 +72,20 @@ class StateSpace:
 
     @property
     def states(self) -> int:
-        """Return the number of states, reachable or not."""
+        """Return the number of states, reachable or unreachable."""
         return len(self.steps.digits) * self.slots
 
 
 def build_states(problem: PlanningProblem) -> StateSpace:
-    """Return the states of a problem with their steps."""
+    """Return the states of a planning problem with the steps between them."""
     devices, idle = problem.spec.devices, problem.spec.allow_idle
     nodes = np.array([device.nodes for device in devices], dtype=np.int64)
     stride = np.concatenate([np.cumprod((nodes + 1)[::-1])[::-1][1:], [1]]).astype(np.int64)
     digits = np.stack(
         np.unravel_index(np.arange(int(np.prod(nodes + 1))), tuple(nodes + 1)), axis=1
     ).astype(np.int64)
-    # Slots in order of fewer free devices, so that a step within one `v` never leads backwards.
+    # Slots are sorted by descending number of free devices, so that a step within one `v` always
+    # leads to a later slot.
     slots = [(-1, 0)] + [
         (i, free)
         for i, device in enumerate(devices)
@@ -98,7 +100,7 @@ def build_states(problem: PlanningProblem) -> StateSpace:
     in_use = np.array([0] + [devices[i].gpus_per_node - free for i, free in slots[1:]])
     fewest = closed[:, None] + np.array([i >= 0 for i, _ in slots])[None, :]
     if problem.spec.replicate:
-        # A replicated stage takes several nodes.
+        # A replicated stage takes several nodes, so one stage may use all of them.
         fewest = np.minimum(fewest, 1)
     return StateSpace(
         Steps(
@@ -147,9 +149,10 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
 
 
 def _position(free: int, option: Option, *, idle: bool) -> int | None:
-    """Return the position of a stage in a node with `free` free devices, None if it has none.
+    """Return a stage's position in a node with `free` free devices; None if there is no position.
 
-    The last position dominates the others, as it leaves the most devices.
+    The last possible position is never worse than the others, since it leaves the most devices
+    free.
     """
     last = (free - option.gpus) // option.gpus * option.gpus
     if not idle and last != free - option.gpus:
@@ -158,13 +161,14 @@ def _position(free: int, option: Option, *, idle: bool) -> int | None:
 
 
 class TooManyCellsError(Exception):
-    """The pass would have more cells than its limit."""
+    """The pass would need more cells than its limit."""
 
 
 class Variant(NamedTuple):
     """Price of a stage in a pass: `factor` × time + `apart` × transfers + `summand`, ps.
 
-    Valid for times from `shortest_ps` to `longest_ps`, as a step between two phases.
+    The price is valid for stage times from `shortest_ps` to `longest_ps`, and for a step from one
+    phase to the same or the next phase.
     """
 
     from_phase: int
@@ -179,7 +183,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchGoal:
-    """Objective of a pass: the least sum of prices."""
+    """Goal of a pass: the least sum of stage prices."""
 
     longest_ps: int  # limit of a stage's time
     variants: tuple[Variant, ...]
@@ -188,7 +192,7 @@ class SearchGoal:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the table, with the cost of its layers."""
+    """Cell of a pass's table, with the cost of the cell's layers."""
 
     v: int
     slot: int
@@ -200,7 +204,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A stage that leads into a cell: the cell behind it, the step, and the stage's cost."""
+    """Transition into a cell by a stage: cell after the stage, step, and cost of the stage."""
 
     step: int
     behind: Cell
@@ -208,7 +212,7 @@ class Transition:
 
 
 class SearchPasses:
-    """Runs the passes of one search; they share states, bounds and the limit of cells."""
+    """Passes of one search, which share states, bounds and the limit of cells."""
 
     def __init__(
         self,
@@ -230,7 +234,7 @@ class SearchPasses:
         self.fixed_count = most if self.counting == AT_MOST else fewest
         self.memory_first = self._memory_first(int(most.max()) + 1)
         self.cost = problem.cost_ps
-        # Lower bound of the cost of all layers before each layer.
+        # For each layer: lower bound of the cost of all layers before it.
         layers = np.arange(self.layers)
         single = self.problem.cost_ps[:, layers + 1, layers].min(axis=0)
         if self.problem.spec.replicate:
@@ -238,7 +242,7 @@ class SearchPasses:
         self.rest = np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
 
     def _memory_first(self, counts: int) -> IntArray:
-        """Return ``[option, n, b]``: lowest first layer that fits memory, n stages to the end."""
+        """Return ``[option, n, b]``: lowest first layer within memory, with n stages to the end."""
         problem = self.problem
         shape = (len(problem.options), counts, self.layers + 1)
         if not problem.limited:
@@ -252,14 +256,14 @@ class SearchPasses:
         return lowest
 
     def lowest_first(self, longest_ps: int) -> IntArray:
-        """Return ``[option, n, b]``: the lowest first layer of a stage that ends before layer b."""
+        """Return ``[option, n, b]``: lowest first layer of a stage that ends before layer b."""
         inside = np.tri(self.layers + 1, k=-1, dtype=bool)
         by_time = ((self.problem.cost_ps > longest_ps) & inside).sum(axis=2)
         lowest: IntArray = np.maximum(by_time[:, None, :], self.memory_first)
         return lowest
 
     def bounds(self, lowest: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the lowest and highest layer at which each state can be part of a template."""
+        """Return by state the lowest and highest layer at which it can be part of a template."""
         space, layers = self.space, self.layers
         least = lowest[:, min(1, lowest.shape[1] - 1)]
         low = self._from_end(least)
@@ -270,7 +274,7 @@ class SearchPasses:
             fits_to[:, begin] = np.where(ok.any(axis=1), layers - ok[:, ::-1].argmax(axis=1), -1)
         fits_to = np.maximum.accumulate(fits_to, axis=1)
         high = reach_from_start(space.steps, fits_to, low, space.idle)
-        # A stage has a layer, and each remaining node has a stage.
+        # Each stage has at least one layer, and each remaining node at least one stage.
         fewest = self.space.fewest_stages.ravel()
         np.minimum(high, self.layers - fewest, out=high)
         if not self.space.idle and not self.problem.spec.replicate:
@@ -278,19 +282,19 @@ class SearchPasses:
         return low, high
 
     def _from_end(self, least: IntArray) -> IntArray:
-        """Return the lowest layer that each state reaches from the end."""
+        """Return the lowest layer that each state reaches from the model's end."""
         usable = np.where(least < np.arange(self.layers + 1), least, self.layers + 1)
         fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
         return reach_from_end(self.space.steps, np.ascontiguousarray(fits_from), self.layers)
 
     def feasible(self, longest_ps: int) -> bool:
-        """Return False if no template has stages of at most this time, by a bound."""
+        """Return False if a bound proves that no template has all stages within `longest_ps`."""
         lowest = self.lowest_first(longest_ps)
         low = self._from_end(lowest[:, min(1, lowest.shape[1] - 1)])
         return any(low[s] == 0 for s in self.last_states())
 
     def last_states(self) -> range:
-        """Return the states of a whole template."""
+        """Return the states in which a template is complete."""
         slots, states = self.space.slots, self.space.states
         return (
             range(slots, states, slots)
@@ -299,7 +303,7 @@ class SearchPasses:
         )
 
     def single_stages(self) -> list[Template]:
-        """Return the templates of a single stage that fit."""
+        """Return the templates with a single stage that fit the memory."""
         steps, problem = self.space.steps, self.problem
         options = [
             int(steps.option[step])
@@ -312,12 +316,12 @@ class SearchPasses:
         return [template for template in templates if fits(problem, template)]
 
     def run(self, goal: SearchGoal, most_cells: int | None = None) -> Table | None:
-        """Return the pass's table, or None if no template is within the goal.
+        """Return the pass's table; None if no template meets the goal.
 
         Parameters
         ----------
         most_cells : int, optional
-            Limit of this pass, where only a small one is worth its time.
+            Maximum number of cells of this pass, given if only a small pass is worth its time.
 
         Raises
         ------
@@ -349,7 +353,7 @@ class SearchPasses:
 
 
 class Table:
-    """The filled cells of one pass; `ends` are those with all layers, the cheapest first."""
+    """Filled cells of one pass; `ends` are the cells with all layers, cheapest first."""
 
     def __init__(
         self, passes: SearchPasses, costs: PassCosts, goal: SearchGoal, phases: int
@@ -372,7 +376,7 @@ class Table:
         self.best = self.ends[0] if self.ends else None
 
     def transitions(self, cell: Cell, budget: int) -> list[Transition]:
-        """Return the transitions into a cell with a total cost of at most `budget`."""
+        """Return the transitions into a cell whose total cost is at most `budget`."""
         rows = steps_into(
             cell.v, cell.slot, cell.phase, cell.count, cell.layer, budget,
             self.passes.space.steps, self._costs, self.values, _MOST_TRANSITIONS,
@@ -382,7 +386,7 @@ class Table:
         ]
 
     def template_to(self, cell: Cell) -> Template:
-        """Return a template of the cell's cost."""
+        """Return a template that attains the cell's cost."""
         path: list[tuple[Transition, Cell]] = []
         while cell.layer < self.passes.layers:
             transition = self.transitions(cell, cell.value)[0]
@@ -391,7 +395,7 @@ class Table:
         return self.template_of(path)
 
     def template_of(self, path: list[tuple[Transition, Cell]]) -> Template:
-        """Return the template of a path from the pipeline's start."""
+        """Return the template of a path that begins at the pipeline's start."""
         steps = self.passes.space.steps
         parts, same_node = [], False
         for transition, cell in path:
@@ -404,12 +408,12 @@ class Table:
 
 
 def cheapest_within(longest_ps: int, cutoff: int = FAR, shortest_ps: int = 0) -> SearchGoal:
-    """Return the goal of the least ΣL with every stage's time between two limits, ps."""
+    """Return the goal that minimizes ΣL with every stage's time between two limits, ps."""
     return SearchGoal(longest_ps, (Variant(0, 0, 1, 0, shortest_ps, longest_ps),), cutoff)
 
 
 def candidate_times(problem: PlanningProblem, *, with_transfers: bool = True) -> IntArray:
-    """Return every time that a stage can take, sorted."""
+    """Return every possible time of a stage, ps, in ascending order."""
     inside = np.tri(problem.layers + 1, k=-1, dtype=bool)
     cost = problem.cost_ps[:, inside]
     if not with_transfers:
