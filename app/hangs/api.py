@@ -1,4 +1,4 @@
-"""Routes of the API: files of hanging jobs, and the verdicts on them."""
+"""API routes: files of hanging jobs, and the verdicts on the hangs."""
 
 from __future__ import annotations
 
