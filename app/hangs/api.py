@@ -104,7 +104,7 @@ _CONTENT = {
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for files of hanging jobs and for verdicts."""
     routes = api_router("hangs")
 
     @routes.post(

@@ -46,7 +46,8 @@ class StoredHang(OfProject, Base):
     changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # digest of the archive; null if the files were sent one by one
     content_sha256: Mapped[bytes | None]
-    # when the hang ended, and the person who ended it; null if a later session showed that it ended
+    # when the hang ended, and the person who ended it; null if a later session or the pulse showed
+    # that it ended
     over_at: Mapped[datetime | None]
     over_by: Mapped[str | None]
     kind: Mapped[HangKind] = mapped_column(StateColumn(HangKind))

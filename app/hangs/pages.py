@@ -138,7 +138,7 @@ def _downward(
 
 
 def graph_words(document: HangDocument) -> str:
-    """Return the text alternative of the graph."""
+    """Return the text alternative of the graph, for screen readers."""
     parts = [
         f"{plural(len(box.ranks), 'rank')} ({ranks_text(box.ranks)}): {box.what}"
         for box in document.boxes

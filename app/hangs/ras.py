@@ -25,7 +25,8 @@ _MOST_COMMUNICATORS: Final = 1 << 16
 # Sends and receives are left out of the counts, because their numbers may differ between ranks
 # without a fault.
 _TRANSFERS: Final = re.compile(r"Send|Recv")
-# The pattern includes the second key, because a recorder dump may have the same first key.
+# The pattern includes the key "communicators", because a recorder dump may begin with
+# "nccl_version", too.
 _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
 
 

@@ -85,7 +85,7 @@ class RequestsBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for pulses, notices and requests for sessions."""
     routes = api_router("pulse")
 
     @routes.post(
@@ -203,7 +203,7 @@ class SwitchBody(BaseModel):
 
 
 def reading_router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for spans, map, export and the switch."""
     routes = api_router("pulse", "/api/v1")
     octets: dict[int | str, dict[str, Any]] = {200: {"content": {BYTES: {}}}}
 

@@ -134,7 +134,7 @@ class PulseBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentPulse:
-    """The usable content of a body; `counts` are unusable rows and files by code."""
+    """The usable content of a body; `counts` has the number of unusable rows and files by code."""
 
     rows: Pulses
     host: str

@@ -420,7 +420,7 @@ def _capital(text: str) -> str:
 
 
 def minutes_csv(live: LiveJob) -> Table:
-    """Return the step times by minute."""
+    """Return the table of a job's step times, one row for each minute."""
     header = (
         "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
         "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
@@ -429,7 +429,7 @@ def minutes_csv(live: LiveJob) -> Table:
 
 
 def slowest_csv(live: LiveJob) -> Table:
-    """Return the slowest ranks by minute, the slowest first."""
+    """Return the table of the slowest ranks in each minute, the slowest first."""
     header = ("attempt", "start", "rank", "host", "gpu", "ratio")
     return Table(
         header,
@@ -442,7 +442,7 @@ def slowest_csv(live: LiveJob) -> Table:
 
 
 def notices_csv(live: LiveJob) -> Table:
-    """Return the notices, the latest first."""
+    """Return the table of a job's notices, the latest first."""
     header = (
         "attempt", "number", "kind", "ranks", "hosts", "factor", "from_step", "noticed_step",
         "noticed_at", "cleared_step", "cleared_at", "outcome", "session", "cause", "gpu_hours",

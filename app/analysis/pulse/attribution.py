@@ -18,7 +18,7 @@ from app.analysis.pulse.notices import Ledger, Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupView:
-    """The state of a process group after a step, on which notices are decided.
+    """The state of a process group after a step, from which notices are opened and cleared.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ class GroupView:
 # A subject is slow together with another if its median residual over the same steps is more than
 # this share of the other's.
 _TOGETHER: Final = 0.5
-# If host names are unknown, a stage of at most this many ranks is taken to be on one host, since
-# most hosts have eight GPUs.
+# If host names are unknown, the ranks of a stage are taken to share a host if the stage has at most
+# this many ranks.
 _HOST_RANKS: Final = 8
 # A subject drifted if its median residual over this many steps before the slowdown was above this
 # share of its slack, and its residual since then is at most this multiple of the slack.

@@ -292,8 +292,9 @@ def _waited_for(alive: Mapping[int, LastSeen]) -> tuple[int, ...]:
         return tuple(sorted(busy))
     if pool is behind:
         return tuple(sorted(behind))
-    # Either all ranks are in waiting operations, or none is. Blame the ranks whose operation
-    # differs from that of most ranks, if they entered it before the others entered theirs.
+    # Either all ranks are in waiting operations, or most of them are in none. Blame the ranks whose
+    # operation differs from that of most ranks, if they entered it before the others entered
+    # theirs.
     phases = Counter(seen.phase for seen in alive.values())
     common, number = phases.most_common(1)[0]
     if number == len(alive) or number < _MOST_NAMED * len(alive):

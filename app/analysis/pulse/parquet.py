@@ -57,7 +57,7 @@ _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexErr
 
 @dataclass(slots=True)
 class PulseFile:
-    """A file of pulses; `counts` holds the number of dropped rows by code, after reading."""
+    """A Parquet file of pulses; `counts` has the number of dropped rows by code after reading."""
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)
