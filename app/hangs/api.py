@@ -1,4 +1,4 @@
-"""Routes of the API: files of hanging jobs, and the verdicts on them."""
+"""API routes: files of hanging jobs, and the verdicts on the hangs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _CONTENT = {
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for files of hanging jobs and for verdicts."""
     routes = api_router("hangs")
 
     @routes.post(

@@ -1,4 +1,4 @@
-"""Files of a hanging job: detection of their kinds, and the state of the job from all of them."""
+"""Files of a hanging job: detection of each file's kind, and the job's state from all files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.errors import InvalidTraceError
 from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
 from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
 
-# Start of the document in which the client describes the process of a silent rank.
+# First bytes of the document in which a client describes the process of a silent rank.
 _BEGINS: Final = b'{"process":'
 _INVALID: Final = "hang.invalid_process"
 
@@ -40,7 +40,7 @@ def is_process(body: bytes) -> bool:
 
 
 def read_process(body: bytes) -> Process:
-    """Return the process that a body describes.
+    """Return the process that the body of a file describes.
 
     Raises
     ------
@@ -58,7 +58,8 @@ def read_process(body: bytes) -> Process:
     return Process(process.pid, process.state, process.wait_channel)
 
 
-# Sizes of a file; one of RAS holds up to 16,384 ranks.
+# Largest size of a file in bytes. The output of RAS may be larger, since it covers up to 16,384
+# ranks.
 MOST_BYTES: Final = 32 * 1024 * 1024
 MOST_RAS_BYTES: Final = 128 * 1024 * 1024
 _MOST_RANKS: Final = 1 << 17
@@ -66,7 +67,7 @@ _RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt))?$")
 
 
 class FileKind(StrEnum):
-    """Kinds of files, by their writer."""
+    """Kinds of files, named after the tool that writes them."""
 
     FLIGHT_RECORDER = "flight_recorder"
     PY_SPY = "py_spy"
@@ -76,7 +77,7 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangFile:
-    """A parsed file, with the content of its kind.
+    """A parsed file of a hang; only the field of its kind has content.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class HangFile:
 
 
 def kind_of(body: bytes) -> FileKind | None:
-    """Return the kind of a file by its first bytes; None if unknown."""
+    """Return the kind of a file, detected from its first bytes; None if unknown."""
     start = body[:256].lstrip()[:1]
     if start == b"[":
         return FileKind.PY_SPY
@@ -112,7 +113,7 @@ def rank_in_name(name: str) -> int | None:
 
 
 def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile | None:
-    """Return a parsed file; None of an unknown kind.
+    """Return the parsed file; None if its kind is unknown.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
 
 
 def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
-    """Return the state of a job from all its files.
+    """Return the state of a job, combined from all its files.
 
     Recorder dumps show what ranks wait for; without any, the counts of RAS do, and without these
     the stacks. RAS also has the host and GPU of each rank. Dumps and stacks of a rank whose process
@@ -209,7 +210,7 @@ def _recorded(
     stacks: Mapping[int, tuple[Frame, ...]],
     silent: Collection[int],
 ) -> JobState:
-    """Return the state by recorders or RAS; an empty one if there are only stacks."""
+    """Return the job's state by recorders, else by RAS; an empty state if there are only stacks."""
     if recorder is not None:
         job = recorder.job(silent)
         return replace(job, places=ras_places(communicators)) if communicators else job

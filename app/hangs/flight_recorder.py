@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's flight recorder: the collectives of each rank that are not completed.
+"""Dumps of PyTorch's flight recorder: the collectives that each rank has not completed.
 
 `_dump_nccl_trace` writes a pickle, `_dump_nccl_trace_json` JSON, of the same fields
 (torch/csrc/distributed/c10d/FlightRecorder.hpp). Groups have names, which all ranks share, and
@@ -22,17 +22,20 @@ from app.hangs.plain_pickle import plain_pickle
 _PICKLE: Final = b"\x80"
 _COMPLETED: Final = "completed"
 _DEFAULT_GROUP: Final = "default_pg"
-# PyTorch's description of a group without one.
+# Description that PyTorch writes for a process group without a description.
 _UNDESCRIBED: Final = "undefined"
-# "nccl:send 0->3", "gloo:recv 0<-3"; ranks within the group.
+# Names of transfers, such as "nccl:send 0->3" or "gloo:recv 0<-3"; the numbers are ranks within the
+# group.
 _TRANSFER: Final = re.compile(r"(?:send|recv|isend|irecv)\s*(\d+)\s*(->|<-)\s*(\d+)$")
 _MOST_RANKS: Final = 1 << 20
-# A recorder holds a few thousand; completed ones are left out.
+# Largest number of entries in a dump. A recorder holds a few thousand entries, and completed
+# entries are left out.
 _MOST_ENTRIES: Final = 1 << 16
 _MOST_GROUPS: Final = 1 << 16
-# Pending operations of a rank; it waits for the first.
+# Largest number of pending operations that are kept for a rank, since the rank waits for the first
+# of them.
 _MOST_PENDING: Final = 256
-# Ranks of all groups together: 16,384 ranks in 64 groups each are a quarter of it.
+# Largest number of ranks in all groups together: four times that of 16,384 ranks in 64 groups each.
 _MOST_MEMBERS: Final = 1 << 22
 _PAIR: Final = 2
 _MOST_DIMENSIONS: Final = 64
@@ -41,14 +44,14 @@ _INVALID: Final = "hang.invalid_dump"
 
 
 def _ranks_of(value: object) -> object:
-    """Return the ranks of a text such as "[0, 1]", as pickles have them."""
+    """Return the ranks in a text such as "[0, 1]", which pickles have instead of a list."""
     if not isinstance(value, str):
         return value
     return [int(number) for number in re.findall(r"\d{1,9}", value)[:_MOST_RANKS]]
 
 
 def _first(value: object) -> object:
-    """Return only the first of several input sizes."""
+    """Return a list with only the first of several input sizes."""
     return value[:1] if isinstance(value, list | tuple) else value
 
 
@@ -57,13 +60,13 @@ _Size = Annotated[tuple[int, ...], Field(max_length=_MOST_DIMENSIONS)]
 
 
 class Written(BaseModel):
-    """Part of a document of a foreign writer; unknown fields are ignored."""
+    """Base of models for documents that other programs write; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 def invalid(error: ValidationError, code: str, what: str, whole: str) -> InvalidTraceError:
-    """Return the error of a document that does not match its model.
+    """Return the error for a document that does not match its model.
 
     Parameters
     ----------
@@ -96,7 +99,7 @@ class _Entry(Written):
     pg_id: int = -1
     process_group: Annotated[tuple[Name, Name], BeforeValidator(_pair)] = ("", "")
     record_id: int = 0
-    # "seq_id" in dumps of before PyTorch 2.4
+    # PyTorch before 2.4 writes "seq_id"
     collective_seq_id: int = Field(0, validation_alias=AliasChoices("collective_seq_id", "seq_id"))
     p2p_seq_id: int = 0
     profiling_name: Name = ""
@@ -108,7 +111,7 @@ class _Entry(Written):
 
 
 def _bounded(value: object) -> object:
-    """Refuse groups with too many ranks in all: a small pickle may share large values."""
+    """Refuse groups with too many ranks in total, since a small pickle may expand to many."""
     if isinstance(value, dict):
         members = sum(
             len(ranks)
@@ -122,7 +125,7 @@ def _bounded(value: object) -> object:
 
 
 def _without_completed(value: object) -> object:
-    """Return the entries without completed ones, except one of each group for the group's name."""
+    """Return the entries that are not completed, and one completed entry of each group."""
     if not isinstance(value, list | tuple):
         return value
     kept, seen = [], set()
@@ -151,7 +154,7 @@ class _Dump(Written):
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A process group in the dump of a rank; ranks are None if the recorder lists none."""
+    """A process group in a rank's dump; `ranks` is None if the recorder does not list them."""
 
     name: str
     description: str
@@ -160,7 +163,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperation:
-    """An operation that a rank has enqueued and not completed.
+    """An operation that a rank has enqueued but not completed.
 
     Parameters
     ----------
@@ -178,7 +181,7 @@ class RecordedOperation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedDump:
-    """The used content of a dump: groups, pending operations, and the progress of each group."""
+    """The content of a dump that is used: groups, pending operations, and progress by group."""
 
     groups: tuple[RecordedGroup, ...]
     pending: tuple[RecordedOperation, ...]
@@ -186,7 +189,7 @@ class RecordedDump:
 
 
 def read_dump(body: bytes) -> RecordedDump:
-    """Return the used content of a rank's dump, a pickle or JSON.
+    """Return the content that is used of a rank's dump, a pickle or JSON.
 
     Raises
     ------
@@ -243,7 +246,7 @@ def read_dump(body: bytes) -> RecordedDump:
 
 
 class FlightRecorder:
-    """The joined dumps of the ranks of a job.
+    """The dumps of all ranks of a job, joined.
 
     Recorders other than NCCL's list no groups: a group then has the ranks that used it, and the
     default group has all ranks up to the largest known one.
@@ -253,13 +256,13 @@ class FlightRecorder:
         self._groups: dict[tuple[str, tuple[int, ...] | None], int] = {}
         self._described: list[Group] = []
         self._members = 0
-        # ranks that used a group without listed ranks, by its index
+        # by index of a group without listed ranks: the ranks that used the group
         self._used_by: dict[int, set[int]] = {}
-        # by rank: its dump, and the indices of its groups by their names
+        # by rank: the rank's dump, and the indices of its groups by name
         self._dumps: dict[int, tuple[RecordedDump, Mapping[str, int]]] = {}
 
     def add(self, rank: int, dump: RecordedDump) -> None:
-        """Add a rank's dump.
+        """Add the dump of a rank.
 
         Raises
         ------
@@ -276,7 +279,7 @@ class FlightRecorder:
         self._dumps[rank] = dump, indices
 
     def job(self, others: Collection[int] = ()) -> JobState:
-        """Return the state of the job.
+        """Return the state of the job that follows from the dumps.
 
         Parameters
         ----------
@@ -284,7 +287,7 @@ class FlightRecorder:
             Further ranks of the job, without a dump.
         """
         groups = list(self._described)
-        # Ranks have no gaps, although some may have left no dump.
+        # Ranks are numbered from 0 without gaps, although some ranks may have left no dump.
         everyone = tuple(range(max((*self._dumps, *others), default=-1) + 1))
         for index, ranks in self._used_by.items():
             is_default = groups[index].description == _DEFAULT_GROUP
@@ -304,7 +307,7 @@ class FlightRecorder:
         return JobState(tuple(groups), states)
 
     def _group(self, group: RecordedGroup) -> int:
-        """Return the index of a group; the same name with other ranks is another group."""
+        """Return the index of a group; equal names with other ranks are other groups."""
         key = group.name, group.ranks
         if key not in self._groups:
             self._members += len(group.ranks or ())
@@ -335,7 +338,7 @@ def _pending(operation: RecordedOperation, groups: Sequence[Group], group: int) 
 
 
 def _group_names(dump: _Dump) -> Mapping[int, str]:
-    """Return the names of groups by their numbers in a dump.
+    """Return the names of the groups in a dump, by the groups' numbers.
 
     Entries have both. Groups without entries are numbered in the order of their creation, as names
     that are numbers are, unless an entry contradicts that.

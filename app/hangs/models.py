@@ -1,4 +1,4 @@
-"""Tables of hangs: verdicts, their files, and large archives that workers read."""
+"""Tables of hangs: hangs with verdicts, their files, and large archives that workers read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HANG: Final = TypeAdapter(HangDocument)
 
 
 def open_hang(stored: bytes) -> HangDocument:
-    """Return a stored document of a hang."""
+    """Return the document of a hang from its stored bytes."""
     return _HANG.validate_json(zstandard.decompress(stored))
 
 
@@ -42,16 +42,17 @@ class StoredHang(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # when its last file was received
+    # when the last file of the hang was received
     changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # digest of the archive; null of single files
+    # digest of the archive; null if the files were sent one by one
     content_sha256: Mapped[bytes | None]
-    # when it ended, and the person who said so; null if a later session did
+    # when the hang ended, and the person who ended it; null if a later session or the pulse showed
+    # that it ended
     over_at: Mapped[datetime | None]
     over_by: Mapped[str | None]
     kind: Mapped[HangKind] = mapped_column(StateColumn(HangKind))
     sentence: Mapped[str]
-    # when ranks began to wait, by the clocks of their hosts
+    # when the ranks began to wait, by the clocks of their hosts
     since: Mapped[datetime | None]
     ranks: Mapped[int]
     waiting: Mapped[int]
@@ -62,21 +63,21 @@ class StoredHang(OfProject, Base):
 
 
 class StoredHangFile(OfProject, Base):
-    """A parsed file of a hang; the latest of each rank and kind."""
+    """The latest parsed file of each rank and kind of a hang."""
 
     __tablename__ = "hang_file"
     __table_args__ = (one_of("kind", FileKind), belongs_to("hang_id", "hang.id"))
 
     hang_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     kind: Mapped[FileKind] = mapped_column(StateColumn(FileKind), primary_key=True)
-    # -1 for a file about all ranks
+    # rank of the file; -1 if the file covers all ranks
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     # app.hangs.files.HangFile as JSON, compressed with zstd
     content: Mapped[bytes]
 
 
 class HangUpload(OfProject, Base):
-    """An archive of files of a hang that a worker reads; its bytes are deleted then."""
+    """An archive with the files of a hang; its bytes are deleted once a worker has read it."""
 
     __tablename__ = "hang_upload"
     __table_args__ = (
@@ -92,16 +93,16 @@ class HangUpload(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     content_sha256: Mapped[bytes]
     state: Mapped[UploadState] = mapped_column(StateColumn(UploadState))
-    # why it was refused
+    # code of the error for which the archive was refused
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
-    # the hang of its files, which may be deleted before this row
+    # the hang that the archive's files belong to, which may be deleted before this row
     hang_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     not_read: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
 
 
 class HangUploadPart(OfProject, Base):
-    """A piece of an archive that is not read yet."""
+    """A piece of the bytes of an archive that no worker has read yet."""
 
     __tablename__ = "hang_upload_part"
     __table_args__ = (belongs_to("upload_id", "hang_upload.id"),)

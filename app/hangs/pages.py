@@ -1,4 +1,4 @@
-"""The page of a hang: its graph, facts, stacks and steps; its CSV files and evidence archive."""
+"""The page of a hang: graph, facts, stacks and next steps; CSV files and the evidence archive."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Table, csv_file, one_of
 
-# Layout of the graph of waiting ranks: from left to right or, on a phone, downward.
+# Sizes of the graph of waiting ranks, in SVG units. Arrows point from left to right or, on a phone,
+# downward.
 _WIDTH: Final = 240
 _HEIGHT: Final = 66
 _GAP: Final = 20
 _BETWEEN: Final = 80
 _EDGE: Final = 2
-# Characters that fit into a line of a box.
+# Largest number of characters in a line of a box.
 _CHARACTERS: Final = 38
-# Characters of a title, which is bold.
+# Largest number of characters in a title, which is bold and therefore wider.
 _TITLE_CHARACTERS: Final = 34
 _SPANS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A box of the graph: corner, title, lines, text alternative, and whether it is a culprit's."""
+    """A box of the graph: corner, title, lines and text alternative; `stuck` if of a culprit."""
 
     x: int
     y: int
@@ -59,7 +60,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The boxes of a graph and the SVG paths of its arrows."""
+    """Boxes of a graph, and SVG paths of the arrows between them."""
 
     width: int
     height: int
@@ -70,7 +71,7 @@ class Graph:
 
 
 def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
-    """Return the graph of a hang; None if no rank is waited for."""
+    """Return the graph of a hang; None if no rank waits for another rank."""
     boxes = document.boxes
     if not any(box.distance for box in boxes):
         return None
@@ -102,7 +103,8 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
 
 
 def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
-    # a culprit's kind and operation, or the operation of waiting ranks and its group
+    # The text holds a culprit's kind and operation, or the operation of waiting ranks and its
+    # group.
     what, _, rest = box.what.partition(" of " if box.distance else ": ")
     rest = rest if box.distance else rest.partition(" of ")[0]
     if len(box.ranks) == 1:
@@ -127,7 +129,7 @@ def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
 def _downward(
     columns: Sequence[Sequence[int]], corners: dict[int, tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Return one arrow between consecutive columns; an arrow a box would cross other boxes."""
+    """Return one arrow between consecutive columns; an arrow for each box would cross boxes."""
     arrows = []
     for above, below in pairwise(columns):
         top, bottom = corners[above[-1]][1] + _HEIGHT, corners[below[0]][1]
@@ -136,7 +138,7 @@ def _downward(
 
 
 def graph_words(document: HangDocument) -> str:
-    """Return the text alternative of the graph."""
+    """Return the text alternative of the graph, for screen readers."""
     parts = [
         f"{plural(len(box.ranks), 'rank')} ({ranks_text(box.ranks)}): {box.what}"
         for box in document.boxes
@@ -152,9 +154,11 @@ KINDS: Final = {
     HangKind.ALL_ENTERED: ("All entered", "none is missing"),
     HangKind.NOTHING_PENDING: ("Nothing pending", "no rank waits"),
 }
-# The name of a group after its description, such as "(43)".
+# The name of a group in parentheses after its description, such as " (43)". It is removed so that
+# ranks in equal operations of different groups are listed together.
 _UNLIKE: Final = re.compile(r" \([^()]*\)$")
-# Stacks, frames of a stack and groups of ranks on the page; the files have all.
+# Largest number of stacks, of frames of a stack, and of groups of ranks on the page. The CSV files
+# contain all of them.
 _STACKS: Final = 3
 _FRAMES: Final = 14
 _GROUPS: Final = 8
@@ -167,7 +171,7 @@ _UNSURE: Final = StateLabel("none", "No culprit", 2)
 
 @dataclass(frozen=True, slots=True)
 class FrameLine:
-    """A frame of a stack: its function, and its file and line."""
+    """A frame of a stack: its function, and its file with the line."""
 
     function: str
     at: str
@@ -175,7 +179,7 @@ class FrameLine:
 
 @dataclass(frozen=True, slots=True)
 class StackView:
-    """A stack that several ranks share."""
+    """A stack, and the ranks that have it."""
 
     title: str
     note: str
@@ -185,7 +189,7 @@ class StackView:
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """Ranks that wait in the same operation."""
+    """A line about ranks that wait in the same operation."""
 
     ranks: str
     what: str
@@ -194,7 +198,7 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class HangLine:
-    """A hang in the list of its job."""
+    """A hang as a line of the list on its job's page."""
 
     url: str
     at: datetime
@@ -237,7 +241,7 @@ def hang_page(
     incidents: Sequence[Actions],
     guessed: Collection[str],
 ) -> HangPage:
-    """Return the page of a hang; `guessed` are hosts whose names may be those of containers."""
+    """Return the page of a hang; `guessed` holds hosts whose names may be those of containers."""
     hang = document.verdict
     groups = _groups(document, row.now)
     heard = sum(line.known for line in document.ranks)
@@ -271,7 +275,7 @@ def hang_page(
 
 
 def hang_line(row: HangRow) -> HangLine:
-    """Return a hang for a list."""
+    """Return the line of a hang for the list on its job's page."""
     return HangLine(
         url=f"/hangs/{row.id}",
         at=row.created_at,
@@ -283,14 +287,14 @@ def hang_line(row: HangRow) -> HangLine:
 
 
 def hang_state(row: HangRow) -> StateLabel:
-    """Return the state of a hang."""
+    """Return the label for the state of a hang."""
     if not row.is_going_on:
         return _PAST if row.is_past else _OVER
     return _GOING_ON if row.culprits else _UNSURE
 
 
 def heading_of(hang: Hang) -> str:
-    """Return who waits for whom and why, in one sentence without a full stop."""
+    """Return which ranks wait for which and why, in one sentence without a full stop."""
     if not hang.culprits:
         return hang.sentence.removesuffix(".")
     blamed = [one.rank for one in hang.culprits]
@@ -365,7 +369,7 @@ def _at(frame: Frame) -> str:
 
 
 def steps_of(document: HangDocument) -> list[str]:
-    """Return the steps to resolve a hang, in order."""
+    """Return the sentences that tell a user how to resolve a hang, in order."""
     hang = document.verdict
     stuck = [one for one in document.stacks if one.stuck]
     steps = []
@@ -384,7 +388,7 @@ def steps_of(document: HangDocument) -> list[str]:
 
 
 def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
-    """Return the commands that cordon the host at fault, if it is one with a certain name."""
+    """Return the commands that cordon the host at fault, if it is one host with a sure name."""
     hosts = {one.host for one in hang.culprits}
     if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
         return ()
@@ -395,7 +399,7 @@ def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tu
 
 
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
-    """Group ranks by the operation they wait in; culprits and unheard ranks come first."""
+    """Return ranks grouped by the operation they wait in: culprits first, then unknown ranks."""
     blamed = {one.rank: one for one in document.verdict.culprits}
     folded: dict[tuple[int, str], list[RankLine]] = {}
     for line in document.ranks:
@@ -418,7 +422,7 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
 
 
 def ranks_csv(document: HangDocument) -> Table:
-    """Return every rank with its place and the operation that it waits in."""
+    """Return the table of all ranks: host and GPU, and the operation in which the rank waits."""
     blamed = {one.rank: one.kind for one in document.verdict.culprits}
     header = ("rank", "host", "gpu", "culprit", "known", "waits_in", "since_ns")
     return Table(
@@ -434,7 +438,7 @@ def ranks_csv(document: HangDocument) -> Table:
 
 
 def chain_csv(document: HangDocument) -> Table:
-    """Return the chain of waiting ranks, the nearest to the culprits first."""
+    """Return the table of the chain of waiting ranks, the nearest to the culprits first."""
     header = ("distance", "operation", "waiting", "waits_for")
     return Table(
         header,
@@ -446,7 +450,7 @@ def chain_csv(document: HangDocument) -> Table:
 
 
 def stacks_csv(document: HangDocument) -> Table:
-    """Return every stack, one row a frame, the innermost first."""
+    """Return the table of all stacks: a row for each frame, the innermost first."""
     header = ("ranks", "stuck", "frame", "function", "file", "line")
     return Table(
         header,
@@ -466,7 +470,7 @@ FILES: Final[Mapping[str, Callable[[HangDocument], Table]]] = {
 
 
 def hangs_csv(rows: Sequence[HangRow]) -> Table:
-    """Return hangs of a job, the latest first."""
+    """Return the table of a job's hangs, the latest first."""
     header = (
         "hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits", "confidence",
         "gpu_hours", "sentence",
@@ -484,7 +488,7 @@ def hangs_csv(rows: Sequence[HangRow]) -> Table:
 
 
 def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
-    """Return the text, document and tables of a hang as a ZIP archive."""
+    """Return a ZIP archive with the text, the document and the tables of a hang."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("hang.txt", hang_text(row, document))
@@ -495,7 +499,7 @@ def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
 
 
 def hang_text(row: HangRow, document: HangDocument) -> str:
-    """Return a hang as plain text, for a ticket."""
+    """Return a hang as plain text that a user can paste into a ticket."""
     hang = document.verdict
     lines = [f"{row.job}: {heading_of(hang)}", "", hang.sentence]
     lines += [
@@ -516,7 +520,7 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    # Without a limit, as files have all ranks.
+    # No limit on the number of ranks, because files list all ranks.
     return ranks_text(ranks, len(ranks)).replace("–", "-")
 
 

@@ -17,9 +17,10 @@ from typing import Final
 
 from app.errors import Fault, InvalidTraceError
 
-# Bounds memory: an opcode makes a value of a few dozen bytes, or text as long as in the pickle.
+# Limit of memory: an opcode creates a value of a few dozen bytes, or a text no longer than in the
+# pickle.
 _MOST_OPCODES: Final = 1 << 22
-# Nested containers.
+# Largest depth of nested containers.
 _DEEPEST: Final = 64
 _LONGEST_INTEGER: Final = 16
 _NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
@@ -30,8 +31,9 @@ _CONTAINERS: Final = frozenset((list, tuple, dict))
 _BEGINS: Final = frozenset(b"]}")
 _ENDS: Final = frozenset(b"eu")
 _PUTS: Final = frozenset({b"q", b"r", b"p", b"\x94"})
-# Lists and dictionaries of small numbers and memo references, such as sizes, types and stacks. A
-# dump repeats them thousands of times; equal bytes without a memo entry are built once.
+# Pattern of lists and dictionaries of small numbers and memo references, such as sizes, types and
+# stacks. A dump repeats these values thousands of times, so that equal bytes without a memo entry
+# are built only once.
 _PLAIN: Final = rb"[hK].|M.{2}|[jJ].{4}|[\x88\x89N]"
 _FLAT: Final = rb"\}\((?:%b){0,64}+u|\]\((?:%b){0,64}+e" % (_PLAIN, _PLAIN)
 _ALIKE: Final = re.compile(rb"%b|\]\((?:%b|%b){0,64}+e" % (_FLAT, _PLAIN, _FLAT), re.DOTALL)
@@ -39,7 +41,7 @@ _CODE: Final = "hang.invalid_pickle"
 
 
 def plain_pickle(body: bytes) -> object:
-    """Return the value of a pickle that holds plain values only.
+    """Return the value of a pickle that contains only plain values.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def plain_pickle(body: bytes) -> object:
 
 
 class _Machine:
-    """Executes the opcodes that build plain values."""
+    """Interpreter of the opcodes that build plain values."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -64,7 +66,8 @@ class _Machine:
         self._stack: list[object] = []
         self._marks: list[int] = []
         self._memo: dict[int, object] = {}
-        # Values by their bytes, their identities, and whether equal bytes still mean equal values.
+        # Built values by their bytes, the identities of these values, and whether equal bytes still
+        # mean equal values.
         self._built: dict[bytes, object] = {}
         self._shared: set[int] = set()
         self._is_alike = True
@@ -72,13 +75,14 @@ class _Machine:
     def run(self) -> object:  # noqa: C901, PLR0912 - a call an opcode takes twice as long
         body, opcodes, built = self._body, _OPCODES, self._built
         stack, memo = self._stack, self._memo
-        # Bytes of values under construction, by their end.
+        # Bytes of the values under construction, by the offset of their end.
         building: dict[int, bytes] = {}
         at = 0
         try:
             for _ in range(_MOST_OPCODES):
                 code = body[at]
-                # The most frequent opcodes, inline: a dump is read in a third of the time.
+                # The most frequent opcodes are executed inline, which reads a dump in a third of
+                # the time.
                 if code == _BINGET:
                     stack.append(memo[body[at + 1]])
                     at += 2
@@ -124,7 +128,7 @@ class _Machine:
         raise _refused(f"It has more than {_MOST_OPCODES} opcodes", at)
 
     def _repeatable(self, at: int) -> re.Match[bytes] | None:
-        """Return the bytes of the value at an offset, if equal bytes may share one object.
+        """Return the match of the value at an offset, if equal bytes may share one object.
 
         A value that is not put into the memo is referred to from one place only, and may be
         shared as long as nothing is added to it.
@@ -135,7 +139,7 @@ class _Machine:
         return match
 
     def _refusal(self, at: int) -> InvalidTraceError:
-        """Return the error of the opcode at an offset."""
+        """Return the error for the opcode at an offset."""
         if at >= len(self._body):
             return _refused(f"It is cut off at byte {at}", at)
         code = self._body[at]
@@ -146,7 +150,7 @@ class _Machine:
         return _refused(f"{what} at byte {at} is refused: dumps hold plain values only", at)
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `count` bytes, and move past them."""
         taken = self._body[self._at : self._at + count]
         if count < 0 or len(taken) < count:
             raise ValueError
@@ -154,7 +158,7 @@ class _Machine:
         return taken
 
     def unsigned(self, count: int) -> int:
-        """Return a little-endian number of `count` bytes."""
+        """Return the little-endian number in the next `count` bytes."""
         return int.from_bytes(self.take(count), "little")
 
     def line(self) -> bytes:
@@ -185,7 +189,7 @@ class _Machine:
         return [self.pop() for _ in range(count)][::-1]
 
     def last(self) -> object:
-        """Return the top of the stack for appending; a copy of a shared value."""
+        """Return the top of the stack, which may be changed; a shared value is copied."""
         last = self._stack[-1]
         if id(last) in self._shared:
             last = self._stack[-1] = copy(last)
@@ -199,7 +203,8 @@ class _Machine:
 
     def set_items(self, values: list[object]) -> None:
         last = self.last()
-        # Nested tuples as keys would be hashed recursively, without a bound.
+        # Containers are refused as keys, because hashing nested tuples would recurse without a
+        # bound.
         if not isinstance(last, dict) or len(values) % 2:
             raise TypeError
         if not _CONTAINERS.isdisjoint(map(type, values[::2])):
@@ -207,7 +212,7 @@ class _Machine:
         last.update(zip(values[::2], values[1::2], strict=True))
 
     def put(self, number: int) -> None:
-        # With a memo entry that is overwritten, equal bytes may mean another value.
+        # If a memo entry is overwritten, equal bytes with references may mean different values.
         self._is_alike = self._is_alike and number not in self._memo
         self._memo[number] = self._stack[-1]
 
@@ -226,7 +231,7 @@ class _Machine:
         text = self.line().rstrip(b"L")
         if len(text) > 2 * _LONGEST_INTEGER:
             raise ValueError
-        # protocol 0 writes booleans as 00 and 01
+        # protocol 0 writes False as 00 and True as 01
         self.push({b"00": False, b"01": True}[text] if text in {b"00", b"01"} else int(text))
 
 

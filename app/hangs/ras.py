@@ -1,4 +1,4 @@
-"""Readers of NCCL's RAS (`ncclras -f json`, NCCL 2.28 on) and of stacks by `py-spy dump --json`.
+"""Readers of NCCL's RAS (`ncclras -f json`, NCCL 2.28 or later) and `py-spy dump --json`.
 
 A RAS document covers all ranks of a job. For each communicator it counts the operations of each
 kind that every rank has launched, and names the ranks that do not answer. It has neither the order
@@ -22,9 +22,11 @@ from app.hangs.flight_recorder import Written, invalid
 _INVALID: Final = "hang.invalid_ras"
 _MOST_RANKS: Final = 1 << 16
 _MOST_COMMUNICATORS: Final = 1 << 16
-# Counts of sends and receives may differ from rank to rank.
+# Sends and receives are left out of the counts, because their numbers may differ between ranks
+# without a fault.
 _TRANSFERS: Final = re.compile(r"Send|Recv")
-# Recorder dumps may begin with the same first key.
+# The pattern includes the key "communicators", because a recorder dump may begin with
+# "nccl_version", too.
 _MARK: Final = re.compile(rb'\A\s*\{\s*"nccl_version"[^\[\]{}]*"communicators"')
 
 
@@ -80,13 +82,13 @@ class Member:
 
     @property
     def process(self) -> tuple[str, int, int]:
-        """Return the identity of the process, which is the same in all communicators."""
+        """Return host, process id and GPU: the same process has them in all communicators."""
         return self.host, self.pid, self.gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator with its processes that RAS lists."""
+    """A communicator, and the processes in it that RAS lists."""
 
     name: str
     size: int
@@ -94,12 +96,12 @@ class Communicator:
 
 
 def is_ras(body: bytes) -> bool:
-    """Return whether a file begins like a RAS document."""
+    """Return whether the first bytes of a file are those of a RAS document."""
     return _MARK.match(body[:1024]) is not None
 
 
 def read_ras(body: bytes) -> tuple[Communicator, ...]:
-    """Return the communicators of a job.
+    """Return the communicators in the output of `ncclras -f json`.
 
     Raises
     ------
@@ -134,7 +136,7 @@ def _member(process: _Process, launched: Mapping[str, int] | None) -> Member:
 
 
 def ras_job(communicators: Sequence[Communicator]) -> JobState:
-    """Return the state of a job's ranks by the counts of its communicators.
+    """Return the state of a job's ranks that follows from the counts of its communicators.
 
     Raises
     ------
@@ -157,7 +159,8 @@ def ras_job(communicators: Sequence[Communicator]) -> JobState:
         most, least = max(totals.values(), default=0), min(totals.values(), default=0)
         behind = [counts[rank] for rank, total in totals.items() if total == least]
         fewest = {name: min(one.get(name, 0) for one in behind) for one in behind for name in one}
-        # If all answering ranks are equally far, they wait in their last collective for the others.
+        # If all answering ranks have launched the same number of collectives and other ranks do not
+        # answer, the answering ranks wait for them in the last collective.
         number = most if most == least and len(counts) < len(members) else least + 1
         for rank, total in totals.items():
             reached.setdefault(rank, {})[index] = Reached(total, min(total, number - 1))
@@ -196,7 +199,7 @@ def _collective_ahead(launched: Mapping[str, int], least: Mapping[str, int]) -> 
 def _ranks_of_processes(
     communicators: Sequence[Communicator],
 ) -> Mapping[tuple[str, int, int], int]:
-    """Return the global rank of each process, by the communicator with all processes."""
+    """Return the global rank of each process: its rank in the communicator of all processes."""
     processes = {member.process for one in communicators for member in one.members}
     for communicator in communicators:
         ranks = {member.process: member.rank for member in communicator.members}
@@ -208,7 +211,7 @@ def _ranks_of_processes(
     )
 
 
-# Innermost frames of a stack that are kept.
+# Largest number of frames of a stack that are kept, from the innermost on.
 MOST_FRAMES: Final = 40
 _MAIN: Final = "MainThread"
 _INVALID_STACKS: Final = "hang.invalid_stack"
@@ -224,14 +227,14 @@ class _Frame(Written):
 class _Thread(Written):
     pid: int | None = None
     os_thread_id: int | None = None
-    # null if the program does not import threading
+    # null if the program has not imported threading
     thread_name: str | None = None
     owns_gil: bool = False
     frames: tuple[_Frame, ...] = Field(max_length=1 << 16)
 
     @property
     def is_main(self) -> bool:
-        """Return whether it is the main thread, whose id Linux takes from the process."""
+        """Return whether this is the main thread; on Linux its id is that of the process."""
         is_first = self.pid is not None and self.os_thread_id == self.pid
         return self.thread_name == _MAIN or is_first
 
@@ -240,7 +243,7 @@ _THREADS: Final = TypeAdapter(tuple[_Thread, ...])
 
 
 def stack_of(body: bytes) -> tuple[Frame, ...]:
-    """Return the frames of the training thread, the innermost first; variables are not read.
+    """Return the stack of the training thread, the innermost frame first, without variables.
 
     That is the main thread or, if none is named so, the thread that holds the interpreter's lock.
 

@@ -1,4 +1,4 @@
-"""Queries of stored hangs, for lists, pages and the API."""
+"""Queries of stored hangs for lists, pages and the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.tensor.models import TensorGroup
 
-# Hangs of a job in a list, the latest.
+# Largest number of a job's hangs in a list; the latest are listed.
 MOST_LISTED: Final = 200
 
 
@@ -50,7 +50,7 @@ class HangRow:
 
     @property
     def facts(self) -> HangFacts:
-        """Return the facts from which duration and cost follow."""
+        """Return the facts from which the hang's duration and cost are computed."""
         return HangFacts(
             id=self.id,
             since=self.since,
@@ -64,27 +64,27 @@ class HangRow:
 
     @property
     def is_past(self) -> bool:
-        """Return whether its files are of an earlier day, so that its end is unknown."""
+        """Return whether the hang's files are of an earlier day, so that its end is unknown."""
         return self.facts.is_past
 
     @property
     def is_going_on(self) -> bool:
-        """Return whether it is open."""
+        """Return whether the hang is open."""
         return self.facts.is_going_on(self.now)
 
     @property
     def began(self) -> datetime:
-        """Return when it began, at most when its first file was received."""
+        """Return when the hang began, at the latest when its first file was received."""
         return self.facts.began
 
     @property
     def lasted(self) -> timedelta:
-        """Return its duration, up to now if it is open."""
+        """Return the duration of the hang, up to now if it is open."""
         return self.facts.lasted(self.now)
 
     @property
     def gpu_hours(self) -> float:
-        """Return its cost in GPU-hours."""
+        """Return the cost of the hang in GPU-hours."""
         return self.facts.gpu_hours(self.now)
 
 
@@ -98,7 +98,7 @@ def hangs_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[HangRow]:
 
 
 def hangs_and_groups(tx: Reads, job: str, most: int = MOST_LISTED) -> tuple[list[HangRow], int]:
-    """Return the hangs of a job and its number of tensor-parallel groups, with one statement."""
+    """Return the hangs of a job, and its number of tensor-parallel groups, with one statement."""
     groups = select(func.count(func.distinct(TensorGroup.name))).join(
         Job, Job.id == TensorGroup.job_id
     )

@@ -1,4 +1,4 @@
-"""Use case: receive files of a hanging job (recorder dumps, stacks, RAS), and store the verdict."""
+"""Use case: receive files of a hanging job (recorder dumps, stacks, RAS), and store a verdict."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from app.sessions.recordings.choose import archive_at
 
 
 def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
-    """Return the state of a job with the hosts and GPUs that its latest session has."""
+    """Return the job's state with the hosts and GPUs from its latest session."""
     meta: Mapping[str, Any] | None = tx.session.execute(
         select(Session.meta)
         .where(Session.job_id == job_id)
@@ -52,7 +52,7 @@ def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
         .limit(1)
     ).scalar()
     if not meta or meta.get("world") != len(job.world):
-        # The session is of another world size: its ranks are others.
+        # The session has another number of ranks, so that its ranks are not those of the hang.
         return job
     hosts, gpus = meta.get("hosts", {}), meta.get("gpus", {})
     return replace(
@@ -68,7 +68,7 @@ def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
 
 
 def guessed_hosts(tx: Reads, job: str) -> frozenset[str]:
-    """Return the hosts whose names may be those of containers, by the job's latest session."""
+    """Return the hosts, in the job's latest session, whose names may be those of containers."""
     guessed: Mapping[str, str] | None = tx.session.execute(
         select(Session.meta["guessed_hosts"])
         .join(Job, Job.id == Session.job_id)
@@ -81,20 +81,21 @@ def guessed_hosts(tx: Reads, job: str) -> frozenset[str]:
 
 log = structlog.get_logger(__name__)
 
-# A single file belongs to the open hang if the last file came so recently.
+# A single file is added to the open hang if the hang's last file was received within this time.
 JOINED_WITHIN: Final = timedelta(minutes=10)
-# A worker reads larger archives: a megabyte of dumps takes a tenth of a second.
+# Archives above this size are read by a worker, because reading takes a tenth of a second a
+# megabyte and the sender would wait.
 MOST_AT_ONCE_BYTES: Final = 8 << 20
-# Stored rank of a file about all ranks.
+# Rank that the database stores for a file about all ranks.
 _NO_RANK: Final = -1
-# Later times come from wrong clocks of hosts.
+# Later times are ignored, since they are due to wrong clocks of hosts.
 _LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
 _FILE: Final = TypeAdapter(HangFile)
 
 
 @dataclass(frozen=True, slots=True)
 class HangReceipt:
-    """The hang to which a body belongs.
+    """The hang to which the files in a body belong.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class HangReceipt:
 def receive_hang(
     container: Container, job: str, body: Body, *, name: str = "", rank: int | None = None
 ) -> HangReceipt:
-    """Read a body and store the verdict on the job.
+    """Read the files in a body, and store the verdict on the job.
 
     An archive is one hang with all its files; the same archive again is the same hang. A single
     file joins the job's open hang if the last file of that came within ten minutes, else it begins
@@ -155,7 +156,7 @@ def receive_hang(
 
 
 def is_large(settings: Settings, body: Body) -> bool:
-    """Return whether a body is an archive that is too large to be read while its sender waits."""
+    """Return whether a body is an archive too large to be read while its sender waits."""
     if archive_at(body.path) is None:
         return False
     if body.size > MOST_AT_ONCE_BYTES:
@@ -166,7 +167,7 @@ def is_large(settings: Settings, body: Body) -> bool:
 
 
 def _decompressed(settings: Settings, path: Path) -> bytes:
-    """Return the decompressed content of a file."""
+    """Return the decompressed content of a file, at most `MOST_RAS_BYTES`."""
     pieces, size = [], 0
     for piece in read_text(path, trace_limits(settings)):
         size += len(piece)
@@ -200,7 +201,7 @@ def unpack_files(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[
 def add_archive(
     container: Container, tx: UnitOfWork, job_id: int, files: Sequence[HangFile], sha256: bytes
 ) -> HangReceipt:
-    """Store the hang of an archive's files once; the job's row is locked."""
+    """Store the hang of an archive's files, unless it is stored; the job's row must be locked."""
     existing = tx.session.execute(
         select(StoredHang.id).where(
             StoredHang.job_id == job_id, StoredHang.content_sha256 == sha256
@@ -225,7 +226,7 @@ def add_files(
     hosts: Mapping[int, str] = MappingProxyType({}),
     gone: Collection[int] = (),
 ) -> HangReceipt:
-    """Add single files to the job's open hang, or to a new one, and update its verdict.
+    """Add single files to the job's open hang or to a new hang, and update the hang's verdict.
 
     A dump or stack of a rank replaces the process state that its host sent. The row of the job, or
     that of its group of alerts, is locked.
@@ -304,7 +305,7 @@ def _store_files(tx: UnitOfWork, hang: uuid.UUID, files: Sequence[HangFile]) -> 
 
 
 def limits_of(settings: Settings) -> Limits:
-    """Return the limits of hang detection by the settings."""
+    """Return the limits of hang detection from the settings."""
     return Limits(int(settings.hang_after_s * 1e9), int(settings.pulse_interval_s * 1e9))
 
 
@@ -330,7 +331,7 @@ def judge_live_files(
     files: Sequence[HangFile],
     hosts: Mapping[int, str],
 ) -> None:
-    """Add files that came with a pulse to the hang of an attempt, while its notice is open.
+    """Add files that came with a pulse to the hang of an attempt while its notice is open.
 
     The job's group of alerts is locked.
 
@@ -348,5 +349,5 @@ def judge_live_files(
     try:
         add_files(tx, job_id, files, hosts, gone)
     except InvalidTraceError as error:
-        # The files contradict each other; the notice stays without them.
+        # The files contradict each other: the notice stays open without a verdict.
         log.warning("hang not judged", job=job_id, code=error.stable_code, files=len(files))

@@ -1,4 +1,4 @@
-"""Use case: store a large archive of a hang for a worker, and read it there.
+"""Use case: store a large archive of a hang's files, which a worker reads.
 
 Its bytes, its row and the task are one transaction, and the result is another: the archive gives
 one hang even if workers are killed or run twice.
@@ -39,7 +39,7 @@ from app.sessions.receive import check_job_name, make_job
 log = structlog.get_logger(__name__)
 
 _PART_BYTES: Final = 1 << 20
-# The row of an archive, with its state, is kept for so long.
+# The row of an archive, which shows its state, is kept for this time.
 _KEPT: Final = timedelta(days=7)
 _REFUSALS: Final = (InvalidTraceError, InvalidArchiveError, BodyTooLargeError)
 
@@ -68,7 +68,7 @@ class Upload:
 def receive_any(
     container: Container, job: str, body: Body, *, name: str = "", rank: int | None = None
 ) -> HangReceipt | Upload:
-    """Store the hang of the files in a body, or a large archive of them for a worker.
+    """Store the hang of the files in a body; if the body is a large archive, store it for a worker.
 
     Parameters and errors are those of `receive_hang`.
     """
@@ -76,7 +76,7 @@ def receive_any(
     if not is_large(container.settings, body):
         return receive_hang(container, job, body, name=name, rank=rank)
     with container.uow() as tx:
-        # The job's row is locked: of two equal archives the second finds the first.
+        # The job's row is locked, so that of two equal archives the second one finds the first.
         job_id = make_job(container, tx, job)
         existing = tx.session.execute(
             select(StoredHang.id).where(
@@ -99,7 +99,7 @@ def receive_any(
         ).scalar()
         if open_one is not None:
             return get_upload(tx, open_one)
-        # An archive that was refused is read again.
+        # An archive that was refused is queued again if the same archive is sent again.
         tx.session.execute(
             delete(HangUpload).where(
                 HangUpload.job_id == job_id, HangUpload.content_sha256 == body.sha256
@@ -129,7 +129,7 @@ def receive_any(
 
 
 def get_upload(tx: Reads, upload: uuid.UUID) -> Upload:
-    """Return an archive with its state.
+    """Return an archive with its current state.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def get_upload(tx: Reads, upload: uuid.UUID) -> Upload:
 
 
 def read_upload(container: Container, claim: Claim) -> None:
-    """Read the archive of a claim, and store its hang or why it is refused.
+    """Read the archive of a claim, and store its hang or the reason why it is refused.
 
     Raises
     ------
@@ -194,14 +194,14 @@ def read_upload(container: Container, claim: Claim) -> None:
 
 
 def _write(container: Container, claim: Claim, path: Path) -> None:
-    """Write the bytes of an archive to a file, with one part in memory at a time."""
+    """Write the bytes of an archive to a file; only one part is in memory at a time."""
     upload = claim.subject_id
     with container.reading() as tx, path.open("wb") as target:
         count = tx.session.execute(
             select(func.count()).where(HangUploadPart.upload_id == upload)
         ).scalar_one()
         if not count:
-            # It was deleted, or moved to another project together with its task.
+            # The archive was deleted, or moved to another project together with its task.
             held = select(TaskRun.id).where(TaskRun.id == claim.run_id)
             if tx.session.execute(held).scalar() is None:
                 raise LostClaimError(f"the archive {upload} is in another project by now")
@@ -217,7 +217,7 @@ def _write(container: Container, claim: Claim, path: Path) -> None:
 
 
 def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
-    """Lock the row of an archive's job, and return its id and the archive's digest."""
+    """Lock the row of the job of an archive; return the job's id and the archive's digest."""
     row = tx.session.execute(
         select(HangUpload.job_id, HangUpload.content_sha256)
         .join(Job, Job.id == HangUpload.job_id)
@@ -230,6 +230,6 @@ def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
 
 
 def _end(tx: UnitOfWork, upload: uuid.UUID, **values: object) -> None:
-    """Set the final state of an archive, and delete its bytes."""
+    """Set the final state of an archive, and delete the archive's bytes."""
     tx.session.execute(update(HangUpload).where(HangUpload.id == upload).values(**values))
     tx.session.execute(delete(HangUploadPart).where(HangUploadPart.upload_id == upload))

@@ -54,15 +54,16 @@ from app.pulse.models import PulseNotice, PulseSpan, PulseState
 from app.pulse.spans import slow_ranks
 from app.sessions.models.tables import InboxItem, Session
 
-# Least time between two batches of an attempt: its whole state is read and written with each.
+# Minimum time between two batches of an attempt, because each batch reads and writes the whole
+# state of the attempt's detection.
 EVERY: Final = timedelta(seconds=2)
 LEASE: Final = timedelta(seconds=30)
-# Most bodies of a batch, and most bytes.
+# Largest number of bodies in a batch, and largest number of bytes.
 BATCH: Final = 1_024
 BATCH_BYTES: Final = 8 * MIB
-# Attempts to read a batch before its bodies are dropped.
+# Number of failed attempts to read a batch after which its bodies are dropped.
 MAX_TRIES: Final = 3
-# Wrong clocks that are stored.
+# Largest number of hosts whose clock errors are stored.
 MOST_CLOCKS: Final = 100
 _PULSES: Final = InboxItem.kind == InboxKind.PULSE
 
@@ -74,7 +75,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PulseClaim:
-    """The right to advance an attempt, until the lease is over; `tries` were begun before."""
+    """The right to process an attempt's bodies until a lease ends; `tries`: earlier claims."""
 
     token: uuid.UUID
     project_id: int
@@ -85,7 +86,7 @@ class PulseClaim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advance:
-    """Results of a batch of bodies, not stored yet.
+    """Results of a batch of bodies that are not stored yet.
 
     Parameters
     ----------
@@ -119,13 +120,13 @@ class Advance:
 
 
 class LostClaimError(PacelineError):
-    """Another worker has claimed the attempt meanwhile: roll back."""
+    """Another worker has claimed the attempt in the meantime; the transaction is rolled back."""
 
     code = "pulse.lost_claim"
 
 
 def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
-    """Advance one attempt; return the number of processed bodies, 0 if none is due.
+    """Process one batch of an attempt; return the number of processed bodies, 0 if none is due.
 
     Parameters
     ----------
@@ -142,7 +143,8 @@ def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
     except LostClaimError:
         return 0
     except Exception:
-        # `tries` stays: the next worker begins with a single body.
+        # `tries` is not reset, so that the next worker reads a single body: this isolates the body
+        # that failed.
         with within.uow() as tx:
             tx.session.execute(
                 update(PulseState)
@@ -154,7 +156,7 @@ def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
 
 
 def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim | None:
-    """Claim the attempt with the oldest body; None if no attempt is due."""
+    """Claim the attempt with the oldest waiting body; return None if no attempt is due."""
     token = uuid.uuid4()
     with container.everywhere().uow() as tx:
         free = or_(PulseState.lease_until.is_(None), PulseState.lease_until < tx.now)
@@ -184,7 +186,7 @@ def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim 
 
 
 def read_batch(container: Container, claim: PulseClaim) -> Advance:
-    """Read waiting bodies of an attempt and advance its detection; nothing is written."""
+    """Read the waiting bodies of an attempt and detect on their rows; write nothing."""
     with container.reading() as tx:
         kept = tx.session.execute(
             select(PulseState.state, PulseState.pace, PulseState.places, PulseState.hardware).where(
@@ -198,7 +200,7 @@ def read_batch(container: Container, claim: PulseClaim) -> Advance:
             )
         ).scalar()
         waiting = _waiting(tx, claim)
-        # The ranks of the attempt by its latest session.
+        # The number of ranks of the attempt, as its latest session has it.
         world = tx.session.execute(
             select(Session.world)
             .where(Session.job_id == claim.job_id, Session.attempt == claim.attempt)
@@ -206,7 +208,7 @@ def read_batch(container: Container, claim: PulseClaim) -> Advance:
             .limit(1)
         ).scalar()
     detector, counts = _detector(stored, last)
-    # Bodies that killed every worker are dropped.
+    # After too many failed tries, drop the body that killed each worker that read it.
     dropped = len(waiting) if claim.tries > MAX_TRIES else 0
     counts.update({WORKER_KILLED: dropped} if dropped else {})
     batch = read_bodies(detector, waiting[dropped:], claim.attempt, world, counts)
@@ -276,7 +278,8 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         restarted = advance.first and has_open_before(tx, *key)
         changed = bool(restarted or changes.notices or changes.withdrawn or advance.files)
         changed = changed or awaits_measure(tx, *key)
-        # Locked before the notices, in the order of every evaluation of the job.
+        # Lock the group of alerts before the notices, as every evaluation of the job does, so that
+        # no deadlock occurs.
         group = group_of_job(tx, claim.job_id) if changed else None
         if restarted:
             clear_before(tx, *key)
@@ -300,7 +303,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
 
 
 def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, datetime]]:
-    """Return the bodies of a batch; a single one after a batch that failed."""
+    """Return the bodies of the next batch; only one body after a batch that failed."""
     sizes = tx.session.execute(
         select(InboxItem.id, InboxItem.body_bytes)
         .where(_PULSES, InboxItem.job_id == claim.job_id, InboxItem.attempt == claim.attempt)
@@ -317,7 +320,7 @@ def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, da
 
 
 def _detector(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str]]:
-    """Return the stored detector, or a new one; and whether a state was unreadable, as a count.
+    """Return the stored detector or a new one, and a count if the stored state was unreadable.
 
     Parameters
     ----------
@@ -332,14 +335,14 @@ def _detector(stored: bytes | None, last: int | None) -> tuple[Detector, Counter
             counts[STATE_LOST] += 1
     detector = Detector()
     if last is not None:
-        # The two ledgers count in twos.
+        # The two ledgers number their notices in steps of two, so that their numbers never collide.
         detector.ledger.next_number = last + 1
         detector.heartbeats.ledger.next_number = last + 2
     return detector, counts
 
 
 def _clocks(detector: Detector) -> dict[str, float]:
-    """Return the errors of wrong clocks in seconds by host, the largest first."""
+    """Return the errors of wrong clocks by host, seconds, sorted by descending size."""
     errors_s: dict[str, float] = {}
     for rank, by_ns in sorted(detector.offsets.items(), key=lambda item: -abs(item[1])):
         name = detector.hosts.get(rank, f"rank {rank}")
@@ -353,7 +356,7 @@ def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
     return PulseState.job_id == job_id, PulseState.attempt == attempt
 
 
-# Notices of a host.
+# Largest number of notices that the page of a host lists.
 MOST_NOTICES: Final = 20
 
 
@@ -381,7 +384,7 @@ class HostNotice:
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """Slow ranks and notices of a host."""
+    """Slow ranks of a host in running jobs, and notices that blame the host."""
 
     ranks: Sequence[HostRank]
     """The slowest first."""
@@ -390,7 +393,7 @@ class HostNow:
 
 
 def host_now(tx: Reads, host: str) -> HostNow:
-    """Return the slow ranks of a host in running jobs, and its latest notices."""
+    """Return the slow ranks of a host in running jobs, and the latest notices blaming it."""
     last = last_minutes(
         *(tx, PulseSpan.step_median_s, PulseSpan.worst_ranks, PulseSpan.worst_hosts),
         *(PulseSpan.worst_gpus, PulseSpan.worst_ratios),

@@ -1,4 +1,4 @@
-"""Routes of the API: pulses of jobs, their notices, spans, map and export, requested sessions."""
+"""API routes: pulses of jobs, their notices, spans, map and export; requests for sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.sessions.receive import check_job_name
 from app.web import problems
 from app.web.bodies import asked, described, described_body
 
-# Query metadata of a pulse, which has none.
+# Metadata in the query of a request: none for a pulse.
 NO_METADATA: Final = QueryMetadata.model_validate({})
 
 
@@ -85,7 +85,7 @@ class RequestsBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for pulses, notices and requests for sessions."""
     routes = api_router("pulse")
 
     @routes.post(
@@ -177,7 +177,7 @@ def router() -> APIRouter:
 
 PARQUET: Final = "application/vnd.apache.parquet"
 BYTES: Final = "application/octet-stream"
-# Default time range of an answer.
+# Time range of an answer if the request names no start.
 LAST: Final = timedelta(hours=12)
 
 JobName = Annotated[str, Path(description="Name of the job.")]
@@ -203,7 +203,7 @@ class SwitchBody(BaseModel):
 
 
 def reading_router() -> APIRouter:
-    """Return the routes."""
+    """Return a router with the routes for spans, map, export and the switch."""
     routes = api_router("pulse", "/api/v1")
     octets: dict[int | str, dict[str, Any]] = {200: {"content": {BYTES: {}}}}
 
@@ -285,7 +285,7 @@ def reading_router() -> APIRouter:
 
 
 def as_bytes(rank_map: RankMap) -> bytes:
-    """Return the body of a map: a line of JSON, then its cells."""
+    """Return the bytes of a map: a line of JSON, then the cells."""
     head = {
         "ranks": rank_map.ranks,
         "starts": [start.isoformat() for start in rank_map.starts],

@@ -1,4 +1,4 @@
-"""Reader and writer of pulse bodies: JSON with columns of integers, stored as differences."""
+"""Reader and writer of the bodies of a pulse: JSON with columns of integer differences."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ MOST_ROWS: Final = 1 << 16
 _LONGEST_HOST: Final = 255
 UNKNOWN_FILE: Final = "hang.unknown_file"
 _MOST_READINGS: Final = 256
-# Code of rows of ranks beyond the world size of the job.
+# Code under which rows of ranks beyond the job's world size are counted.
 UNKNOWN_RANK: Final = "pulse.unknown_rank"
 _MOST_FILES: Final = 256
 _LONGEST_FILE: Final = 64 * 1024
 _LONGEST_NAME: Final = 32
-# Limit of differences and of values, so that sums stay within 64 bits.
+# Largest absolute difference and value, so that sums fit into 64 bits.
 _LARGEST: Final = float(1 << 62)
 
 FileName = Annotated[str, Field(max_length=_LONGEST_NAME)]
@@ -134,7 +134,7 @@ class PulseBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentPulse:
-    """The usable content of a body; `counts` are unusable rows and files by code."""
+    """The usable content of a body; `counts` has the number of unusable rows and files by code."""
 
     rows: Pulses
     host: str
@@ -144,7 +144,7 @@ class SentPulse:
 
 
 def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse:
-    """Read a body, plain or compressed with gzip or zstd.
+    """Read a body, plain or compressed with gzip or zstd; return its usable content.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
 
 
 def write_pulse(rows: Pulses, host: str = "") -> bytes:
-    """Return rows of one attempt as an uncompressed body."""
+    """Return the rows of one attempt as an uncompressed body."""
     beat = rows.phase != NO_BEAT
     everywhere = np.ones(len(rows), np.bool_)
     there = dict.fromkeys(KEYS[1:], everywhere)
@@ -209,7 +209,7 @@ def write_pulse(rows: Pulses, host: str = "") -> bytes:
 
 
 def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
-    """Yield the files of hanging ranks; count unreadable ones."""
+    """Yield the readable files of hanging ranks; count the unreadable files by code."""
     for name, text in sent.items():
         try:
             file = read_hang_file(name, text.encode(errors="replace"))
@@ -225,10 +225,10 @@ def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
 def _summed(
     differences: Mapping[str, Sequence[int | None]],
 ) -> Mapping[str, tuple[Int64, Bool]]:
-    """Return the values of columns of one length, and masks of the values that are set."""
+    """Return the values of columns of equal length, and masks of the values that are not null."""
     shape = len(differences), -1
     flat = list(chain.from_iterable(differences.values()))
-    # One call of NumPy for all columns: bodies are many and small. Null becomes NaN.
+    # NumPy converts all columns in one call, because bodies are many and small. Null becomes NaN.
     try:
         rounded = np.array(flat, np.float64)
     except OverflowError:
@@ -252,7 +252,7 @@ def _too_large(name: str) -> InvalidPulseError:
 
 
 def _differences(values: Int64, known: Bool) -> list[int | None]:
-    """Return the differences of the known values, None for the others."""
+    """Return the differences between successive known values; None for unknown values."""
     differences: list[int | None] = [None] * len(values)
     at = np.flatnonzero(known)
     for row, step in zip(at.tolist(), np.diff(values[at], prepend=0).tolist(), strict=True):
@@ -260,16 +260,17 @@ def _differences(values: Int64, known: Bool) -> list[int | None]:
     return differences
 
 
-# Rows after which no further body of a batch is read.
+# No further body of a batch is read after this number of rows.
 BATCH_ROWS: Final = 200_000
-# Rows whose time is farther from their arrival are dropped; clocks differ, and bodies wait.
+# Rows are dropped if their time differs from their arrival by more than this. The limit is a day,
+# because clocks differ and bodies may wait at the sender.
 WRONG_NS: Final = 86_400_000_000_000
 WRONG_TIME: Final = "pulse.wrong_time"
 
 
 @dataclass(slots=True, eq=False)
 class BodyBatch:
-    """The content of several bodies.
+    """The content of several bodies together.
 
     Parameters
     ----------
@@ -296,7 +297,7 @@ def read_bodies(
     world: int | None,
     counts: Counter[str],
 ) -> BodyBatch:
-    """Read bodies until they have `BATCH_ROWS` rows; note the hosts of their ranks.
+    """Read bodies until they have `BATCH_ROWS` rows; store the hosts of their ranks.
 
     Parameters
     ----------
@@ -339,7 +340,7 @@ def read_bodies(
 
 
 def _note_hosts(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
-    """Note the host of the ranks of a body, but not of watched ones.
+    """Store the host of a body's ranks in the detector, except for ranks already in its group.
 
     The peers of a watched rank depend on its host, which therefore stays.
     """

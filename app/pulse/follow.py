@@ -1,4 +1,4 @@
-"""Consequences of notices: their cost, a request for a session, an incident.
+"""Consequences of notices: their cost, a request for a session, and an incident.
 
 All of this is in the transaction that writes the notices.
 """
@@ -30,7 +30,7 @@ from app.pulse.models import PulseNotice, PulseSpan, PulseState
 from app.pulse.recordings import is_within_budget, open_request, request_recording, window_s
 from app.sessions.models.tables import Session
 
-# Steps of this time after a notice show what its end gained.
+# The steps within this time after a notice was cleared measure how much time its end gained.
 AFTER: Final = timedelta(minutes=30)
 
 
@@ -80,7 +80,7 @@ def add_hardware(
     readings: Mapping[int, Reading],
     hosts: Mapping[int, str],
 ) -> None:
-    """Add how the GPUs of blamed ranks differ from those of peers to open notices of an attempt."""
+    """Add the differences between the GPUs of blamed ranks and their peers to open notices."""
     notices = tx.session.execute(
         select(PulseNotice)
         .where(
@@ -100,13 +100,13 @@ def add_hardware(
 
 
 def has_open_before(tx: Reads, job_id: int, attempt: int) -> bool:
-    """Return whether a notice of an earlier attempt of a job is open."""
+    """Return whether a notice of an earlier attempt of the job is open."""
     query = select(PulseNotice.number).where(*_before(job_id, attempt)).limit(1)
     return tx.session.execute(query).first() is not None
 
 
 def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
-    """Return whether a cleared notice of an attempt has too few later steps to measure its gain.
+    """Return whether a cleared notice has too few later steps to measure the gain of its end.
 
     Its incident may wait for them.
     """
@@ -125,7 +125,7 @@ def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
 
 
 def clear_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
-    """Clear the open notices of earlier attempts of a job; its group of alerts is locked."""
+    """Clear the open notices of a job's earlier attempts; the group of alerts must be locked."""
     tx.session.execute(
         update(PulseNotice)
         .where(*_before(job_id, attempt))
@@ -147,7 +147,7 @@ def _before(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Bodies of an attempt of a job that were read together.
+    """Step times of an attempt's bodies that were read together.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class Batch:
 
 
 def follow_up(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGroup | None) -> None:
-    """Update the cost of notices; if they changed, request a session and evaluate alert rules.
+    """Update costs of notices; if notices changed, request a session and evaluate alert rules.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def follow_up(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGr
 
 
 def _note_end(tx: UnitOfWork, notice: PulseNotice) -> None:
-    """Note when a notice was cleared by the server's clock, or that it is open again."""
+    """Store the time at which a notice was cleared, or remove it if the notice is open again."""
     if notice.cleared_step is None:
         if notice.cleared_at is not None:
             notice.cleared_at = notice.after_ns = None
@@ -203,7 +203,7 @@ def _note_end(tx: UnitOfWork, notice: PulseNotice) -> None:
         return
     notice.cleared_at = tx.now
     if notice.kind in STANDING_STILL:
-        # The hang of files that ranks sent is over as well.
+        # The hang whose files the ranks sent is over, too.
         tx.session.execute(
             update(StoredHang)
             .where(StoredHang.job_id == notice.job_id, StoredHang.over_at.is_(None))
@@ -213,7 +213,7 @@ def _note_end(tx: UnitOfWork, notice: PulseNotice) -> None:
 
 
 def _measure(tx: UnitOfWork, notice: PulseNotice, batch: Batch) -> None:
-    """Update the cost of a notice and the gain of its end."""
+    """Update the cost of a notice, and the gain from its end."""
     pace, end = batch.pace, notice.cleared_step
     if notice.kind in STANDING_STILL:
         seconds = notice.evidence.seconds
@@ -237,7 +237,7 @@ def _measure(tx: UnitOfWork, notice: PulseNotice, batch: Batch) -> None:
 def _request_recording(
     container: Container, tx: UnitOfWork, new: list[PulseNotice], pace: Pace
 ) -> None:
-    """Request a session for the first new notice, within the budget."""
+    """Request a session for the first new notice, if the budget allows."""
     settings = container.settings
     steps = settings.pulse_record_steps
     window = window_s(pace, steps)
@@ -266,19 +266,19 @@ def _request_recording(
         notice.request_id = None if request is None else request.id
 
 
-# Jobs in a list, the largest first.
+# Largest number of jobs in a list.
 MOST_JOBS: Final = 500
-# A job runs if its pulse was read so recently.
+# A job is running if its pulse was read within this time.
 _SINCE: Final = timedelta(minutes=2)
-# Age of its last minute at most: steps may be minutes long.
+# Oldest minute that counts as the last minute of a running job, since a step may take minutes.
 _MINUTES: Final = timedelta(minutes=30)
-# The last minute is compared with the median minute of this time.
+# The last minute is compared with the median minute of this time range.
 _BEFORE: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStep:
-    """A running job in its last minute."""
+    """A running job with its step time in the last minute."""
 
     job: str
     ranks: int
@@ -292,12 +292,12 @@ class LiveStep:
 
     @property
     def change(self) -> float:
-        """Return the growth of the step time against the last hour, as a share."""
+        """Return the growth of the step time against the last hour (0.1: 10 % longer)."""
         return self.step_s / self.before_s - 1 if self.before_s else 0.0
 
 
 def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
-    """Return the last minute of each running job: `job_id`, and columns of `PulseSpan`."""
+    """Return a subquery of each running job's last minute: `job_id` and the given columns."""
     return (
         select(PulseSpan.job_id, *columns)
         .join(PulseState, PulseState.job_id == PulseSpan.job_id)
@@ -313,7 +313,7 @@ def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
 
 
 def live_steps(tx: Reads) -> list[LiveStep]:
-    """Return the running jobs, the largest first."""
+    """Return the running jobs, sorted by descending number of ranks."""
     last = last_minutes(tx, PulseSpan.ranks, PulseSpan.step_median_s)
     before = (
         select(func.percentile_cont(0.5).within_group(PulseSpan.step_median_s))

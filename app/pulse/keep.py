@@ -1,4 +1,4 @@
-"""Storage of pulses: rows as blocks, sums of minutes and hours, pruning, export as Parquet.
+"""Storage of pulses: blocks of rows, sums by minute and hour, pruning, and Parquet export.
 
 Only the holder of an attempt's claim writes, in the transaction that stores the state of detection:
 no row is lost or stored twice.
@@ -48,25 +48,26 @@ if TYPE_CHECKING:
 MINUTE: Final = 60
 HOUR: Final = 3_600
 SPANS: Final = (MINUTE, HOUR)
-# The last block of a minute is rewritten with further rows while it is smaller.
+# The last block of a minute is rewritten with further rows while it is smaller than this.
 GROWS_BYTES: Final = 1 << 16
-# Slowest ranks that are stored by span.
+# Number of slowest ranks that are stored for each span.
 NAMED: Final = 5
-# If the clocks of all hosts are farther from the server's, they are taken to be wrong.
+# If the newest step's median end over the ranks differs from the server's time by more than this,
+# all clocks are taken to be wrong.
 _WRONG_NS: Final = 600_000_000_000
 _SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBatch:
-    """Rows of a batch by minute, and its sums by length and start of a span, in seconds."""
+    """Rows of a batch by minute, and its sums by length and start of the span (both seconds)."""
 
     rows: Mapping[int, Pulses]
     sums: Mapping[tuple[int, int], Sums]
 
     @property
     def lost_gpu_s(self) -> float:
-        """Return the GPU-seconds that the steps lost."""
+        """Return the GPU-seconds that were lost in the steps of the batch."""
         minutes = (sums for (seconds, _), sums in self.sums.items() if seconds == MINUTE)
         return sum(sums.lost_ns for sums in minutes) / _SECOND_NS
 
@@ -74,7 +75,7 @@ class StoredBatch:
 def stored_batch(
     steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetime | None
 ) -> StoredBatch:
-    """Return the rows and sums to store of a batch.
+    """Return the rows and sums of a batch that are to be stored.
 
     A step belongs to the minute in which its median rank ended it, so that a single wrong clock
     changes nothing. If all clocks are wrong, the last step counts as ended when it was received.
@@ -110,7 +111,8 @@ def stored_batch(
                 sums[key] = sums[key].plus(own) if key in sums else own
     if batch is not None:
         beats = batch.take(batch.phase != NO_BEAT)
-        # Beats show the current state: those that came with whole steps belong to the last minute.
+        # Beats only show the current state, so that those of a batch with whole steps are stored in
+        # its last minute.
         if len(beats):
             beats_ns = int(np.median(beats.time_ns)) if received_ns is None else received_ns
             minute = max(rows, default=beats_ns // (MINUTE * _SECOND_NS) * MINUTE)
@@ -121,7 +123,7 @@ def stored_batch(
 def write_batch(
     tx: UnitOfWork, job_id: int, attempt: int, batch: StoredBatch, hosts: Mapping[int, str]
 ) -> None:
-    """Add a batch to the blocks and sums of an attempt, whose claim the transaction holds.
+    """Add a batch to an attempt's blocks and sums; the transaction must hold the claim.
 
     Parameters
     ----------
@@ -205,7 +207,7 @@ def _add_to_span(
 
 
 def _gpu_index(rank: int, hosts: Mapping[int, str]) -> int:
-    """Return the index of a rank among the ranks of its host, which usually is its GPU's."""
+    """Return a rank's index among the ranks of its host, which usually is the index of its GPU."""
     host = hosts.get(rank)
     if host is None:
         return 0
@@ -213,18 +215,19 @@ def _gpu_index(rank: int, hosts: Mapping[int, str]) -> int:
 
 
 def _median_ends_ns(steps: Steps) -> Int64:
-    """Return when the median rank ended each step, nanoseconds since the epoch, not falling."""
+    """Return the median end of each step, nanoseconds since the epoch, never falling."""
     first_ns = int(steps.ended_ns[0].max())
     there = ~np.isnan(steps.measures["step_ns"])
     since_ns = median_of_rows(np.where(there, steps.ended_ns - first_ns, np.nan))
     return np.maximum.accumulate(first_ns + since_ns.astype(np.int64))
 
 
-# States of attempts that were silent for so long are dropped; counts and notices stay.
+# The state of an attempt that sent nothing for this long is dropped; counts and notices are kept.
 SILENT: Final = timedelta(days=7)
-# The same if a later attempt has begun: late bodies of the earlier one are at most seconds old.
+# The state of an attempt is dropped earlier if a later attempt has begun, because late bodies
+# arrive within seconds.
 FOLLOWED: Final = timedelta(hours=1)
-# As long as spans of minutes are kept without a rule.
+# Requests are kept as long as spans of minutes are by default.
 REQUESTS_KEPT: Final = timedelta(days=90)
 _AT_ONCE: Final = 256
 
@@ -253,7 +256,7 @@ def prune_pulses(tx: UnitOfWork) -> None:
     )
 
 
-# Schema of the Parquet export.
+# Columns of the Parquet export.
 SCHEMA: Final = pa.schema(
     [
         *((name, pa.int64()) for name in (*KEYS, *MEASURES)),
@@ -263,7 +266,7 @@ SCHEMA: Final = pa.schema(
 
 
 def export_pulse(container: Container, job: str, attempt: int | None = None) -> Iterator[bytes]:
-    """Return the stored pulse of a job as the pieces of a Parquet file.
+    """Yield the stored pulse of a job as the pieces of a Parquet file.
 
     One minute at a time is in memory, read in a transaction of its own; a minute that is deleted
     meanwhile is left out.
@@ -319,23 +322,23 @@ def _pieces(
 
 
 class _Written(io.RawIOBase):
-    """A file that holds written bytes until they are sent."""
+    """A writable file that keeps the written bytes until they are sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parts: list[bytes] = []
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: pyarrow writes to this file."""
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Keep bytes until they are taken."""
+        """Store bytes until `take` returns them; return their number."""
         self._parts.append(bytes(data))
         return len(self._parts[-1])
 
     def take(self) -> bytes:
-        """Return the bytes that were written since the last call."""
+        """Return the bytes that were written since the last call, and forget them."""
         taken = b"".join(self._parts)
         self._parts.clear()
         return taken

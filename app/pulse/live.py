@@ -1,4 +1,4 @@
-"""Queries of notices, of a running job as its page shows it, and of the largest running jobs."""
+"""Queries of a job's notices, of a running job for its page, and of the largest running jobs."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeR
 
 
 def notices(rows: object) -> list[NoticeRow]:
-    """Return the notices in a result of `notices_query`."""
+    """Return the notices from a row of `notices_query`."""
     return _NOTICES.validate_python(rows or ())
 
 
 def notices_query(job: str, most: int) -> ScalarSelect[Any]:
-    """Return the query of the notices of a job, the latest first, as JSON."""
+    """Return a query for the notices of a job as JSON, the latest first."""
     return as_json(_noticed(job, most))
 
 
@@ -111,7 +111,7 @@ def _noticed(job: str, most: int) -> Select[*tuple[Any, ...]]:
 
 
 def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:
-    """Return the clock errors of a job's last attempt in seconds by host, if above two seconds."""
+    """Return the clock errors above two seconds in a job's last attempt, seconds by host."""
     clocks = tx.session.execute(
         select(PulseState.clocks)
         .join(Job, Job.id == PulseState.job_id)
@@ -123,7 +123,7 @@ def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:
 
 
 def left_out(tx: Reads, job: str) -> Mapping[str, int]:
-    """Return the dropped rows, columns and bodies of a job's pulse by code."""
+    """Return the number of dropped rows, columns and bodies of a job's pulse, by code."""
     counts: Counter[str] = Counter()
     for attempt_counts in tx.session.execute(
         select(PulseState.counts).join(Job, Job.id == PulseState.job_id).where(Job.name == job)
@@ -132,16 +132,16 @@ def left_out(tx: Reads, job: str) -> Mapping[str, int]:
     return dict(sorted(counts.items()))
 
 
-# Minutes that the page of a job shows.
+# Number of minutes that the page of a job shows.
 MINUTES: Final = 720
 MOST_NOTICES: Final = 20
-# Latest steps whose median is the current step time.
+# Number of latest steps whose median time is shown as the current step time.
 _LATEST: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A session that was requested of a job and has not arrived."""
+    """A requested session of a job that has not arrived yet."""
 
     steps: int
     reason: str
@@ -151,7 +151,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """The latest attempt of a job with a pulse."""
+    """The pulse of a job: its latest attempt, minutes and notices."""
 
     job: str
     now: datetime
@@ -171,12 +171,12 @@ class LiveJob:
 
     @property
     def open(self) -> list[NoticeRow]:
-        """Return the open notices, the latest first."""
+        """Return the notices that are not cleared, the latest first."""
         return [notice for notice in self.notices if notice.cleared_at is None]
 
 
 def live_job(tx: Reads, job: str) -> LiveJob | None:
-    """Return the pulse of a job with one statement; None if the job never sent any."""
+    """Return the pulse of a job, read with one statement; None if the job never sent a pulse."""
     of_job = (
         select(PulseState.job_id, PulseState.attempt)
         .join(Job, Job.id == PulseState.job_id)
@@ -220,17 +220,17 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
     )
 
 
-# Largest running jobs that metrics show.
+# Number of largest running jobs for which metrics are exported.
 MOST_JOBS: Final = 20
-# A job without a whole minute in this time does not run.
+# A job that has no whole minute within this time is not running.
 SINCE: Final = timedelta(minutes=10)
-# Age at which a minute is complete: its last steps arrive seconds after its end.
+# Age from which a minute is complete, since its last steps arrive up to 15 seconds after its end.
 WHOLE: Final = timedelta(seconds=MINUTE + 15)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job in its last whole minute."""
+    """A running job with the measurements of its last whole minute."""
 
     project: str
     job: str
@@ -243,7 +243,7 @@ class RunningJob:
 
 
 def running_jobs(tx: Reads) -> list[RunningJob]:
-    """Return the `MOST_JOBS` running jobs with most ranks, in a transaction over all projects."""
+    """Return the `MOST_JOBS` running jobs of all projects with the most ranks."""
     last = (
         select(PulseSpan)
         .where(

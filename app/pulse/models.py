@@ -1,4 +1,4 @@
-"""Tables of pulses: state of detection, notices, requests for sessions, rows, and spans."""
+"""Tables of pulses: detection state, notices, requests for sessions, blocks of rows, and spans."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class PulseState(OfProject, Base):
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # when rows were last processed
+    # when rows of the attempt were last processed
     advanced_at: Mapped[datetime | None]
-    # app.analysis.pulse.detector.Detector; null before the first rows
+    # serialized app.analysis.pulse.detector.Detector; null before the first rows
     state: Mapped[bytes | None]
     rows: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
-    # dropped rows, columns and bodies by code
+    # number of dropped rows, columns and bodies by code
     counts: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
-    # errors of wrong clocks in seconds by host, or by rank without a host
+    # errors of wrong clocks in seconds, by host, or by rank if the host is unknown
     clocks: Mapped[dict[str, float]] = mapped_column(JSONB, server_default=text("'{}'"))
-    # GPU-seconds spent waiting for the rank that computes longest against its peers
+    # GPU-seconds in which ranks waited for the rank with the longest computing against its peers
     lost_gpu_s: Mapped[float] = mapped_column(Double, server_default=text("0"))
-    # claim of a worker, and the end of its lease
+    # token of the worker that holds the claim, and the end of the claim's lease
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
-    # claims since rows were last processed
+    # number of claims since rows were last processed: more than 1 after failures
     tries: Mapped[int] = mapped_column(server_default=text("0"))
-    # app.analysis.pulse.step_pace.Pace; null before the first rows
+    # serialized app.analysis.pulse.step_pace.Pace; null before the first rows
     pace: Mapped[bytes | None]
-    # app.analysis.pulse.packing.Places; null before the first whole step
+    # serialized app.analysis.pulse.packing.Places; null before the first whole step
     places: Mapped[bytes | None]
-    # app.analysis.pulse.gpu_readings: the last reading of each rank's GPU; null without any
+    # packed app.analysis.pulse.gpu_readings: the last reading of each rank's GPU; null without any
     hardware: Mapped[bytes | None]
 
 
@@ -84,7 +84,7 @@ class PulseNotice(OfProject, Base):
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # of the notice within its attempt
+    # number of the notice within its attempt
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[NoticeKind] = mapped_column(StateColumn(NoticeKind))
     ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
@@ -92,26 +92,26 @@ class PulseNotice(OfProject, Base):
     factor: Mapped[float | None] = mapped_column(Double)
     from_step: Mapped[int] = mapped_column(BigInteger)
     noticed_step: Mapped[int] = mapped_column(BigInteger)
-    # by the clock of its host
+    # time at which the slowdown was noticed, by the clock of the rank's host
     noticed_time_ns: Mapped[int] = mapped_column(BigInteger)
     noticed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     cleared_step: Mapped[int | None] = mapped_column(BigInteger)
     evidence: Mapped[Evidence] = mapped_column(EVIDENCE)
-    # by the server's clock; null while open
+    # time at which the notice was cleared, by the server's clock; null while open
     cleared_at: Mapped[datetime | None]
-    # when its alert fires without a session; null before the first evaluation
+    # when the notice's alert fires even without a session; null before the first evaluation
     fires_at: Mapped[datetime | None]
-    # the request for a session that it made, or that was open then
+    # the request for a session that the notice made, or that was already open
     request_id: Mapped[int | None] = mapped_column(BigInteger)
-    # whether a session confirms it, which session, and the cause that the session names
+    # whether a session confirms the notice, which session, and the cause that this session names
     outcome: Mapped[Outcome | None] = mapped_column(StateColumn(Outcome))
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     cause: Mapped[str] = mapped_column(server_default=text("''"))
-    # mean step time before the slowdown, during it, and after it
+    # mean step times before, during and after the slowdown
     baseline_ns: Mapped[float | None] = mapped_column(Double)
     step_ns: Mapped[float | None] = mapped_column(Double)
     after_ns: Mapped[float | None] = mapped_column(Double)
-    # GPU-nanoseconds lost by all ranks
+    # GPU-nanoseconds that all ranks lost together
     lost_ns: Mapped[float] = mapped_column(Double, server_default=text("0"))
 
 
@@ -138,39 +138,39 @@ class RecordingRequest(OfProject, Base):
     attempt: Mapped[int]
     steps: Mapped[int]
     reason: Mapped[str]
-    # the person; null for a request of a notice
+    # name of the person who made the request; null if a notice made it
     asked_by: Mapped[str | None]
     asked_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     until: Mapped[datetime]
-    # expected duration of the steps
+    # expected duration of the requested steps
     window_s: Mapped[float] = mapped_column(Double)
-    # when an answer last carried it, and how many answers did
+    # when an answer last carried the request, and the number of answers that carried it
     handed_at: Mapped[datetime | None]
     handed: Mapped[int] = mapped_column(server_default=text("0"))
-    # the session that answered it
+    # the session that the job recorded for the request
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
 class PulseBlock(OfProject, Base):
-    """Rows of a minute of an attempt: whole steps and beats, none twice."""
+    """Rows of a minute of an attempt: whole steps and beats, each stored once."""
 
     __tablename__ = "pulse_block"
     __table_args__ = (
         belongs_to("job_id", "job.id"),
         UniqueConstraint("job_id", "attempt", "minute", "part"),
-        # what retention looks for
+        # retention deletes rows by this index
         Index("ix_pulse_block_minute", "minute"),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # in which the median rank ended the steps
+    # the minute in which the median rank ended the steps
     minute: Mapped[datetime]
     # number of the block within its minute; only the last one grows
     part: Mapped[int]
     rows: Mapped[int]
-    # app.analysis.pulse.packing
+    # rows, packed by app.analysis.pulse.packing
     body: Mapped[bytes]
 
 
@@ -187,28 +187,28 @@ class PulseSpan(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # length: 60 or 3,600
+    # length of the span: 60 or 3,600
     seconds: Mapped[int]
     start: Mapped[datetime]
     ranks: Mapped[int]
     steps: Mapped[int]
-    # sum of the times of the median rank over all steps
+    # sum over all steps of the median step time over the ranks
     busy_s: Mapped[float] = mapped_column(Double)
     step_median_s: Mapped[float] = mapped_column(Double)
     step_p95_s: Mapped[float] = mapped_column(Double)
-    # longest step of a rank
+    # longest step time of any rank
     step_worst_s: Mapped[float] = mapped_column(Double)
-    # over all ranks and steps
+    # computing over all ranks and steps, without garbage collection
     compute_median_s: Mapped[float] = mapped_column(Double)
     compute_p95_s: Mapped[float] = mapped_column(Double)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    # GPU-seconds spent waiting for the rank that computes longest against its peers
+    # GPU-seconds in which ranks waited for the rank with the longest computing against its peers
     lost_gpu_s: Mapped[float] = mapped_column(Double)
-    # the slowest ranks, and their computing as a multiple of their peers'
+    # the slowest ranks, and the ratio of their computing to that of their peers
     worst_ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     worst_ratios: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    # their hosts (empty if unknown), and their index among the ranks of the host
+    # hosts of the slowest ranks (empty if unknown), and index of each rank among its host's ranks
     worst_hosts: Mapped[list[str]] = mapped_column(ARRAY(Text))
     worst_gpus: Mapped[list[int]] = mapped_column(ARRAY(Integer))
-    # app.analysis.pulse.rollups
+    # sums packed by app.analysis.pulse.rollups, to which later rows are added
     sums: Mapped[bytes]

@@ -1,4 +1,4 @@
-"""The live part of a job's page: step times, slow ranks, notices, requested sessions; CSV files."""
+"""The live part of a job's page: step times, slow ranks, notices, session requests; CSV files."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
 from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
-# View box of the chart of step times, which CSS stretches.
+# Size of the chart of step times in units of its SVG view box, which CSS stretches.
 WIDTH: Final = MINUTES
 HEIGHT: Final = 100
 _MINUTE_S: Final = 60
-# The chart ends at this multiple of the median: a checkpoint would make all else flat.
+# The y axis of the chart ends at this multiple of the median step time, because a single checkpoint
+# would otherwise flatten all other steps.
 _TOP: Final = 1.5
 _ROOM: Final = 0.08
-# Smaller changes of the step time are not mentioned.
+# Relative changes of the step time below this are not mentioned in the title of the chart.
 _CHANGED: Final = 0.02
-# Last minutes, which are compared with those before.
+# Number of last minutes whose step time is compared with that of the earlier minutes.
 _NOW: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepLines:
-    """A chart of step times: median, 95th percentile and worst by minute, as SVG paths."""
+    """Chart of step times: median, 95th percentile and longest of each minute, as SVG paths."""
 
     title: str
     low: str
     high: str
-    # name and path of each line, from the top down
+    # name and SVG path of each line, from top to bottom
     lines: tuple[tuple[str, str], ...]
-    # x of the times of notices
+    # x coordinates of the times at which notices were made
     marks: tuple[float, ...]
 
 
@@ -92,7 +93,7 @@ def _path(at: Sequence[float], values: Sequence[float], low: float, high: float)
     parts, before = [], None
     for x, value in zip(at, values, strict=True):
         y = HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
-        # A minute without a step is a gap; two attempts may share a minute.
+        # A minute without steps leaves a gap. Two attempts may have a step in the same minute.
         joined = before is not None and x - before <= 1
         parts.append(f"{'L' if joined else 'M'}{x:.1f} {y:.1f}{'' if joined else 'h.1'}")
         before = x
@@ -112,16 +113,18 @@ def _title(live: LiveJob) -> str:
     return f"A step takes {seconds(now)}, {percent(abs(change), 0)} {more} than {seconds(before)}"
 
 
-# A pulse is sent every five seconds and read two seconds later; an older one is late.
+# A pulse is late after this time, because a body is sent every five seconds and read within two
+# seconds.
 _LATE: Final = timedelta(seconds=30)
-# Ranks with a higher ratio of computing to their peers are slow, as hosts in a session are.
+# A rank whose ratio of computing to its peers is above this is slow; hosts in a session have the
+# same limit.
 _SLOW: Final = 1.05
-# Age at which a minute is complete.
+# Age from which a minute is complete, since its last steps arrive late.
 _WHOLE: Final = timedelta(seconds=75)
-# Steps from which on ranks are compared in an incomplete minute.
+# Number of steps from which on the ranks are compared in an incomplete minute.
 _ENOUGH: Final = 20
 _HOUR: Final = 60
-# A notice is shown as just over for so long.
+# A cleared notice is shown as just over for this time.
 _RECENT: Final = timedelta(minutes=10)
 _LIVE: Final = StateLabel("run", "Live", 4, quiet=True)
 _SUSPECTED: Final = StateLabel("pending", "Suspected", -2)
@@ -129,7 +132,7 @@ _STANDS: Final = StateLabel("firing", "Stands still", -4)
 _ENDED: Final = StateLabel("warn", "No pulse", 5)
 _OVER: Final = StateLabel("resolved", "Over", 5)
 _GOES_ON: Final = StateLabel("pending", "Goes on", 0)
-# Kinds of notices about the computing of ranks, which the map shows.
+# Kinds of notices about slow computing of ranks, which the map of the ranks shows.
 _COMPUTE_LONG: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
 _OUTCOMES: Final = {
     Outcome.CONFIRMED: "confirmed by a session",
@@ -165,7 +168,7 @@ class LiveView:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedJob:
-    """The page of a job without a session."""
+    """The page of a job that has no session."""
 
     now: datetime
     name: str
@@ -173,7 +176,7 @@ class UnrecordedJob:
 
 
 def unrecorded_job(live: LiveView, incidents: Sequence[Actions]) -> UnrecordedJob:
-    """Return the page of a job that has sent a pulse, and no session yet."""
+    """Return the page of a job that has sent a pulse but no session yet."""
     return UnrecordedJob(live.now, live.job, incidents)
 
 
@@ -244,7 +247,7 @@ def _state_and_heading(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[Stat
 
 
 def _just_over(live: LiveJob) -> NoticeRow | None:
-    """Return the notice that was cleared last, if within the last minutes."""
+    """Return the notice that was cleared last, if this was within `_RECENT`."""
     over = [one for one in live.notices if one.cleared_at is not None]
     last = max(over, key=lambda one: one.cleared_at or one.noticed_at, default=None)
     if last is None or last.cleared_at is None or last.cleared_at < live.now - _RECENT:
@@ -299,7 +302,7 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
 
 
 def _spread(live: LiveJob, last: SpanRow | None) -> str:
-    """Return the p95 and the worst step time since the last whole minute began.
+    """Return the p95 and the longest step time since the start of the last whole minute, in words.
 
     The median of the latest steps is of the same time, so that it lies within the spread.
     """
@@ -319,7 +322,7 @@ def _short(value: float) -> str:
 
 
 def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
-    """Return the last complete minute of an attempt; the last one if none is complete.
+    """Return the attempt's last complete minute, or its last minute if none is complete.
 
     Parameters
     ----------
@@ -336,7 +339,7 @@ def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
 
 
 def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
-    """Return the title of the map, consistent with the heading of the page.
+    """Return the title of the map, which agrees with the heading of the page.
 
     An open notice decides: the last minute may not show the slowdown yet, or still show a past one.
     """
@@ -363,7 +366,7 @@ def _who(notice: NoticeRow) -> str:
 
 
 def _compared(live: LiveJob, notice: NoticeRow) -> str:
-    """Return the reference of a notice's ranks in words, such as "longer than its peers"."""
+    """Return in words what a notice's ranks are compared with: "longer than its peers"."""
     its = "its" if len(notice.ranks) == 1 else "their"
     at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
     return f"longer than {f'{its} peers' if live.ranks > 1 else 'before'}{at_times}"
@@ -417,7 +420,7 @@ def _capital(text: str) -> str:
 
 
 def minutes_csv(live: LiveJob) -> Table:
-    """Return the step times by minute."""
+    """Return the table of a job's step times, one row for each minute."""
     header = (
         "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
         "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
@@ -426,7 +429,7 @@ def minutes_csv(live: LiveJob) -> Table:
 
 
 def slowest_csv(live: LiveJob) -> Table:
-    """Return the slowest ranks by minute, the slowest first."""
+    """Return the table of the slowest ranks in each minute, the slowest first."""
     header = ("attempt", "start", "rank", "host", "gpu", "ratio")
     return Table(
         header,
@@ -439,7 +442,7 @@ def slowest_csv(live: LiveJob) -> Table:
 
 
 def notices_csv(live: LiveJob) -> Table:
-    """Return the notices, the latest first."""
+    """Return the table of a job's notices, the latest first."""
     header = (
         "attempt", "number", "kind", "ranks", "hosts", "factor", "from_step", "noticed_step",
         "noticed_at", "cleared_step", "cleared_at", "outcome", "session", "cause", "gpu_hours",

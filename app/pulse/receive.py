@@ -1,4 +1,4 @@
-"""Use case: store received pulse bodies in the inbox, if the project accepts pulses."""
+"""Use case: store received bodies of pulses in the inbox, if the project accepts pulses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from app.sessions.chunks.inbox import Pressure
 from app.sessions.decoding import Body
 from app.sessions.receive import make_job
 
-# One statement for all bodies. They are sent as binary parameters (%b): text is twice as long.
+# One statement inserts all bodies. Binary parameters (%b) are used, because text parameters are
+# twice as long.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, producer, number, final, job_id, attempt, sha256, body_bytes,
                    body)
@@ -41,7 +42,7 @@ class PulseOffError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class ArrivedPulse:
-    """A received body, with the name of its job."""
+    """A received body with the name and attempt of its job."""
 
     job: str
     attempt: int
@@ -50,7 +51,7 @@ class ArrivedPulse:
 
 @dataclass(frozen=True, slots=True)
 class PulseReply:
-    """Requests of the answer to a body.
+    """Requests that the answer to a body carries.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ class PulseReply:
 
 
 def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure) -> PulseReply:
-    """Store a body durably for a worker, and its job if new; return the requests of the answer.
+    """Store a body durably, and a new job; return the requests that the answer carries.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure)
 
 
 def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list[PulseReply | None]:
-    """Store bodies of one project in one transaction; return the requests of each answer.
+    """Store bodies of one project in one transaction; return the requests for each answer.
 
     Returns
     -------
@@ -119,8 +120,8 @@ def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list
 
 
 def _jobs(container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]) -> dict[str, int]:
-    """Return the ids of existing jobs of bodies by name; raise if the project accepts none."""
-    # Not locked: hundreds of hosts send at once.
+    """Return the ids of existing jobs by name; raise an error if the project accepts no pulses."""
+    # The rows of the jobs are not locked, because hundreds of hosts send bodies at the same time.
     rows = tx.session.execute(
         select(Project.pulse_off, Job.name, Job.id)
         .outerjoin(Job, Job.name.in_({one.job for one in pulses}))
@@ -171,7 +172,7 @@ def pulse_is_off(tx: Reads) -> bool:
 
 
 def switch_pulse(container: Container, *, on: bool) -> None:
-    """Accept the pulses of a project's jobs from now on, or refuse them; stored ones stay."""
+    """Accept or refuse the pulses of a project's jobs from now on; stored pulses are kept."""
     with container.uow() as tx:
         changed = tx.session.execute(
             update(Project)

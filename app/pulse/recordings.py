@@ -1,4 +1,4 @@
-"""Requests for sessions, by a notice of a job's pulse within a budget, or by a person.
+"""Requests for sessions: by a notice of a job's pulse, within a budget, or by a person.
 
 The answer to a body of rank 0's host carries the request; again a bounded number of times if the
 session does not arrive.
@@ -26,11 +26,11 @@ from app.pulse.models import PulseState, RecordingRequest
 from app.sessions.models.tables import Session
 from app.sessions.receive import no_job
 
-# Answers that carry the same request, at most.
+# Largest number of answers that carry the same request.
 MOST_HANDED: Final = 3
-# A person's request expires so long after its steps could have been recorded.
+# A person's request expires this long after its steps should have been recorded.
 PATIENCE: Final = timedelta(minutes=10)
-# Assumed step time of a job without known steps, seconds.
+# Step time that is assumed for a job whose step times are unknown, seconds.
 _STEP_S: Final = 1.0
 _REASON_CHARACTERS: Final = 200
 LISTED: Final = 50
@@ -84,7 +84,7 @@ def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for ho
     window_s: float,
     patience: timedelta,
 ) -> RecordingRequest:
-    """Request a session, or return the open request; the job's group of alerts is locked."""
+    """Request a session, or return the open request; the job's group of alerts must be locked."""
     open_one = open_request(tx, job_id, attempt)
     if open_one is not None:
         return open_one
@@ -105,14 +105,14 @@ def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for ho
 
 
 def open_request(tx: Reads, job_id: int, attempt: int) -> RecordingRequest | None:
-    """Return the open request of an attempt, if any."""
+    """Return the open request of an attempt; None if there is none."""
     return tx.session.execute(open_requests(tx.now, job_id, attempt).limit(1)).scalar()
 
 
 def open_requests(
     now: datetime, job_id: int | ColumnElement[int], attempt: int | ColumnElement[int]
 ) -> Select[RecordingRequest]:
-    """Return the query of the open requests of an attempt: without a session, and not expired."""
+    """Return a query for the open requests of an attempt: without a session, and not expired."""
     return (
         select(RecordingRequest)
         .where(
@@ -128,7 +128,7 @@ def open_requests(
 def is_within_budget(
     tx: Reads, settings: Settings, job_id: int, attempt: int, steps_sent: int
 ) -> bool:
-    """Return whether a notice may request a session, by the interval and by the share of steps.
+    """Return whether the budget (interval, share of steps) lets a notice request a session.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def is_within_budget(
 
 
 def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int | None:
-    """Return the id of the request for the next answer to rank 0's host; None without one."""
+    """Return the id of the request that the next answer to rank 0's host carries, or None."""
     due = _due(tx, settings, job_id, attempt)
     return tx.session.execute(
         select(RecordingRequest.id).where(*due).order_by(RecordingRequest.id).limit(1)
@@ -161,7 +161,7 @@ def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int
 def hand_out(
     tx: UnitOfWork, settings: Settings, job_id: int, attempt: int, body: bytes
 ) -> Recording | None:
-    """Return the request that the answer to a body carries, and count it as handed out.
+    """Return the request that the answer to a body carries, and count this answer.
 
     Call it only while a request is due: the body must be read to know whether it has rank 0.
     """
@@ -215,7 +215,7 @@ def _due(
 def request_recording_now(
     container: Container, job: str, steps: int, by: str | None = None
 ) -> tuple[RequestRow, bool]:
-    """Request a session as a person; return the request, and whether it is new.
+    """Request a session on behalf of a person; return the request, and whether it is new.
 
     Parameters
     ----------
@@ -263,13 +263,13 @@ def request_recording_now(
 
 
 def window_s(pace: Pace, steps: int) -> float:
-    """Return the expected duration of a number of steps, seconds."""
+    """Return the expected duration of `steps` steps, seconds."""
     mean_ns = pace.mean_ns()
     return steps * (_STEP_S if mean_ns is None else mean_ns / 1e9)
 
 
 def requests_of(tx: Reads, job: str) -> list[RequestRow]:
-    """Return the requests for sessions of a job, the latest first."""
+    """Return the latest requests for sessions of a job, the latest first."""
     rows = tx.session.execute(
         select(RecordingRequest)
         .join(Job, Job.id == RecordingRequest.job_id)

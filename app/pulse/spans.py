@@ -1,4 +1,4 @@
-"""Queries of the minutes and hours of a job's pulse, and of the map of its ranks."""
+"""Queries of a job's pulse by minute and hour, and of the map of its ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.platform.database.unit_of_work import Reads
 from app.pulse.keep import HOUR, MINUTE
 from app.pulse.models import PulseSpan, PulseState
 
-# Spans and ranks of one answer, at most.
+# Largest number of spans, and of ranks, in one answer.
 MOST_SPANS: Final = 1_500
 MOST_RANKS: Final = 2_048
 _MOST_RATIO: Final = np.iinfo(np.uint16).max
@@ -34,7 +34,7 @@ class Resolution(StrEnum):
 
     @property
     def seconds(self) -> int:
-        """Return its length, seconds."""
+        """Return the length of a span, seconds."""
         return MINUTE if self is Resolution.MINUTE else HOUR
 
 
@@ -76,7 +76,7 @@ class SpanRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMap:
-    """Computing of ranks against their peers over time.
+    """Computing of ranks, relative to their peers, over time.
 
     Parameters
     ----------
@@ -103,14 +103,14 @@ class RankMap:
 def spans_of_job(
     tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> list[SpanRow]:
-    """Return the latest `MOST_SPANS` spans of a job in a time range, the earliest first."""
+    """Return the latest `MOST_SPANS` spans of a job in a time range, sorted by start."""
     query = _spans(job, since, until, resolution)
     return spans([row._asdict() for row in tx.session.execute(query)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The columns of a span."""
+    """The columns of a span that answers and pages need."""
 
     attempt: int
     start: datetime
@@ -136,7 +136,7 @@ _STORED: Final = TypeAdapter(list[_Stored])
 def spans_query(
     job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> ScalarSelect[Any]:
-    """Return the query of the rows for `spans` as JSON, the latest first."""
+    """Return a query for the rows of `spans` as JSON, the latest span first."""
     return as_json(_spans(job, since, until, resolution))
 
 
@@ -148,7 +148,7 @@ def _spans(
 
 
 def spans(rows: object) -> list[SpanRow]:
-    """Return the spans in a result of `spans_query`, the earliest first."""
+    """Return the spans from a row of `spans_query`, the earliest first."""
     return [
         SpanRow(
             attempt=row.attempt,
@@ -169,7 +169,7 @@ def spans(rows: object) -> list[SpanRow]:
 
 
 def slow_ranks(row: Row[*tuple[Any, ...]] | _Stored) -> list[SlowRank]:
-    """Return the slowest ranks of a span, from its `worst_…` columns."""
+    """Return the slowest ranks of a span, which its `worst_…` columns hold."""
     columns = row.worst_ranks, row.worst_hosts, row.worst_gpus, row.worst_ratios
     return [SlowRank(*values) for values in zip(*columns, strict=True)]
 
@@ -203,7 +203,7 @@ def rank_map(
 
 
 def places_of_job(tx: Reads, job: str) -> Places:
-    """Return the known stages and hosts of the ranks of a job's latest attempt."""
+    """Return the stage and host of each rank in a job's latest attempt, as far as known."""
     kept = tx.session.execute(
         select(PulseState.places)
         .join(Job, Job.id == PulseState.job_id)
@@ -235,7 +235,7 @@ def _within(
 
 
 def _shown(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
-    """Return the ranks of a map, rising, and the number of less slow ranks that are left out."""
+    """Return the ranks of a map, sorted, and the number of ranks left out as the least slow."""
     if not spans:
         return np.empty(0, np.int64), 0
     ranks = np.unique(np.concatenate([sums.ranks for sums in spans]))

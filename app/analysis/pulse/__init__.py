@@ -1,1 +1,1 @@
-"""What is noticed between sessions: a few numbers a rank and step in, notices out."""
+"""Detection of slow and hung ranks between sessions, from a few numbers a rank and step."""

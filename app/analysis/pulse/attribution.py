@@ -1,4 +1,4 @@
-"""Attribution of a slowdown: which ranks are slow together, against which reference, and why."""
+"""Attribution of a slowdown: which ranks are slow together, compared with what, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.analysis.pulse.notices import Ledger, Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupView:
-    """The state of a process group after a step, on which notices are decided.
+    """The state of a process group after a step, from which notices are opened and cleared.
 
     Parameters
     ----------
@@ -41,40 +41,43 @@ class GroupView:
 
     @property
     def numbers(self) -> Int64:
-        """Return the step numbers, int64[rows]."""
+        """Return the numbers of the steps in the history, int64[rows]."""
         return self.history.numbers[: self.rows]
 
     @property
     def values(self) -> Float64:
-        """Return the residuals, float64[rows, subjects]."""
+        """Return the residuals of the steps in the history, float64[rows, subjects]."""
         return self.history.values[: self.rows]
 
     @property
     def step(self) -> int:
-        """Return the number of the last step."""
+        """Return the number of the last step in the history."""
         return int(self.history.numbers[self.rows - 1])
 
     @property
     def end_ns(self) -> int:
-        """Return the end of the last step, nanoseconds since the epoch."""
+        """Return the end of the last step in the history, nanoseconds since the epoch."""
         return int(self.history.ends_ns[self.rows - 1])
 
 
-# Subjects are slow together if each is at least half as slow over the same steps.
+# A subject is slow together with another if its median residual over the same steps is more than
+# this share of the other's.
 _TOGETHER: Final = 0.5
-# Up to this many ranks are taken to share a host where hosts are unknown.
+# If host names are unknown, the ranks of a stage are taken to share a host if the stage has at most
+# this many ranks.
 _HOST_RANKS: Final = 8
-# A drift stays at nearly half of the threshold for a while before it crosses it.
+# A subject drifted if its median residual over this many steps before the slowdown was above this
+# share of its slack, and its residual since then is at most this multiple of the slack.
 _RAMP_STEPS: Final = 64
 _RAMP: Final = 0.4
 _HIGHEST_RAMP: Final = 2.2
-# A subject that is slow from its first stretches on did not drift.
+# A subject whose noise was learned from fewer stretches has no past that could show a drift.
 _RAMP_STRETCHES: Final = 4
 _PARTS: Final = (Part.WAITING, Part.DATA, Part.OPTIMIZER, Part.GC)
 
 
 def slow_together(view: GroupView, lead: int, window: Int64, height: float) -> list[int] | None:
-    """Return the columns that are slow together with `lead`; None if a stage spans several hosts.
+    """Return the columns of subjects slow like `lead`; None if a stage spans several hosts.
 
     Ranks are grouped with ranks of their host, stages with stages of their host.
     """
@@ -104,7 +107,7 @@ def slow_together(view: GroupView, lead: int, window: Int64, height: float) -> l
 
 
 def one_rank_moves_stage(view: GroupView, stage: int, window: Int64, height: float) -> bool:
-    """Return whether a single slow rank moves its stage's median; its own chart notices it."""
+    """Return whether a single slow rank explains the slowdown of its stage's median."""
     members = view.subjects.members(stage - view.subjects.of_stages.start)
     values = view.history.values[np.ix_(window, view.subjects.first_rank + members)]
     if np.isnan(values).all():
@@ -113,7 +116,7 @@ def one_rank_moves_stage(view: GroupView, stage: int, window: Int64, height: flo
 
 
 def is_ramp(view: GroupView, lead: int, window: Int64, height: float) -> bool:
-    """Return whether a subject drifted across the threshold instead of jumping."""
+    """Return whether a subject became slow gradually (a drift), not by a jump."""
     slack = float(view.charts.slack[lead])
     before = view.history.values[max(0, window[0] - _RAMP_STEPS) : window[0], lead]
     before = before[~np.isnan(before)]
@@ -125,13 +128,13 @@ def is_ramp(view: GroupView, lead: int, window: Int64, height: float) -> bool:
 
 
 def rows_since(numbers: Int64, begun: int) -> Int64:
-    """Return the indices of the rows since step `begun`; at least the last row."""
+    """Return the indices of the rows from step `begun` on; the last row if there is none."""
     rows = np.flatnonzero(numbers >= begun)
     return rows if len(rows) else np.array([len(numbers) - 1])
 
 
 def slower_than_own_past(view: GroupView, lead: int, window: Int64, height: float) -> bool:
-    """Return whether a subject is slower than its own past, not just its peers faster."""
+    """Return whether a subject is slower than in its own past, not only slower than its peers."""
     if lead < view.subjects.first_rank:
         stage, share = lead - view.subjects.of_stages.start, 0.0
         peers = len(view.subjects.stages)
@@ -143,13 +146,14 @@ def slower_than_own_past(view: GroupView, lead: int, window: Int64, height: floa
     if np.isnan(past).all():
         return True
     own = float(np.nanmedian(past[:, stage] + share * view.history.values[window, lead]))
-    # A whole job may become faster at once; four peers at least are needed to see that.
+    # If the whole job became faster, each subject is compared with that change. The change shows
+    # only with at least four peers.
     common = float(np.nanmedian(past)) if peers >= 4 else 0.0  # noqa: PLR2004
     return not own - min(common, 0.0) < _TOGETHER * height
 
 
 def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:
-    """Return the global ranks of the rank and stage columns, rising."""
+    """Return the global ranks in the given rank and stage columns, sorted."""
     ranks: set[int] = set()
     for column in columns:
         if column >= subjects.first_rank:
@@ -161,7 +165,7 @@ def ranks_of(subjects: Subjects, columns: list[int]) -> tuple[int, ...]:
 
 
 def share_host(view: GroupView, columns: list[int]) -> bool:
-    """Return whether all ranks of the columns are on one host, or may be if hosts are unknown."""
+    """Return whether all ranks of the columns are on one host; few unknown hosts count as one."""
     ranks = ranks_of(view.subjects, columns)
     where = {view.hosts.get(rank) for rank in ranks}
     if len(ranks) == 1:
@@ -172,7 +176,7 @@ def share_host(view: GroupView, columns: list[int]) -> bool:
 
 
 def part_that_grew(view: GroupView, window: Int64) -> Part:
-    """Return the part of the step that grew most over the rows of a window."""
+    """Return the part of the step whose time grew most in the rows of a window."""
     growth = np.nanmedian(view.history.parts_ns[window], axis=0) - view.usual_parts_ns
     step = np.nanmedian(view.history.job[window, 0]) - view.expected.usual_step_ns
     if np.isnan(growth).all() or not growth.max() > 0.3 * step:

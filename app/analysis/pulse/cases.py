@@ -87,7 +87,7 @@ class Case:
     followed: float = 0.0
 
     def measure(self, numbers: Int64, values: Float64, to: int) -> None:
-        """Add the residuals of the slow subjects up to a step to the mean."""
+        """Add the residuals of the slow subjects up to step `to` to `total` and `count`."""
         rows = (numbers > self.counted_to) & (numbers <= to) & (numbers >= self.from_step)
         if rows.any() and self.slow:
             residuals = values[rows][:, self.slow]
@@ -98,59 +98,61 @@ class Case:
 
     @property
     def factor(self) -> float:
-        """Return how many times as long the slow steps took."""
+        """Return the mean time of the slow steps as a multiple of the expected time."""
         return float(np.exp(self.total / self.count + self.followed)) if self.count else 1.0
 
     def begin_episode(self, step: int) -> None:
-        """Note the first step of another episode."""
+        """Record the first step of a new episode."""
         self.from_step = step
         self.episodes = [*self.episodes, step][-_MOST_EPISODES:]
 
     @property
     def period(self) -> float | None:
-        """Return the median number of steps from one episode to the next; None of a single one."""
+        """Return the median number of steps between starts of episodes; None if only one."""
         return float(np.median(np.diff(self.episodes))) if len(self.episodes) > 1 else None
 
 
-# Opening and clearing.
-# Ranks of one host that become slow within this many steps of one another share a notice.
+# Limits for opening and clearing notices. Ranks of one host that become slow within this many steps
+# of one another share a notice.
 _JOINS_WITHIN: Final = 24
-# An episode continues spells if it begins within ten lengths of the one before; that gap is at
-# least the second and at most the third number of steps.
+# A new episode belongs to a case if the gap since the last slow step is at most ten times the
+# length of the last episode. This limit is at least 100 and at most 1,000 steps.
 _COMES_BACK: Final = (10, 100, 1000)
-# Episodes of several ranks within this many steps may be one rotating fault.
+# Episodes of different ranks whose first steps are within this many steps may be one fault that
+# rotates among ranks.
 _ROTATES_WITHIN: Final = 300
-# A rank of a rotating fault that stays slow for more steps gets a notice of its own.
+# If a rank of a rotating fault stays slow for more steps than this, the rank gets its own notice.
 _LONGEST_TURN: Final = 200
 _RANKS_TO_ROTATE: Final = 3
-# Spells are over after this many steps, or three periods, without a slow one.
+# A notice of spells is cleared after this many steps without a slow step, or after three periods if
+# these are longer.
 _SPELLS_OVER: Final = 100
-# Fewer slow steps in the history are single hiccups, and no spells.
+# Fewer slow steps in the history are single hiccups, which do not prolong a notice of spells.
 _SPELL_STEPS: Final = 6
-# A slow rank explains a slow job that began within this many steps.
+# A slow rank explains a slowdown of the whole job if both began within this many steps.
 _EXPLAINS: Final = 60
 _AS_EXPLAINED: Final = 1.3
-# Half of the score that opens a notice: such a rank may explain a slow job.
+# A rank with a score above half of the threshold for notices may already explain a slow job.
 _SUSPECTED: Final = 9.0
 
 
 @dataclass(slots=True)
 class CaseTracker:
-    """The cases of a process group."""
+    """The open and recently cleared cases of a process group."""
 
     cases: list[Case] = field(default_factory=list)
-    # First step of each recent episode, and the number of its notice.
+    # First step of each recent episode, and the number of the notice to which the episode belongs.
     episodes: list[tuple[int, int]] = field(default_factory=list)
 
     def move(self, at: Int64) -> None:
-        """Renumber subjects; `at` holds the new column of each."""
+        """Renumber the subjects of all cases; `at` holds the new column of each old column."""
         for case in self.cases:
             case.lead = int(at[case.lead])
             case.subjects = [int(at[subject]) for subject in case.subjects]
             case.slow = [int(at[subject]) for subject in case.slow]
 
     def with_open_case(self, number: int) -> Bool:
-        """Return which of `number` subjects have a case that is not over."""
+        """Return which of `number` subjects have a case that is not over, bool[number]."""
         has_case = np.zeros(number, np.bool_)
         for case in self.cases:
             if not case.over:
@@ -158,7 +160,7 @@ class CaseTracker:
         return has_case
 
     def judge(self, view: GroupView) -> None:
-        """Open and clear notices of subjects whose charts crossed their threshold."""
+        """Open notices of newly slow subjects, and clear notices of recovered subjects."""
         for subject in view.charts.is_cleared():
             self._clear(view, int(subject))
         for subject in view.charts.is_noticed():
@@ -180,7 +182,8 @@ class CaseTracker:
         if notice is None:
             return
         if case.slow:
-            # A subject that recovered before the notice was never slow.
+            # A subject that had recovered before the notice was opened does not belong to the
+            # notice.
             if step <= notice.noticed_step:
                 rest = [other for other in case.subjects if other != subject]
                 self._name(view, case, rest)
@@ -225,7 +228,7 @@ class CaseTracker:
         self._rotates(view, case)
 
     def _joins(self, view: GroupView, group: list[int], begun: int) -> bool:
-        """Add slow subjects to a case that they belong to; return whether there is one."""
+        """Add slow subjects to the case to which they belong; return whether one exists."""
         step = view.step
         for case in reversed(self.cases):
             notice = view.ledger.get(case.number)
@@ -252,7 +255,8 @@ class CaseTracker:
             if case.kind is NoticeKind.DRIFT:
                 if gap > most:
                     continue
-                # A drift that has just begun may look as if it were over.
+                # The score of a drift that has just begun may fall for a while, so that the drift
+                # looks over.
                 case.over, case.slow = False, list(group)
                 view.ledger.update(replace(notice, cleared_step=None))
                 return True
@@ -312,7 +316,7 @@ class CaseTracker:
         self.cases.append(case)
 
     def _spells(self, view: GroupView, subject: int) -> None:
-        """Open a notice of spells each of which is too short for a notice of its own."""
+        """Open a notice of spells: slow periods each of which is too short for its own notice."""
         charts, history = view.charts, view.history
         if charts.postpone_spells(subject):
             return
@@ -369,7 +373,7 @@ class CaseTracker:
         )
 
     def _rotates(self, view: GroupView, case: Case) -> None:
-        """Merge cases into one without ranks where at least three ranks were slow in turn."""
+        """Merge the cases of at least three ranks that were slow in turn into a rotating case."""
         begun = case.from_step
         self.episodes = [
             episode for episode in self.episodes if begun - episode[0] <= _ROTATES_WITHIN
@@ -384,7 +388,7 @@ class CaseTracker:
         ):
             return
         chain = [other for other in self.cases if other.number in counts]
-        # A rank that stays slow is a fault of its own.
+        # A rank that stays slow has its own fault, which does not rotate.
         if any(other.slow for other in chain if other is not case):
             return
         first = min(chain, key=lambda other: other.number)
@@ -452,7 +456,7 @@ class CaseTracker:
         self.cases.append(case)
 
     def _explained(self, view: GroupView, lead: int, begun: int, height: float) -> bool:
-        """Return whether ranks that are slow or suspected explain the longer steps of the job."""
+        """Return whether slow or suspected ranks explain the job's longer steps."""
         if lead not in (REST, COMPUTING):
             return False
         first = view.subjects.first_rank
@@ -468,13 +472,14 @@ class CaseTracker:
             if abs(begun - case.from_step) < since:
                 case.explains = max(case.explains, height)
                 return True
-            # Half of all ranks may be slow; waiting is explained up to the growth that came along.
+            # Half of all ranks may be slow, which raises the median computing. Longer waiting is
+            # explained up to the growth that began together with the slow rank.
             if lead == COMPUTING or height < _AS_EXPLAINED * case.explains:
                 return True
         return False
 
     def review(self, view: GroupView) -> None:
-        """Update open notices at the end of a stretch, and clear spells that are over."""
+        """Update open notices after a stretch, and clear notices of spells that are over."""
         history = view.history
         now = int(history.numbers[-1])
         for case in list(self.cases):
@@ -485,7 +490,7 @@ class CaseTracker:
             if case.over:
                 continue
             if case.kind is NoticeKind.DRIFT:
-                # The factor of a drift is its current size, not its mean.
+                # The factor of a drift is its current slowdown, not the mean since it began.
                 case.total = case.count = 0.0
             case.measure(history.numbers, history.values, now)
             if case.slow:
@@ -495,13 +500,13 @@ class CaseTracker:
                 view.ledger.update(notice)
                 continue
             self._review_spells(view, case, notice)
-        # Cases that may still come back are kept.
+        # Keep cleared cases that a new episode may still reopen.
         self.cases = [
             case for case in self.cases if not case.over or now - case.last_slow <= _COMES_BACK[2]
         ]
 
     def _review_spells(self, view: GroupView, case: Case, notice: Notice) -> None:
-        """Update the notice of spells, or clear it after enough steps without one."""
+        """Update a notice of spells, or clear it after enough steps without a slow step."""
         now = view.step
         slow = view.values[:, case.subjects] > view.charts.hiccup[case.subjects]
         at = np.flatnonzero(slow.any(axis=1))
@@ -509,7 +514,7 @@ class CaseTracker:
             case.last_slow = max(case.last_slow, int(view.numbers[at[-1]]))
         quiet_for = max(_SPELLS_OVER, 3 * (case.period or 0))
         if case.rotating and case.slow and now - case.from_step > _LONGEST_TURN:
-            # One rank stays slow: the fault no longer rotates.
+            # One rank stays slow: the fault no longer rotates among ranks.
             episode, case.slow = case.slow, []
             fresh = Case(
                 -1, NoticeKind.SLOW_RANK, episode[0], episode, list(episode), case.from_step
@@ -527,7 +532,7 @@ class CaseTracker:
             view.ledger.update(replace(notice, evidence=self._spell_words(view, case, notice)))
 
     def end(self, step: int, ledger: Ledger) -> None:
-        """Clear all open notices with the end of the process group."""
+        """Clear all open notices at the end of the process group."""
         for case in self.cases:
             notice = ledger.open.get(case.number)
             if notice is not None:

@@ -17,15 +17,15 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
-# Columns that identify a row.
+# Columns that identify a row: its rank, step and time.
 KEYS: Final = ("attempt", "step", "rank", "dp_rank", "pp_rank", "time_ns")
-# Columns that were measured in the step.
+# Columns with the measured times and tokens of the step.
 MEASURES: Final = (
     *("step_ns", "compute_ns", "wait_ns", "data_ns", "optimizer_ns", "gc_ns"),
     "tokens",
 )
 BEAT_COLUMNS: Final = ("phase", "since_ns")
-# The phase of a row that is no beat.
+# Value of `phase` in rows of ended steps, which are not beats.
 NO_BEAT: Final = -1
 
 # Codes under which unusable rows and columns are counted.
@@ -36,7 +36,7 @@ UNKNOWN_COLUMN: Final = "pulse.unknown_column"
 MOST_PHASES: Final = 1_000
 LONGEST_PHASE: Final = 200
 
-# Phases whose duration is never a hang.
+# Operations during which no step may end for long without the job being hung.
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 COMPILE: Final = "compile"
@@ -96,7 +96,7 @@ class Pulses:
         return len(self.rank)
 
     def take(self, rows: slice | Bool | Int64) -> Pulses:
-        """Return the selected rows in the given order."""
+        """Return the rows selected by index, mask or slice, in that order."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
         arrays = {name: getattr(self, name)[rows] for name in ARRAYS}
@@ -105,7 +105,7 @@ class Pulses:
 
     @property
     def known_ns(self) -> Int64:
-        """Return when each row was received, or else made; int64[rows]."""
+        """Return the time at which each row was received or, if unknown, written; int64[rows]."""
         return self.time_ns if self.came_ns is None else self.came_ns
 
 
@@ -115,7 +115,7 @@ ARRAYS: Final = tuple(
 
 
 def joined(parts: list[Pulses]) -> Pulses:
-    """Return the rows of several parts, one after the other."""
+    """Return the rows of several parts concatenated."""
     phases = tuple(dict.fromkeys(name for part in parts for name in part.phases))
     index = {name: number for number, name in enumerate(phases)}
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
@@ -168,13 +168,13 @@ def usable(
 
 
 def _or(values: Int64, there: Bool, other: int) -> Int64:
-    """Return values, with `other` where they are not set."""
+    """Return values in which `other` replaces the missing ones."""
     return values if there.all() else np.where(there, values, other)
 
 
-# A step waits so long for missing ranks.
+# A step waits this long for the rows of missing ranks.
 WAITS_NS: Final = 10_000_000_000
-# Rows of further ranks are dropped.
+# Limit of the ranks of one job, so that memory is bounded; rows of further ranks are dropped.
 MOST_RANKS: Final = 16_384
 
 
@@ -206,7 +206,7 @@ class Steps:
     measures: dict[str, Float64]
 
     def some(self, rows: slice) -> Steps:
-        """Return a slice of the steps."""
+        """Return the steps in a slice."""
         return Steps(
             self.group,
             self.attempt,

@@ -17,33 +17,41 @@ from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
 from app.analysis.pulse.medians import median_of_columns, median_of_rows
 
-# Thresholds of the score: a false alarm has a probability of about exp(-18) a step.
+# Scores that open and clear a notice: the probability of a false alarm is about exp(-18) a step.
 _NOTICED: Final = 18.0
 _CLEARED: Final = 14.0
-# Half of the smallest slowdown to be detected, as a logarithm, of a rank, a stage and the job.
+# Half of the smallest logarithmic slowdown that is detected, for a rank, a stage and the job.
 _SLACK: Final = 0.05
 _STAGE_SLACK: Final = 0.06
 _JOB_SLACK: Final = 0.08
-# Slack is also at least this many standard deviations of the means of stretches.
+# The slack is at least this many standard deviations of the medians of stretches, because a subject
+# may vary slowly without a fault.
 _SLACK_DEVIATIONS: Final = 4.0
-# Most that a step adds to the score of the whole job: bursts of a dozen steps are no change.
+# Largest and smallest amount that one step adds to a score. The cap of the job's score is this low
+# because the whole job may be slow for a dozen steps without a fault.
 _JOB_CAP: Final = 1.0
 _LOWEST: Final = -3.0
-# Noise has heavier tails than a normal distribution of the same variance.
+# Factor of the variance, because the noise of step times has heavier tails than a normal
+# distribution.
 _HEAVY_TAILS: Final = 1.4
-# Sums of first-order autocorrelated noise with coefficient r vary (1 + r) / (1 - r) times as much
-# as of independent noise; means of blocks show less of it (r = 0.8: 4.8 of 9; 0.9: 6.2 of 19).
+# Factor of the variance of autocorrelated noise. The variance of a sum of first-order
+# autocorrelated noise with coefficient r is (1 + r) / (1 - r) times that of independent noise.
+# Means of blocks of eight steps show only part of this factor (r = 0.8: 4.8 of 9; r = 0.9: 6.2 of
+# 19).
 _LONG_MEMORY: Final = 2.0
-# Extra share of slack in the first stretch, whose noise is hardly known; it shrinks with more.
+# The slack is larger by this share after the first stretch, because the noise is hardly known then.
+# The share is divided by the number of stretches.
 _NEW: Final = 0.5
 _LEAST_DEVIATION: Final = 0.003
-# Lower bounds of a slow single step (a hiccup): in standard deviations, and as a residual.
+# A single step is a hiccup if its residual is above this many standard deviations, and above this
+# residual.
 _HICCUP: Final = 4.0
 _LEAST_HICCUP: Final = 0.02
-# Steps of a block; the variance of block means shows autocorrelation.
+# Number of steps in a block. The variance of block means shows the autocorrelation of the noise.
 _BLOCK: Final = 8
 _RARE: Final = (1e-3, 0.3)
-# Prior of the hiccup rate and of how often a hiccup follows another, as observation counts.
+# Prior counts of steps and hiccups, for the share of hiccups and for the share of hiccups that
+# follow another hiccup.
 _PRIOR_STEPS: Final = 500.0
 _PRIOR_OWN: Final = 150.0
 _PRIOR_HICCUPS: Final = 20.0
@@ -51,7 +59,7 @@ _PRIOR_FOLLOWED: Final = 0.05
 _FORGETS: Final = 0.98
 _FORGETS_OWN: Final = 0.9
 _VARIANCE_FOLLOWS: Final = 1 / 8
-# Share of slow steps in spells, and the lowest rate without spells.
+# Assumed share of slow steps during spells, and lowest assumed share of slow steps without spells.
 _SPELLS: Final = 0.2
 _NO_SPELLS: Final = 0.02
 _GRID: Final = 2.0**16
@@ -64,19 +72,19 @@ def _floats(value: float = 0.0) -> Float64:
 
 @dataclass(slots=True)
 class Charts:
-    """One chart a subject, with estimates of its noise; all arrays are [subjects]."""
+    """A control chart of each subject, with estimates of its noise; arrays are [subjects]."""
 
-    # Score for being slow or, of noticed subjects, for being as usual again.
+    # Score for being slow; for noticed subjects, score for having recovered.
     score: Float64 = field(default_factory=_floats)
-    # Step at which the score last began to rise.
+    # Step at which `score` began to rise from 0.
     rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    # Score for spells.
+    # Score for being slow in spells.
     spells: Float64 = field(default_factory=_floats)
     ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
     noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Subjects that were noticed at any time since the last stretch ended.
+    # Whether the subject was noticed at any time since the last stretch ended.
     touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
-    # Logarithm of the slowdown of noticed subjects.
+    # Logarithm of the slowdown of each noticed subject.
     height: Float64 = field(default_factory=_floats)
     slack: Float64 = field(default_factory=_floats)
     variance: Float64 = field(default_factory=_floats)
@@ -94,7 +102,7 @@ class Charts:
     followed: float = 0.0
 
     def grow(self, at: Int64, number: int) -> None:
-        """Grow to `number` subjects; those before move to the columns `at`."""
+        """Grow the arrays to `number` subjects; earlier subjects move to the columns `at`."""
         for name in _ARRAYS:
             old = getattr(self, name)
             new: NDArray[np.generic]
@@ -106,7 +114,7 @@ class Charts:
             setattr(self, name, new)
 
     def run(self, values: Float64, numbers: Int64) -> ChartRun:
-        """Return the scores over some steps; the charts stay as they are.
+        """Return the scores after each of some steps, without changing the charts.
 
         Parameters
         ----------
@@ -131,7 +139,7 @@ class Charts:
         np.rint(added, out=added)
         added /= _GRID
         added[silent] = 0.0
-        # Log-likelihood ratios of a slow step, and of one as usual.
+        # Log-likelihood ratio (spells against no spells) of a slow step, and of a usual step.
         weights = np.log([_SPELLS / share, (1 - _SPELLS) / (1 - share)])
         weights = np.rint(weights * _GRID) / _GRID
         spelled = np.where(slow, weights[0], weights[1])
@@ -144,26 +152,26 @@ class Charts:
         return ChartRun(score, spells, crossed, self.rise, numbers)
 
     def take(self, run: ChartRun, step: int) -> None:
-        """Adopt the scores of a run after the step with an index."""
+        """Adopt the scores that a run computed after the step with index `step`."""
         self.rise = run.rise(step)
         self.score = run.score[step].copy()
         self.spells = run.spells[step].copy()
 
     def is_cleared(self) -> Int64:
-        """Return the noticed subjects that are as usual again."""
+        """Return the noticed subjects whose score shows that they recovered, as indices."""
         return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
 
     def is_noticed(self) -> Int64:
-        """Return the subjects that became slow, the highest score first."""
+        """Return the subjects that became slow, as indices, sorted by descending score."""
         found = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
         return found[np.argsort(-self.score[found], kind="stable")]
 
     def has_spells(self) -> Int64:
-        """Return the subjects with spells."""
+        """Return the subjects whose score shows spells, as indices."""
         return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
 
     def open(self, subject: int, height: float) -> None:
-        """Mark a subject as noticed with a slowdown, and score its recovery from now on."""
+        """Mark a subject as noticed, with its slowdown, and score its recovery from now on."""
         self.noticed[subject] = self.touched[subject] = True
         self.height[subject] = max(height, 1.2 * self.slack[subject])
         self.forget(subject)
@@ -180,7 +188,7 @@ class Charts:
         self.rise[subject] = NOT_RISING
 
     def postpone_spells(self, subject: int) -> bool:
-        """Return whether a subject is slow at the moment, and then hold its spell score back.
+        """Return whether a subject is slow now; if so, keep its spell score below the threshold.
 
         A slowdown that lasts is noticed by the other score.
         """
@@ -191,7 +199,7 @@ class Charts:
 
     @property
     def quiet(self) -> Bool:
-        """Return which subjects are neither noticed nor suspected."""
+        """Return which subjects are neither noticed nor suspected, bool[subjects]."""
         return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
 
     @property
@@ -200,7 +208,7 @@ class Charts:
         return np.asarray(np.fmax(1.5 * self.slack, _HICCUP * self.deviation))
 
     def hiccup_share(self) -> Float64:
-        """Return the rate of slow single steps by subject; at least that of the whole job."""
+        """Return the share of slow single steps by subject, at least that of the job."""
         common = (self.hiccups + _RARE[0] * _PRIOR_STEPS) / (self.steps + _PRIOR_STEPS)
         own = (self.own_hiccups + _PRIOR_OWN * common) / (self.own_steps + _PRIOR_OWN)
         return np.clip(np.maximum(own, common), *_RARE)
@@ -225,7 +233,7 @@ class Charts:
             return
         with np.errstate(invalid="ignore"):
             one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
-            # Hiccups are modelled apart, by their rate.
+            # Clip hiccups, since the rate of hiccups is modelled separately from the variance.
             bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
             clipped = np.clip(values, middle - bound, middle + bound)
             clipped[~there] = 0.0
@@ -234,7 +242,8 @@ class Charts:
             means /= np.maximum(number, 1)
             block = _BLOCK * ((means - means.mean(axis=0)) ** 2).sum(axis=0) / (len(means) - 1)
         ready = self.ready & enough
-        # Variance of stretch medians: half of the squared difference of two of them.
+        # Variance of the medians of stretches: half of the squared difference of two successive
+        # medians.
         far = (middle - self.middle) ** 2 / 2
         far = np.where(np.isnan(far), 2 * block / len(values), far)
         for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
@@ -262,7 +271,7 @@ class Charts:
         self.own_hiccups += np.where(ready, (_FORGETS_OWN - 1) * self.own_hiccups + number, 0)
 
     def _weigh(self, subjects: Subjects) -> None:
-        """Derive slack, variance and cap of the scores from the estimates of noise."""
+        """Compute slack, variance and cap of the scores from the estimates of noise."""
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
@@ -272,14 +281,15 @@ class Charts:
         self.deviation = np.sqrt(one)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
-        # Autocorrelation within a block: 0 of independent steps, 1 of constant noise.
+        # Autocorrelation within a block: 0 for independent steps, 1 for constant deviations.
         known = np.fmax(one, _LEAST_DEVIATION**2)
         memory = np.clip((block / known - 1) / (_BLOCK - 1), 0, 1)
         long = block * (1 + _LONG_MEMORY * memory**2)
         self.variance = _HEAVY_TAILS * np.fmax(known, long)
         again = (self.followed + _PRIOR_FOLLOWED) / (self.hiccups + _PRIOR_HICCUPS)
         rare = -np.log(self.hiccup_share())
-        # Mean log-probability of three slow steps in a row.
+        # A step adds at most the mean negative log-probability of a step in three successive
+        # hiccups, so that a burst of hiccups alone is not noticed.
         self.cap = (rare + 2 * min(-np.log(min(again, 1.0)), 7.0)) / 3
         self.cap = np.minimum(self.cap, rare)
         self.cap[[REST, COMPUTING]] = np.minimum(self.cap[[REST, COMPUTING]], _JOB_CAP)
@@ -294,7 +304,7 @@ _UNKNOWN: Final = frozenset(
 
 
 def _shared(own: Float64, subjects: Subjects) -> Float64:
-    """Return variances [kinds, subjects], those of ranks raised to the median of all ranks."""
+    """Return variances [kinds, subjects], raised for ranks to the median of all ranks."""
     ranks = own[:, subjects.of_ranks]
     usual = median_of_rows(ranks)[:, None]
     several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
@@ -305,7 +315,7 @@ def _shared(own: Float64, subjects: Subjects) -> Float64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChartRun:
-    """Scores of charts over some steps; arrays of [steps, subjects].
+    """Scores of all charts after each of some steps; arrays have shape [steps, subjects].
 
     Parameters
     ----------
@@ -322,7 +332,7 @@ class ChartRun:
     numbers: Int64
 
     def rise(self, step: int) -> Int64:
-        """Return the steps at which the scores after a step began to rise, int64[subjects]."""
+        """Return the step at which each score after step `step` began to rise, int64[subjects]."""
         zero = self.score[step::-1] <= 0
         was_zero, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
         begun = np.where(was_zero, self.numbers[np.minimum(last + 1, step)], self.before)
@@ -332,7 +342,7 @@ class ChartRun:
 
 
 def _summed(added: Float64, start: Float64) -> Float64:
-    """Return cumulative sums that are reset to 0 whenever they would fall below it."""
+    """Return cumulative sums that are reset to 0 whenever they would become negative."""
     total = np.cumsum(added, axis=0)
     lowest = np.minimum(total, -start)
     np.minimum.accumulate(lowest, axis=0, out=lowest)

@@ -1,4 +1,4 @@
-"""Slowdown detection of a job: pulse rows in, notices out, one process group at a time."""
+"""Slowdown detection of a job: reads pulse rows, returns notices of each process group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from app.analysis.pulse.notices import Ledger, Notice, Stall
 from app.analysis.pulse.stalls import Stalls
 from app.analysis.pulse.step_assembly import StepAssembler
 
-# Steps of a group, and of a rank that joins, are ignored at first: compiling, filling caches.
+# This many first steps of a group, or of a rank that joins, are ignored, because kernels are
+# compiled and caches are filled.
 FIRST_STEPS: Final = 10
 # Baselines are updated at the end of each stretch of this many steps.
 STRETCH: Final = 32
@@ -29,7 +30,7 @@ STRETCH: Final = 32
 
 @dataclass(slots=True)
 class Watch:
-    """The state of one process group; its size follows the number of ranks, not of steps."""
+    """The state of one process group; its size depends on the number of ranks, not of steps."""
 
     group: int
     attempt: int
@@ -37,7 +38,7 @@ class Watch:
     pp_ranks: Int64
     ages: Int64
     closed: int = 0
-    # Usual waiting, data loading, optimizer and garbage collection of a step.
+    # Usual waiting, data loading, optimizer and garbage collection in a step, nanoseconds.
     usual_parts_ns: Float64 = field(default_factory=lambda: np.full(4, np.nan))
     expected: Expected = field(default_factory=Expected)
     charts: Charts = field(default_factory=Charts)
@@ -47,14 +48,14 @@ class Watch:
 
     @classmethod
     def begin(cls, steps: Steps, hosts: Mapping[int, str]) -> Watch:
-        """Return the state of a group before its first steps."""
+        """Return the state of a process group before its first step."""
         none = np.empty(0, np.int64)
         watch = cls(steps.group, steps.attempt, none, none, none)
         watch._join(steps, hosts)
         return watch
 
     def _join(self, steps: Steps, hosts: Mapping[int, str]) -> None:
-        """Grow all arrays for ranks that joined."""
+        """Grow all arrays for ranks that joined the process group."""
         before = Subjects.of(self.ranks, self.pp_ranks, hosts)
         after = Subjects.of(steps.ranks, steps.pp_ranks, hosts)
         at, number = before.places_in(after), after.number
@@ -82,7 +83,7 @@ class Watch:
     def advance(
         self, steps: Steps, ledger: Ledger, stalls: Stalls, hosts: Mapping[int, str]
     ) -> None:
-        """Detect over the next steps of the group; stretches end at the same steps in any batch."""
+        """Process the next steps of the group; results do not depend on how steps are batched."""
         if len(steps.ranks) > len(self.ranks):
             self._join(steps, hosts)
         subjects = Subjects.of(self.ranks, self.pp_ranks, hosts)
@@ -163,22 +164,23 @@ class Watch:
         )
 
     def end(self, ledger: Ledger) -> None:
-        """Clear open notices: the process group has ended."""
+        """Clear the open notices when the process group has ended."""
         last = self.history.numbers[-1:]
         self.tracker.end(int(last[0]) if len(last) else 0, ledger)
 
 
-# The detector of a job.
-# A clock that is farther from the median of all clocks is named and corrected.
+# Constants of a job's detector. The error of a clock is stored and corrected if it differs from the
+# median of all clocks by more than this.
 _WRONG_CLOCK_NS = 2_000_000_000
-# Least pause before a step that may be a restart: nanoseconds, and multiples of the step time.
+# A pause before a step may be a restart if it is longer than this time, and than this multiple of
+# the step time.
 _PAUSE_NS = 5_000_000_000
 _PAUSE_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Results of a batch of rows.
+    """Changes that a batch of rows made.
 
     Parameters
     ----------
@@ -197,7 +199,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Detector:
-    """The state of a job's detection, bounded by its ranks; `detector_state` serializes it.
+    """The state of a job's detection, whose size depends on the ranks; see `detector_state`.
 
     Notices do not depend on how rows are cut into batches.
 
@@ -218,7 +220,8 @@ class Detector:
     watch: Watch | None = None
     stalled: Stalls = field(default_factory=Stalls)
     ledger: Ledger = field(default_factory=Ledger)
-    # Two ledgers, with even and odd numbers: neither numbering depends on the other.
+    # The ledger of heartbeats has odd numbers, `ledger` even ones, so that their numbers never
+    # collide.
     heartbeats: HeartbeatMonitor = field(
         default_factory=lambda: HeartbeatMonitor(Ledger(next_number=1))
     )
@@ -227,7 +230,7 @@ class Detector:
     ended_ns: int = 0
 
     def advance(self, rows: Pulses, limits: Limits = USUAL) -> Changes:
-        """Process the next rows in the order of their arrival; return what they changed."""
+        """Process the next rows in the order of their arrival; return the changes they made."""
         whole = []
         for steps in self.assembler.add(rows.take(rows.phase == NO_BEAT), limits.step_waits_ns):
             self._look(steps)
@@ -236,7 +239,7 @@ class Detector:
         return self._changes(whole)
 
     def finish(self) -> Changes:
-        """Process the incomplete steps, after the last row; return what they changed."""
+        """Process the incomplete steps after the last row; return the changes they made."""
         whole = []
         for steps in self.assembler.close_all():
             self._look(steps)
@@ -263,7 +266,7 @@ class Detector:
             }
 
     def _begin(self, steps: Steps) -> None:
-        """End the previous process group and start the one of some steps."""
+        """End the previous process group, and start the process group of the given steps."""
         if self.watch is not None:
             self.watch.end(self.ledger)
             if self.watch.group != steps.group:
@@ -271,7 +274,7 @@ class Detector:
         self.watch = Watch.begin(steps, self.hosts)
 
     def _regrouped(self, steps: Steps) -> list[int]:
-        """Return the rows at which other ranks continue after a pause, as a new process group.
+        """Return the indices of steps at which other ranks continue after a pause.
 
         After a restart in the same attempt, ranks may be numbered anew.
         """
@@ -300,7 +303,7 @@ class Detector:
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
-        """Return single long steps by cause, the most expensive cause first."""
+        """Return the stalls (single long steps) by cause, sorted by descending cost."""
         return self.stalled.listed()
 
     @property
@@ -311,12 +314,12 @@ class Detector:
 
 @dataclass(slots=True)
 class Record:
-    """The current version of every notice of a detector."""
+    """The latest version of every notice of a detector."""
 
     notices: dict[int, Notice] = field(default_factory=dict)
 
     def take(self, changes: Changes) -> None:
-        """Apply the changes of a batch."""
+        """Apply the changes that a batch made."""
         for notice in changes.notices:
             self.notices[notice.number] = notice
         for number in changes.withdrawn:
@@ -324,7 +327,7 @@ class Record:
 
     @property
     def listed(self) -> tuple[Notice, ...]:
-        """Return the notices in the order of their times."""
+        """Return the notices sorted by time."""
         return tuple(
             sorted(
                 self.notices.values(), key=lambda notice: (notice.noticed_time_ns, notice.number)

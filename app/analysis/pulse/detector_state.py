@@ -1,4 +1,4 @@
-"""Serialization of a detector between batches: a JSON tree and its arrays, as a compressed npz."""
+"""Serialization of a detector between batches: a JSON tree and arrays, as a compressed npz."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _FIELDS: Final = {
     name: tuple(field.name for field in fields(cls)) for name, cls in _CLASSES.items()
 }
 _ENUMS: Final = {cls.__name__: cls for cls in (NoticeKind, Part)}
-# Types that JSON holds as they are.
+# Types that JSON represents without loss.
 _SCALARS: Final = frozenset({int, float, str, bool, type(None)})
-# Most of the state is noise: higher levels of compression gain nothing.
+# Level of compression. Most of the state is noise, which higher levels do not make smaller.
 _LEVEL: Final = 1
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-# Errors of reading damaged bytes.
+# Exceptions that damaged bytes may cause while they are read.
 _DAMAGED: Final = (
     *(zstandard.ZstdError, zlib.error, zipfile.BadZipFile, EOFError),
     *(ValueError, KeyError, TypeError),
@@ -67,7 +67,7 @@ def to_bytes(detector: Detector) -> bytes:
 
 
 def from_bytes(body: bytes) -> Detector:
-    """Return the detector with a serialized state.
+    """Return the detector whose state was serialized.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def _plain(value: object, arrays: list[NDArray[Any]]) -> Any:  # noqa: ANN401, P
         return value
     if isinstance(value, np.ndarray):
         narrow = value.astype(np.float32) if value.dtype == np.float64 else value
-        # Values that were rounded to 32 bits take half the bytes, without loss.
+        # Store values that were rounded to 32 bits as float32: half of the bytes, without loss.
         same = narrow is not value and np.array_equal(narrow, value, equal_nan=True)
         arrays.append(narrow if same else value)
         return {"wide" if same else "array": len(arrays) - 1}
@@ -119,7 +119,8 @@ def _plain_dict(value: dict[Any, Any], arrays: list[NDArray[Any]]) -> dict[str, 
     keys = _all_plain(value.keys(), arrays)
     classes = {type(item) for item in value.values()}
     if len(classes) == 1 and (name := next(iter(classes)).__name__) in _FIELDS:
-        # Objects by rank are stored field by field: few arrays instead of thousands of objects.
+        # Store the fields of the objects of all ranks as arrays: a few arrays instead of thousands
+        # of objects.
         columns = {
             field: _column([getattr(item, field) for item in value.values()], arrays)
             for field in _FIELDS[name]

@@ -1,4 +1,4 @@
-"""Expected computing and step times of a process group, residuals of its last steps, their trend.
+"""Expected times of a process group, learned from its steps; residuals and their trend.
 
 Residuals are logarithms of measured to expected time: ranks against peers, stages against other
 stages, the job against its own past.
@@ -21,29 +21,33 @@ from app.analysis.pulse.medians import (
     median_of_rows,
 )
 
-# Weight of a stretch of steps when baselines are updated at its end.
+# Weight of the newest stretch of steps when a baseline is updated.
 _FOLLOWS: Final = 1 / 16
-# Baselines move so far from their first value; a larger change is a drift.
+# Largest logarithmic distance of a baseline from its first value, for a rank and for the job. A
+# larger change is a drift, which must stay visible.
 _RANK_FOLLOWS: Final = 0.03
 _JOB_FOLLOWS: Final = 0.06
-# A constant difference of a rank from its peers is usual up to three times the spread of ranks in
-# this job, within these bounds.
+# A constant difference of a rank from its peers is usual up to three times the spread of the ranks
+# in this job. This limit lies between 0.02 and 0.06.
 _USUAL_OFFSET: Final = (0.02, 0.06)
 _USUAL_SPREADS: Final = 3.0
-# If a larger share of ranks differs by more, the job's devices are of several kinds.
+# If more than this share of the ranks differs by more than the limit, the job has several kinds of
+# devices, and every difference is usual.
 _SEVERAL_KINDS: Final = 1 / 3
-# Computing of the whole job is not judged while tokens differ from the usual by more.
+# Computing of the whole job is compared only if the logarithm of its tokens is within this distance
+# of the usual number.
 _SAME_TOKENS: Final = 0.05
-# In a stage of more hosts a single one does not move the median.
+# In a stage of more hosts than this, one slow host does not move the median of the stage.
 _FEW_HOSTS: Final = 4
-# Recursive least squares of computing on tokens: prior sum of squares, and forgetting a stretch.
+# Recursive least squares of computing on tokens: prior sum of squares, and weight of the earlier
+# data when a stretch is added.
 _PRIOR: Final = 0.05
 _REMEMBERS: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """Logarithms of measured to expected time.
+    """Residuals: logarithms of measured to expected time.
 
     Parameters
     ----------
@@ -100,7 +104,7 @@ class Expected:
     information: Float64 = field(default_factory=lambda: np.eye(2) * _PRIOR)
 
     def grow(self, before: Subjects, after: Subjects) -> None:
-        """Grow all arrays for new ranks and stages."""
+        """Grow all arrays for new ranks and stages of the group."""
         new = len(after.ranks) - len(before.ranks)
         self.offset = np.append(self.offset, np.zeros(new))
         self.first_offset = np.append(self.first_offset, np.full(new, np.nan))
@@ -111,7 +115,7 @@ class Expected:
             setattr(self, name, values)
 
     def measured(self, steps: Steps) -> Measured:
-        """Return the measurements of steps with logarithms of their tokens to the usual number."""
+        """Return the measurements of steps, with the logarithm of tokens to the usual number."""
         tokens = steps.measures["tokens"]
         known: Bool = (tokens > 0) | np.isnan(tokens)
         whole = known.all(axis=1) & (tokens > 0).any(axis=1)
@@ -123,7 +127,7 @@ class Expected:
         return Measured.of(steps, np.where(np.asarray(whole)[:, None], lengths, 0.0))
 
     def residuals(self, measured: Measured, subjects: Subjects) -> Residuals:
-        """Return the residuals of steps against the baselines."""
+        """Return the residuals of steps compared with the baselines."""
         lengths, logs = measured.lengths, measured.logs
         if lengths.any():
             logs = logs - (self.slope[0] * lengths + self.slope[1] * lengths**2)
@@ -136,7 +140,8 @@ class Expected:
             ordered = Ordered.of(part)
             middle[:, stage] = ordered.median()
             if ordered.count is not None:
-                # The few remaining ranks of a stage do not stand for the missing ones.
+                # If at least half of the ranks of a stage are missing, the others do not represent
+                # the stage.
                 middle[2 * ordered.count <= len(members), stage] = np.nan
             values[:, subjects.first_rank + members] = part - _of_peers(ordered, subjects, members)
         own_past = middle - self.level
@@ -146,7 +151,8 @@ class Expected:
         elif len(subjects.ranks) == 1:
             values[:, subjects.of_stages] = own_past
         step, longest = measured.stretch.step_ns, measured.stretch.longest_ns
-        # Pipelines wait in proportion to their computing, other jobs do not: the larger one counts.
+        # Waiting in a pipeline is proportional to computing, other waiting is constant. The larger
+        # estimate is used.
         expected = longest + np.fmax(self.rest_ns, longest * self.rest_share)
         good = (step > 0) & (expected > 0)
         ratio = np.where(good, step, np.nan) / np.where(good, expected, 1)
@@ -201,7 +207,7 @@ class Expected:
         *,
         quiet: Bool,
     ) -> Float64:
-        """Update the baselines from a stretch; return by how much those of ranks moved.
+        """Update the baselines from a stretch; return the change of each rank's baseline.
 
         Parameters
         ----------
@@ -254,7 +260,7 @@ class Expected:
         old = ~new & quiet & known
         first, offset = self.first_offset[old], self.offset[old]
         step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
-        # A rank may get faster for good.
+        # A baseline may become shorter without limit, because a rank may become faster for good.
         offset = np.minimum(offset + step, first + _RANK_FOLLOWS)
         slower = offset < first - _RANK_FOLLOWS
         self.offset[old] = offset
@@ -262,7 +268,7 @@ class Expected:
         return moved
 
     def followed(self, subject: int, subjects: Subjects) -> float:
-        """Return the logarithm of a subject's growth that its baseline has absorbed."""
+        """Return the logarithm of a subject's growth that its baseline has followed."""
         if subject == REST:
             return self.rest_offset
         if subject == COMPUTING:
@@ -273,7 +279,7 @@ class Expected:
         return float(self.offset[rank] - self.first_offset[rank])
 
     def rebase(self, rank: int, by: float) -> None:
-        """Add a difference to the usual offset of a rank from its peers."""
+        """Add a logarithmic difference to a rank's usual offset from its peers."""
         self.offset[rank] += by
         self.first_offset[rank] += by
 
@@ -304,7 +310,7 @@ class Expected:
                 self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
 
     def begin_levels(self, logs: Float64) -> None:
-        """Set the levels of stages without one to the medians of a stretch.
+        """Set the baselines of stages that have none to the medians of a stretch.
 
         Parameters
         ----------
@@ -334,7 +340,7 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
     others = np.empty_like(logs)
     for host in names:
         others[:, hosts == host] = median_of_rows(logs[:, hosts != host])[:, None]
-    # If all other hosts are missing, the ranks of the same host serve as peers.
+    # If all other hosts are missing from a step, the other ranks of the same host are the peers.
     alone = np.isnan(others).any(axis=1)
     if alone.any():
         others[alone] = np.where(
@@ -343,9 +349,9 @@ def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
     return others
 
 
-# Steps of the history.
+# Number of steps that the history keeps.
 KEPT: Final = 128
-# Columns of `History.job`: measures of `Stretch`.
+# Fields of `Stretch` that are the columns of `History.job`.
 _JOB: Final = ("step_ns", "longest_ns", "tokens")
 
 
@@ -355,7 +361,7 @@ def _wide() -> Float64:
 
 @dataclass(slots=True)
 class History:
-    """Rows of the last `KEPT` steps.
+    """Measurements and residuals of the last `KEPT` steps.
 
     Parameters
     ----------
@@ -379,7 +385,7 @@ class History:
     parts_ns: Float64 = field(default_factory=lambda: np.empty((0, 4)))
 
     def grow(self, columns: dict[str, tuple[Int64, int]]) -> None:
-        """Widen arrays; by name the new places of their columns, and the new width."""
+        """Widen the named arrays; `columns` maps a name to the new columns and the new width."""
         for name, (at, number) in columns.items():
             old = getattr(self, name)
             new = np.full((len(old), number), np.nan)
@@ -404,7 +410,7 @@ class History:
                 setattr(self, name, getattr(self, name)[-KEPT:])
 
     def last(self, count: int) -> tuple[Residuals, Stretch]:
-        """Return the last `count` steps."""
+        """Return the residuals and measurements of the last `count` steps."""
         rows = slice(len(self.numbers) - count, None)
         residuals = Residuals(
             self.values[rows], self.logs[rows], self.own_past[rows], self.lengths[rows]
@@ -423,7 +429,7 @@ _DAY_NS: Final = 86_400 * 1e9
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A steady growth: the share a day, and the step at which it began."""
+    """Steady growth of a subject: the share a day, and the step at which the growth began."""
 
     per_day: float
     from_step: int
@@ -431,7 +437,7 @@ class Slope:
 
 @dataclass(slots=True)
 class Trend:
-    """Means of residuals since a group began, at most 64 points; then two become one.
+    """Mean residuals since a group began; at 64 points, each two neighbors are merged.
 
     Parameters
     ----------
@@ -449,7 +455,7 @@ class Trend:
     pending: Float64 = field(default_factory=lambda: np.empty((0, 0)))
 
     def grow(self, at: Int64, number: int) -> None:
-        """Grow to `number` subjects; those before move to the columns `at`."""
+        """Grow the arrays to `number` subjects; earlier subjects move to the columns `at`."""
         for name in ("values", "pending"):
             old = getattr(self, name)
             new = np.full((len(old), number), np.nan)
@@ -457,7 +463,7 @@ class Trend:
             setattr(self, name, new)
 
     def add(self, values: Float64, step: int, end_ns: int) -> None:
-        """Add the means of the residuals of a stretch, float64[subjects]."""
+        """Add the mean residuals of a stretch, float64[subjects]."""
         self.pending = np.concatenate([self.pending, values[None]])
         if len(self.pending) < self.stride:
             return
@@ -471,7 +477,7 @@ class Trend:
             self.stride *= 2
 
     def slope(self, subject: int) -> Slope | None:
-        """Fit a level followed by a line to the trend of a subject, by least squares.
+        """Fit a constant followed by a rising line to a subject's trend, by least squares.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""GPU readings (clocks, temperature, memory errors) compared with those of peers, for notices."""
+"""GPU readings (clocks, temperature, memory errors), compared with peers, for notices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from app.analysis.pulse.columns import MOST_RANKS
 from app.analysis.pulse.packing import pack, unpack
 
-# Reasons for low clocks, by the bits of NVML's `nvmlClocksEventReasons`. Idling, a clock that was
-# set, and following other GPUs point to no fault.
+# Reasons for low clocks, by the bits of NVML's `nvmlClocksEventReasons`. Reasons that are no fault
+# are left out: an idle GPU, a clock set by the user, a clock that follows other GPUs.
 REASONS: Final[Mapping[int, str]] = {
     0x04: "its limit of power",
     0x08: "the hardware",
@@ -22,12 +22,13 @@ REASONS: Final[Mapping[int, str]] = {
     0x80: "the supply of power",
 }
 _POWER: Final = 0x04
-# Readings are sent each minute; older ones are out of date.
+# Maximum age of a reading, since readings are sent each minute.
 LIVES_NS: Final = 180 * 1_000_000_000
-# Clocks and temperatures of healthy GPUs differ by less.
+# A clock is low below this share of the peers' median. A GPU is hot if its temperature exceeds the
+# peers' median by this many kelvins.
 _LOW_CLOCK: Final = 0.95
 _HOT_C: Final = 10
-# Corrected errors are many if there are any.
+# A GPU has many corrected memory errors if it has more than its peers' median plus this number.
 _MANY_ERRORS: Final = 100
 _NAMED: Final = 3
 _COMPARED: Final = ("clock_mhz", "temperature_c", "ecc_corrected", "ecc_uncorrected")
@@ -36,7 +37,7 @@ _UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Readings of a GPU; None if the GPU does not report one.
+    """Readings of a GPU; a field is None if the GPU does not report it.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ _NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids
 
 
 def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
-    """Return the last recent reading by rank.
+    """Merge later readings into earlier ones; return the last recent reading of each rank.
 
     At most `MOST_RANKS` are kept: a sender may name any rank.
     """
@@ -79,7 +80,7 @@ def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[i
 
 
 def to_bytes(readings: Mapping[int, Reading]) -> bytes:
-    """Return the packed readings of ranks."""
+    """Return readings by rank, packed as bytes."""
     ranks = sorted(readings)
     columns = {"rank": np.array(ranks, np.int64)}
     for name in _NUMBERS:
@@ -91,7 +92,7 @@ def to_bytes(readings: Mapping[int, Reading]) -> bytes:
 
 
 def from_bytes(body: bytes | None) -> dict[int, Reading]:
-    """Return the packed readings by rank; none of None.
+    """Return the readings by rank that `to_bytes` packed; no readings for None.
 
     Raises
     ------
@@ -117,7 +118,7 @@ def unlike_peers(
     hosts: Mapping[int, str],
     now_ns: int,
 ) -> str | None:
-    """Return how GPUs of blamed ranks differ from those of peers, in words; None if they do not.
+    """Return in words how the GPUs of blamed ranks differ from peers; None if they do not.
 
     Peers are the other GPUs of the host or, if all of these are blamed, all others.
     """
@@ -138,7 +139,7 @@ def unlike_peers(
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """Readings of peer GPUs together."""
+    """Summary of the readings of peer GPUs."""
 
     number: int
     usual: Mapping[str, float]  # median of each reported value
@@ -165,7 +166,8 @@ def _differences(own: Reading, peers: _Peers) -> Iterator[str]:
     clock = usual.get("clock_mhz")
     if own.clock_mhz is not None and clock is not None and own.clock_mhz < _LOW_CLOCK * clock:
         yield f"runs at {own.clock_mhz:,} MHz where its peers run at {clock:,.0f}"
-    # Healthy GPUs under load reach their power limit: without peers it shows nothing.
+    # Healthy GPUs under load reach their power limit, so that without peers the limit shows no
+    # fault.
     bits = REASONS if peers.number else REASONS.keys() - {_POWER}
     reasons = [REASONS[bit] for bit in sorted(bits) if _has(own, bit) and not peers.common & bit]
     if reasons:

@@ -1,4 +1,4 @@
-"""Detection of hangs and silent ranks, from heartbeats while no step ends."""
+"""Detection of hangs and silent ranks from heartbeats, while no step ends."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ from app.analysis.pulse.notices import (
 )
 
 _USUAL_STEPS: Final = 5
-# A process whose beat is this many intervals late may be gone.
+# A process may be gone if its beat is more than this many intervals late; then no hang is reported
+# yet.
 _LATE_BEATS: Final = 2.5
-# It is gone after this many intervals, and after as long as the job hangs, less one interval.
+# A process is gone if it sent nothing for this many intervals, and for one interval less than the
+# time after which a job hangs.
 _GONE_BEATS: Final = 3
-# Before this many steps a job has not begun.
+# Hangs are detected from this many steps a rank on, because the start of a job may take long.
 _FIRST_STEPS: Final = 5
-# Last steps whose median is the usual step time.
+# The usual step time is the median of this many latest step times, over all ranks.
 _RECENT: Final = 255
-# Parts of the names of operations in which a rank waits for others.
+# Parts of operation names; a name with one of these parts is an operation that waits for other
+# ranks.
 _WAITING: Final = (
     *("reduce", "gather", "all-to-all", "all_to_all", "alltoall", "scatter", "broadcast"),
     *("recv", "receive", "send", "barrier", "wait", "sync", "p2p", "nccl", "collective"),
 )
-# Parts of the names of data loading: if all ranks load, their storage may be slow for a while.
+# Parts of the names of data loading. If all ranks load data, their storage may be slow for a while:
+# the job hangs only after ten times as long.
 _LOADING: Final = ("data", "load", "batch")
 _LOADING_TIMES: Final = 10
-# If a larger share of the ranks is behind, no rank is blamed.
+# If more than this share of the ranks would be blamed, no rank is blamed.
 _MOST_NAMED: Final = 0.5
 
 
@@ -59,7 +63,7 @@ class Limits:
 
     @property
     def step_waits_ns(self) -> int:
-        """Return how long a step waits for rows of missing ranks, which are sent with beats."""
+        """Return how long a step waits for rows of missing ranks, which arrive with beats."""
         return max(WAITS_NS, 2 * self.beat_ns)
 
 
@@ -68,7 +72,7 @@ USUAL: Final = Limits()
 
 @dataclass(slots=True)
 class LastSeen:
-    """The last row of a rank; times in nanoseconds since the epoch."""
+    """The latest row and beat of a rank; times in nanoseconds since the epoch."""
 
     heard_ns: int
     step: int
@@ -78,7 +82,7 @@ class LastSeen:
 
 @dataclass(slots=True)
 class HeartbeatMonitor:
-    """The last rows of the ranks of an attempt, and the open notice of a hang."""
+    """The latest rows of the ranks of an attempt, and the open notice of a hang."""
 
     ledger: Ledger
     attempt: int = -1
@@ -121,7 +125,7 @@ class HeartbeatMonitor:
                 self._of_attempt(part, hosts, offsets, limits)
 
     def moves(self, limits: Limits) -> bool:
-        """Return whether each rank began another operation lately: the job is slow, not hung."""
+        """Return whether each rank began its operation lately: the job is slow, not hung."""
         lately_ns = limits.waits_ns // 2
         return bool(self.last_seen) and all(
             seen.heard_ns - seen.since_ns < lately_ns for seen in self.last_seen.values()
@@ -149,7 +153,7 @@ class HeartbeatMonitor:
                 self._quickly(rows.take(piece), times[piece], is_step[piece])
 
     def _quickly(self, rows: Pulses, times: Int64, is_step: Bool) -> None:
-        """Process rows of a period in which steps kept ending."""
+        """Process rows of a period in which steps ended without a long gap."""
         if is_step.any():
             at = np.flatnonzero(is_step)
             newer = at[times[at] > self.ended_ns]
@@ -159,7 +163,7 @@ class HeartbeatMonitor:
             self.last_step = int(rows.step[at[-1]])
             self.rows += len(at)
             self.recent_ns = np.append(self.recent_ns, rows.step_ns[at])[-_RECENT:]
-        # Only the last beat of each rank and its last row matter.
+        # For each rank only its last beat and its last row have an effect.
         for kind in (~is_step, np.ones(len(rows), np.bool_)):
             at = np.flatnonzero(kind)
             _, last = np.unique(rows.rank[at][::-1], return_index=True)
@@ -187,7 +191,7 @@ class HeartbeatMonitor:
     def _beat(
         self, rows: Pulses, row: int, now: int, hosts: Mapping[int, str], limits: Limits
     ) -> None:
-        """Process a beat that came while no step had ended for long."""
+        """Process a beat that was sent when no step had ended for a long time."""
         self._hear(rows, row, now, is_beat=True)
         phase = rows.phases[rows.phase[row]]
         if phase == FINISHED:
@@ -201,7 +205,7 @@ class HeartbeatMonitor:
         stopped = max(self.ended_ns, self.excused_ns)
         if now - stopped < needed:
             return
-        # Ranks that were alive when the last step ended.
+        # Ranks whose processes were alive when the last step ended.
         alive = {
             rank: seen
             for rank, seen in self.last_seen.items()
@@ -279,7 +283,7 @@ class HeartbeatMonitor:
 
 
 def _waited_for(alive: Mapping[int, LastSeen]) -> tuple[int, ...]:
-    """Return the ranks that others wait for: ranks a step behind, or not in a waiting operation."""
+    """Return the ranks that others wait for: a step behind, or in an operation without waiting."""
     latest = max(seen.step for seen in alive.values())
     behind = {rank: seen for rank, seen in alive.items() if seen.step < latest}
     pool = behind if 0 < len(behind) <= _MOST_NAMED * len(alive) else dict(alive)
@@ -288,7 +292,9 @@ def _waited_for(alive: Mapping[int, LastSeen]) -> tuple[int, ...]:
         return tuple(sorted(busy))
     if pool is behind:
         return tuple(sorted(behind))
-    # All wait, or none does: blame ranks in another operation than most that entered it first.
+    # Either all ranks are in waiting operations, or most of them are in none. Blame the ranks whose
+    # operation differs from that of most ranks, if they entered it before the others entered
+    # theirs.
     phases = Counter(seen.phase for seen in alive.values())
     common, number = phases.most_common(1)[0]
     if number == len(alive) or number < _MOST_NAMED * len(alive):
@@ -302,11 +308,11 @@ def _waited_for(alive: Mapping[int, LastSeen]) -> tuple[int, ...]:
 
 
 def _has(phase: str, parts: tuple[str, ...]) -> bool:
-    """Return whether the name of an operation contains one of the parts."""
+    """Return whether an operation's name contains one of the given parts."""
     words = phase.lower()
     return any(part in words for part in parts)
 
 
 def _numbers(phases: tuple[str, ...], wanted: Collection[str]) -> list[int]:
-    """Return the indices of the wanted phases."""
+    """Return the indices of the wanted operation names in `phases`."""
     return [number for number, phase in enumerate(phases) if phase in wanted]

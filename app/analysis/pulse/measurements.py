@@ -1,4 +1,4 @@
-"""Subjects of detection (the job, its stages, its ranks), and measurements of steps."""
+"""Subjects of detection (the job, its stages, its ranks), and the measurements of steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = ("wait_ns", "data_ns", "optimizer_ns", "gc_ns")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Measurements of the whole job by step.
+    """Measurements of the whole job in each step.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Stretch:
     parts_ns: Float64
 
     def some(self, rows: slice) -> Stretch:
-        """Return some of the steps."""
+        """Return the measurements of the steps in a slice."""
         return Stretch(
             self.step_ns[rows], self.longest_ns[rows], self.tokens[rows], self.parts_ns[rows]
         )
@@ -44,7 +44,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Steps and their measurements, which do not depend on other steps.
+    """Steps and measurements of each step alone.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class Measured:
 
     @classmethod
     def of(cls, steps: Steps, lengths: Float64) -> Measured:
-        """Return the measurements of steps."""
+        """Return the measurements of steps, given the logarithms of their tokens."""
         measures = steps.measures
-        # Frameworks differ in whether a pause of the collector is part of computing: leave it out.
+        # Garbage collection is left out, because only some frameworks count it as computing.
         own = own_computing(measures)
         tokens = measures["tokens"]
         middle = median_of_rows(tokens)
@@ -94,7 +94,7 @@ class Measured:
         )
 
     def some(self, rows: slice) -> Measured:
-        """Return some of the steps."""
+        """Return the measurements of the steps in a slice."""
         return Measured(
             self.steps.some(rows),
             self.there[rows],
@@ -106,13 +106,14 @@ class Measured:
 
 
 def own_computing(measures: Mapping[str, Float64]) -> Float64:
-    """Return computing without garbage collection; NaN where that took more than half."""
+    """Return computing without garbage collection; NaN if collection took more than half."""
     computing = measures["compute_ns"]
     own = computing - measures["gc_ns"]
     return np.where(own > computing / 2, own, np.nan)
 
 
-# Columns of the whole job: step time beyond the longest computing, and computing of all ranks.
+# Columns of the two subjects of the whole job: the part of a step beyond the longest computing, and
+# the computing of all ranks.
 REST: Final = 0
 COMPUTING: Final = 1
 OF_JOB: Final = 2
@@ -120,7 +121,7 @@ OF_JOB: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subjects:
-    """The subjects of a process group, as columns: two of the job, its stages, its ranks.
+    """The subjects of a process group as columns: two for the job, then its stages, then its ranks.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ class Subjects:
 
     @classmethod
     def of(cls, ranks: Int64, pp_ranks: Int64, hosts: Mapping[int, str]) -> Subjects:
-        """Return the subjects of a group with these ranks."""
+        """Return the subjects of a process group with the given ranks."""
         stages, stage_of = np.unique(pp_ranks, return_inverse=True)
         number = {name: index for index, name in enumerate(sorted(set(hosts.values())))}
         host_of = [number[hosts[rank]] if rank in hosts else -1 for rank in ranks.tolist()]
@@ -159,20 +160,20 @@ class Subjects:
 
     @property
     def of_stages(self) -> slice:
-        """Return the columns of stages."""
+        """Return the columns of the stages."""
         return slice(OF_JOB, self.first_rank)
 
     @property
     def of_ranks(self) -> slice:
-        """Return the columns of ranks."""
+        """Return the columns of the ranks."""
         return slice(self.first_rank, self.number)
 
     def members(self, stage: int) -> Int64:
-        """Return the indices into `ranks` of the stage with an index."""
+        """Return the indices into `ranks` of the ranks of a stage, which is given by its index."""
         return np.flatnonzero(self.stage_of == stage)
 
     def places_in(self, later: Subjects) -> Int64:
-        """Return the columns of these subjects in a later, larger group."""
+        """Return the column of each of these subjects in a later, larger group."""
         stages = np.searchsorted(later.stages, self.stages) + OF_JOB
         ranks = np.arange(len(self.ranks)) + later.first_rank
         return np.concatenate([np.arange(OF_JOB), stages, ranks])

@@ -1,4 +1,4 @@
-"""Medians of rows with missing values (NaN)."""
+"""Medians of the rows of arrays in which NaN marks missing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TWO: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ordered:
-    """Values whose rows are sorted once for several medians.
+    """An array whose rows are sorted once, so that several medians can be computed from it.
 
     Parameters
     ----------
@@ -30,16 +30,16 @@ class Ordered:
 
     @classmethod
     def of(cls, values: Float64) -> Ordered:
-        """Sort the rows."""
+        """Return the values together with their sorted rows."""
         ordered = np.sort(values, axis=1)
         return cls(values, ordered, _count(ordered))
 
     def median(self) -> Float64:
-        """Return the median of each row without NaN, float64[rows]; NaN for empty rows."""
+        """Return the median of each row, without NaN, float64[rows]; NaN for empty rows."""
         return _middle(self.ordered, self.count)
 
     def median_of_others(self) -> Float64:
-        """Return for each value the median of the others in its row; NaN without others."""
+        """Return for each value the median of the other values in its row; NaN without others."""
         values, ordered = self.values, self.ordered
         width = values.shape[1]
         if width < _TWO:
@@ -47,7 +47,8 @@ class Ordered:
         if self.count is None:
             half = width // 2
             center = ordered[:, half, None]
-            # Leaving out a value of the lower half moves the median up, and the reverse.
+            # If a value of the lower half is left out, the median of the others is above the
+            # middle; if a value of the upper half is left out, it is below the middle.
             if width % 2 == 0:
                 return np.where(values < center, center, ordered[:, half - 1, None])
             below, above = ordered[:, half - 1, None], ordered[:, half + 1, None]
@@ -65,7 +66,7 @@ class Ordered:
 
 
 def median_of_rows(values: Float64) -> Float64:
-    """Return the median of each row without NaN, float64[rows]; NaN for empty rows.
+    """Return the median of each row, without NaN, float64[rows]; NaN for empty rows.
 
     ``np.nanmedian`` is slow here: it loops over rows of more than 600 values.
 
@@ -82,7 +83,7 @@ def median_of_rows(values: Float64) -> Float64:
 
 
 def median_of_others(values: Float64) -> Float64:
-    """Return for each value the median of the others in its row; NaN without others.
+    """Return for each value the median of the other values in its row; NaN without others.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def median_of_others(values: Float64) -> Float64:
 
 
 def median_of(values: Float64) -> float:
-    """Return the median of values without NaN; NaN of no values."""
+    """Return the median of the values that are not NaN; NaN if there are none."""
     if not len(values):
         return float("nan")
     ordered = np.sort(values)
@@ -105,13 +106,13 @@ def median_of(values: Float64) -> float:
 
 
 def median_of_columns(values: Float64) -> Float64:
-    """Return the median of each column without NaN, float64[columns]; NaN for empty columns."""
+    """Return the median of each column, without NaN, float64[columns]; NaN for empty columns."""
     ordered = np.sort(values, axis=0).T
     return _middle(ordered, _count(ordered))
 
 
 def _count(ordered: Float64) -> Int64 | None:
-    """Return the number of values in each sorted row; None if no row has NaN at its end."""
+    """Return the number of values in each sorted row; None if no row has a NaN."""
     if ordered.shape[1] and not np.isnan(ordered[:, -1]).any():
         return None
     return np.asarray(np.count_nonzero(~np.isnan(ordered), axis=1))
@@ -127,6 +128,6 @@ def _middle(ordered: Float64, count: Int64 | None) -> Float64:
 
 
 def _odd(values: Float64, below: Float64, center: Float64, above: Float64) -> Float64:
-    """Return the medians of the others in rows with an odd number of values."""
+    """Return for each value the median of the other values, for rows of odd length."""
     higher = np.where(values > center, (below + center) / 2, (below + above) / 2)
     return np.where(values < center, (center + above) / 2, higher)

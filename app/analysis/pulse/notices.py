@@ -1,4 +1,4 @@
-"""Notices of slow, drifting, hung or silent ranks: their kinds, evidence, and the ledger."""
+"""Notices of slow, drifting, hung or silent ranks: kinds, evidence, and the ledger of notices."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class Evidence:
 
     @property
     def full_sentence(self) -> str:
-        """Return the sentence with the differences of the hardware."""
+        """Return the evidence sentence, with the differences of the GPU readings appended."""
         return self.sentence if self.hardware is None else f"{self.sentence}; {self.hardware}"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A notice of a detector; a later notice with the same number replaces it.
+    """A notice of a detector; a later version with the same number replaces it.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Single long steps with one cause; they are counted and never a notice.
+    """Stalls (single long steps) with the same cause; they are counted, but cause no notice.
 
     Parameters
     ----------
@@ -146,13 +146,13 @@ class Stall:
     period_steps: float | None
 
 
-# Cleared notices that are kept, as spells may return.
+# Number of cleared notices that the ledger keeps, since a new episode may reopen them.
 _REMEMBERED: Final = 16
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Notices that may still change, and the changes since the last `take`.
+    """The notices that may still change, and the changes since the last `take`.
 
     Parameters
     ----------
@@ -170,14 +170,14 @@ class Ledger:
     changed: dict[int, Notice | None] = field(default_factory=dict)
 
     def add(self, notice: Notice) -> int:
-        """Add a notice, and return its number."""
+        """Add a notice, and return the number it gets."""
         number = self.next_number
         self.next_number += 2
         self.update(replace(notice, number=number))
         return number
 
     def update(self, notice: Notice) -> None:
-        """Replace a notice by its new version."""
+        """Replace a notice by a new version with the same number."""
         number = notice.number
         if notice.cleared_step is None:
             self.closed.pop(number, None)
@@ -190,28 +190,28 @@ class Ledger:
         self.changed[number] = notice
 
     def get(self, number: int) -> Notice | None:
-        """Return a notice that may still change."""
+        """Return an open or recently cleared notice; None if it can no longer change."""
         return self.open.get(number) or self.closed.get(number)
 
     def withdraw(self, number: int) -> None:
-        """Drop a notice that was merged into another one."""
+        """Remove a notice that was merged into another notice."""
         self.open.pop(number, None)
         self.closed.pop(number, None)
         self.changed[number] = None
 
     def take(self) -> dict[int, Notice | None]:
-        """Return the changes since the last call."""
+        """Return the notices changed since the last call, by number; None for withdrawn ones."""
         changed, self.changed = self.changed, {}
         return changed
 
 
 def hosts_of(ranks: Iterable[int], hosts: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the known hosts of ranks, each once."""
+    """Return the known hosts of ranks, each host once."""
     return tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
 
 
 def describe_ranks(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
-    """Return ranks and their hosts in words, at most eight and four of them."""
+    """Return at most eight ranks and four hosts in words."""
     if not ranks:
         return "no rank"
     shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")  # noqa: PLR2004
@@ -220,7 +220,7 @@ def describe_ranks(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
 
 
 def cleared(notice: Notice, step: int, seconds: float | None = None) -> Notice:
-    """Return a notice as cleared at a step; a hang with its duration in seconds."""
+    """Return a notice that is cleared at a step; `seconds` is the duration of a hang."""
     evidence = notice.evidence
     if seconds is not None:
         evidence = replace(evidence, seconds=seconds)

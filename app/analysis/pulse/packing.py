@@ -1,4 +1,4 @@
-"""Compact storage of integer columns, of pulse rows, and of the stage and host of each rank."""
+"""Compact storage of integer columns: rows of pulses, and the stage and host of each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.analysis.pulse.columns import ARRAYS, MEASURES, NO_BEAT, Int64, Pulses,
 from app.errors import UnknownDocumentError
 
 VERSION: Final = 1
-# Most of it is noise: higher levels of compression gain nothing.
+# Level of compression. Most bytes are noise, which higher levels do not make smaller.
 _LEVEL: Final = 1
 _WIDTHS: Final = (1, 2, 4, 8)
 _HEAD_BYTES: Final = 4
@@ -26,7 +26,7 @@ def pack(
     steps: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return columns as bytes, each at its narrowest width of 1 to 8 bytes, compressed by zstd.
+    """Return columns as bytes: each at the narrowest of 1 to 8 bytes, compressed with zstd.
 
     Parameters
     ----------
@@ -42,12 +42,13 @@ def pack(
         stepped = name in steps
         plain = np.diff(values, prepend=np.int64(0)) if stepped else values
         least = int(plain.min()) if len(plain) else 0
-        # Modulo 2⁶⁴, as is the inverse in `unpack`.
+        # The subtraction wraps modulo 2⁶⁴, and so does the addition in `unpack`.
         above = plain.astype(np.int64).view(np.uint64) - np.uint64(least % (1 << 64))
         most = int(above.max()) if len(above) else 0
         width = next(width for width in _WIDTHS if most < 1 << (8 * width))
         narrow = above.astype(f"<u{width}").view(np.uint8).reshape(len(above), width)
-        # Bytes of equal significance lie together: the high ones hardly differ.
+        # Store all first bytes, then all second bytes and so on, since the high bytes hardly differ
+        # and therefore compress well.
         parts.append(np.ascontiguousarray(narrow.T).tobytes())
         head_columns.append([name, len(values), least, width, stepped])
     head = json.dumps({"version": VERSION, "columns": head_columns, "more": more or {}}).encode()
@@ -80,19 +81,20 @@ def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
     return columns, head["more"]
 
 
-# Columns that grow steadily from row to row, or stay.
+# Columns whose values are equal or grow steadily from row to row, so that their differences
+# compress well.
 _STEPPED: Final = ("step", "rank", "dp_rank", "pp_rank", "time_ns", "since_ns")
 
 
 def to_block(rows: Pulses) -> bytes:
-    """Return rows as a block, sorted by rank and step so that differences are small."""
+    """Return rows as a block of bytes, sorted by rank and step so that differences are small."""
     order = np.lexsort((rows.time_ns, rows.step, rows.rank))
     columns = {name: getattr(rows, name)[order] for name in ARRAYS}
     return pack(columns, steps=_STEPPED, more={"phases": list(rows.phases)})
 
 
 def from_block(body: bytes) -> Pulses:
-    """Return the rows of a block, sorted by rank, step and time.
+    """Return the rows of a block that `to_block` wrote, sorted by rank, step and time.
 
     Raises
     ------
@@ -104,7 +106,7 @@ def from_block(body: bytes) -> Pulses:
 
 
 def rows_of(steps: Steps, which: slice) -> Pulses:
-    """Return whole steps as rows, one a step and present rank."""
+    """Return a row for each step in a slice and each rank that sent it."""
     there = ~np.isnan(steps.measures["step_ns"][which])
     step, rank = np.nonzero(there)
     columns = {
@@ -124,7 +126,7 @@ def rows_of(steps: Steps, which: slice) -> Pulses:
 
 
 def in_order(parts: list[Pulses]) -> Pulses:
-    """Return the rows of several blocks sorted by time."""
+    """Return the rows of several blocks together, sorted by time."""
     rows = joined(parts)
     return rows.take(np.argsort(rows.time_ns, kind="stable"))
 
@@ -134,7 +136,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Pipeline stage and host of each rank.
+    """The pipeline stage and the host of each rank.
 
     Parameters
     ----------
@@ -155,7 +157,7 @@ class Places:
 
     @classmethod
     def of(cls, ranks: Int64, stages: Int64, hosts: Mapping[int, str]) -> Self:
-        """Return the places of ranks given in any order."""
+        """Return the places of ranks, which may be given in any order."""
         order = np.argsort(ranks, kind="stable")
         names = tuple(sorted({hosts[rank] for rank in ranks.tolist() if rank in hosts}))
         number = {name: index for index, name in enumerate(names)}
@@ -163,7 +165,7 @@ class Places:
         return cls(ranks[order], stages[order], np.array(host_of, np.int64), names)
 
     def of_ranks(self, ranks: Int64) -> Places:
-        """Return the places of the given ranks, `UNKNOWN` for ranks without one."""
+        """Return the places of the given ranks; `UNKNOWN` for ranks that have no place."""
         at = np.minimum(np.searchsorted(self.ranks, ranks), max(0, len(self.ranks) - 1))
         if not len(self.ranks):
             nowhere = np.full(len(ranks), UNKNOWN)
@@ -177,13 +179,13 @@ class Places:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the packed places; equal places give equal bytes."""
+        """Return the places, packed as bytes; equal places give equal bytes."""
         columns = {"ranks": self.ranks, "stages": self.stages, "host_of": self.host_of}
         return pack(columns, steps=("ranks",), more={"hosts": list(self.hosts)})
 
 
 def places_from(body: bytes | None) -> Places:
-    """Return the packed places; those of no ranks for None.
+    """Return the places that `Places.to_bytes` packed; None has no ranks.
 
     Raises
     ------

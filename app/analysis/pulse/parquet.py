@@ -1,4 +1,4 @@
-"""Reader of pulses in Parquet files: rows in the order of time, in bounded memory.
+"""Reader of pulses in Parquet files: yields rows sorted by time, in bounded memory.
 
 Unusable rows are counted by a stable code; an unusable file raises `InvalidPulseError`:
 
@@ -42,27 +42,29 @@ from app.errors import InvalidPulseError
 OUT_OF_ORDER: Final = "pulse.out_of_order"
 
 BATCH_ROWS: Final = 1 << 16
-# Rows that are sorted at once if a file is not in the order of time.
+# Number of rows that are sorted in memory at once if a file is not sorted by time.
 _SORTED_ROWS: Final = 1_000_000
-# Rows that are late by less are not sorted.
+# Rows that follow a row with a later time are tolerated without sorting if they are late by less
+# than this.
 _LATE_NS: Final = 5_000_000_000
-# Clocks that are farther from the median of all clocks are corrected before sorting.
+# The error of a clock is corrected before sorting if it differs from the median of all clocks by
+# more than this.
 _WRONG_CLOCK_NS: Final = 2_000_000_000
-# Steps of each rank by which clocks are compared.
+# Number of first steps of each rank whose ends are compared to find the errors of clocks.
 _COMPARED: Final = 64
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
 @dataclass(slots=True)
 class PulseFile:
-    """A file of pulses; `counts` holds the number of dropped rows by code, after reading."""
+    """A Parquet file of pulses; `counts` has the number of dropped rows by code after reading."""
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)
     has_beats: bool = False
 
     def __post_init__(self) -> None:
-        """Check the columns.
+        """Check that the file is a Parquet file with all needed columns.
 
         Raises
         ------
@@ -94,7 +96,7 @@ class PulseFile:
                 self.counts[UNKNOWN_COLUMN] += 1
 
     def batches(self) -> Iterator[Pulses]:
-        """Yield the rows in the order of time.
+        """Yield the rows of the file in batches, sorted by time.
 
         A file that is nearly sorted is read once. Any other file is split into time ranges of a
         million rows, and read again for each of them.
@@ -132,7 +134,7 @@ class PulseFile:
                     yield rows
 
     def _survey(self) -> _Order:
-        """Measure how far the file is from the order of time, and which clocks are wrong."""
+        """Measure how late rows follow rows with later times, and find which clocks are wrong."""
         order = _Order()
         ranks = self._follow(order)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
@@ -153,7 +155,7 @@ class PulseFile:
         return order
 
     def _follow(self, order: _Order) -> Int64:
-        """Pass the times of all rows to `order`; return the ranks of the file."""
+        """Measure the lateness of all rows with `order`; return the ranks in the file."""
         ranks = np.empty(0, np.int64)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
             for batch in file.iter_batches(
@@ -172,7 +174,7 @@ class PulseFile:
 
 @dataclass(slots=True)
 class _Order:
-    """Lateness of the rows of a file, a sample of their times, and the errors of clocks."""
+    """Lateness of the rows of a file, a sample of the rows' times, and the errors of clocks."""
 
     rows: int = 0
     late_ns: int = 0
@@ -184,7 +186,7 @@ class _Order:
     offsets: dict[int, int] = field(default_factory=dict)
 
     def add(self, rank: Int64, step: Int64, time: Int64, is_step: Bool) -> None:
-        """Note the ends of the first steps of each rank."""
+        """Store the ends of the first steps of each rank."""
         for one in np.unique(rank).tolist():
             if one not in self.first and len(self.first) >= MOST_RANKS:
                 continue
@@ -195,11 +197,11 @@ class _Order:
                     known.setdefault(int(step[row]), int(time[row]))
 
     def has_compared(self, ranks: Int64) -> bool:
-        """Return whether enough steps of all ranks are noted to compare their clocks."""
+        """Return whether enough steps of all ranks are stored to compare their clocks."""
         return all(len(self.first.get(rank, ())) >= _COMPARED for rank in ranks.tolist())
 
     def compare(self) -> None:
-        """Set the errors of wrong clocks, by the median end of each step over the ranks."""
+        """Compute the errors of wrong clocks: the median distance from the median ends of steps."""
         by_step: dict[int, list[int]] = {}
         for known in self.first.values():
             for step, time in known.items():
@@ -212,7 +214,7 @@ class _Order:
                 self.offsets[rank] = by
 
     def corrected(self, rank: Int64, time: Int64) -> Int64:
-        """Return times corrected by the errors of clocks."""
+        """Return the times, corrected by the errors of the ranks' clocks."""
         if not self.offsets:
             return time
         return time - np.array([self.offsets.get(one, 0) for one in rank.tolist()], np.int64)
@@ -223,7 +225,7 @@ class _Order:
         self.newest_ns, self.stride, self.sample = _Order().newest_ns, 1, []
 
     def follow(self, times: Int64) -> None:
-        """Measure the lateness of further rows, and sample their times."""
+        """Measure the lateness of the next rows, and sample their times."""
         if not len(times):
             return
         if times[0] < self.newest_ns or (times[1:] < times[:-1]).any():
@@ -241,7 +243,7 @@ class _Order:
             self.stride *= 2
 
     def edges(self) -> list[int]:
-        """Return the edges of time ranges with about `_SORTED_ROWS` rows each."""
+        """Return the edges of time ranges that hold about `_SORTED_ROWS` rows each."""
         count = max(1, -(-self.rows // _SORTED_ROWS))
         sample = np.concatenate(self.sample)
         inner = [int(np.quantile(sample, part / count, method="lower")) for part in range(1, count)]
@@ -250,7 +252,7 @@ class _Order:
 
 
 def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
-    """Return the usable rows of a batch, and count the others."""
+    """Return the usable rows of a batch, and count the unusable rows by code."""
     columns = {name: _integers(batch.column(name)) for name in (*KEYS, *MEASURES)}
     damaged = np.zeros(len(batch), np.bool_)
     for name in columns:
@@ -265,7 +267,7 @@ def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
 
 
 def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
-    """Return the values of a column, and a mask of the values that are set."""
+    """Return the values of a column, and a mask of the values that are not null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
     if pa.types.is_int64(column.type) and not column.null_count:
@@ -303,7 +305,7 @@ def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:
 
 
 class _readable:  # noqa: N801 - used as a function
-    """Turn errors of reading Parquet into `InvalidPulseError`."""
+    """Raise `InvalidPulseError` for errors that occur while Parquet is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -319,7 +321,7 @@ class _readable:  # noqa: N801 - used as a function
 
 
 def columns_of(rows: Pulses) -> Mapping[str, Any]:
-    """Return rows as the columns of a Parquet table; measures of beats are null."""
+    """Return rows as the columns of a Parquet table; measures are null in rows of beats."""
     beat = rows.phase != NO_BEAT
     table: dict[str, Any] = {name: pa.array(getattr(rows, name)) for name in KEYS}
     for name in MEASURES:

@@ -1,4 +1,4 @@
-"""Minute and hour rollups of a pulse, as sums to which each batch adds."""
+"""Rollups of a pulse by minute and hour: sums to which each batch of steps adds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from app.analysis.pulse.columns import Float64, Int64, Steps
 from app.analysis.pulse.medians import median_of_rows
 from app.analysis.pulse.packing import pack, unpack
 
-# Durations are counted in logarithmic classes of half a percent: quantiles are exact to a quarter.
+# Durations are counted in logarithmic classes of this width, half a percent, so that quantiles are
+# exact to a quarter of a percent.
 _CLASS: Final = 0.005
-# Ratios of computing to that of peers are summed in thousandths.
+# Ratios of a rank's computing to the median of its peers are summed as integer thousandths.
 THOUSAND: Final = 1_000
 _HIGH: Final = 0.95
-# Ranks of a stage that can be compared, at least.
+# Minimum number of ranks of a stage for a comparison with the stage's median.
 _PEERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """Sums over whole steps.
+    """Sums over the whole steps of a minute or an hour.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ class Sums:
 
     @classmethod
     def of(cls, steps: Steps, which: slice) -> Self:
-        """Return the sums of a slice of whole steps."""
+        """Return the sums over the whole steps in a slice."""
         step_ns = steps.measures["step_ns"][which]
         there = ~np.isnan(step_ns)
         median_ns = median_of_rows(step_ns)
@@ -76,7 +77,8 @@ class Sums:
         known = ~np.isnan(ratio)
         thousandths = np.rint(np.where(known, ratio, 0.0).sum(axis=0) * THOUSAND)
         order = np.argsort(steps.ranks[present], kind="stable")
-        # Ranks of a replica share its tokens: the largest number counts.
+        # All ranks of a replica process the same tokens, so that these are counted once, by the
+        # largest number that a rank of the replica sent.
         tokens = np.nan_to_num(steps.measures["tokens"][which])
         by_replica = np.argsort(steps.dp_ranks, kind="stable")
         _, starts = np.unique(steps.dp_ranks[by_replica], return_index=True)
@@ -100,7 +102,7 @@ class Sums:
         )
 
     def plus(self, other: Sums) -> Sums:
-        """Return the sums over the steps of both."""
+        """Return the sums over the steps of both sums together."""
         ranks, (ratios, counted) = _added(
             (self.ranks, self.ratios, self.counted), (other.ranks, other.ratios, other.counted)
         )
@@ -139,22 +141,22 @@ class Sums:
 
     @property
     def compute_median_ns(self) -> float:
-        """Return the median computing of ranks and steps, nanoseconds; 0 if none is known."""
+        """Return the median computing over ranks and steps, nanoseconds; 0 if unknown."""
         return _quantile(self.compute_classes, self.compute_counts, 0.5)
 
     @property
     def compute_high_ns(self) -> float:
-        """Return the 95th percentile of computing, nanoseconds; 0 if none is known."""
+        """Return the 95th percentile of computing over ranks and steps, nanoseconds; 0 if none."""
         return _quantile(self.compute_classes, self.compute_counts, _HIGH)
 
     @property
     def against_peers(self) -> Float64:
-        """Return the mean ratio of each rank's computing to its peers'; NaN without peers."""
+        """Return each rank's mean ratio of computing to that of its peers; NaN without peers."""
         means = self.ratios / np.maximum(self.counted, 1) / THOUSAND
         return np.where(self.counted > 0, means, np.nan)
 
     def slowest(self, most: int) -> list[tuple[int, float]]:
-        """Return the `most` ranks that compute longest against their peers, with their ratios."""
+        """Return the `most` ranks with the highest ratio of computing to peers, and the ratios."""
         means = np.where(self.counted > 0, self.against_peers, -np.inf)
         order = np.argsort(-means, kind="stable")[:most]
         return [
@@ -169,7 +171,7 @@ _ARRAYS: Final = tuple(field.name for field in fields(Sums) if field.type == "In
 
 
 def to_bytes(sums: Sums) -> bytes:
-    """Return packed sums."""
+    """Return the sums, packed as bytes."""
     return pack(
         {name: getattr(sums, name) for name in _ARRAYS},
         steps=("ranks", "step_classes", "compute_classes"),
@@ -178,7 +180,7 @@ def to_bytes(sums: Sums) -> bytes:
 
 
 def from_bytes(body: bytes) -> Sums:
-    """Return the sums of packed bytes.
+    """Return the sums that `to_bytes` packed.
 
     Raises
     ------
@@ -191,7 +193,7 @@ def from_bytes(body: bytes) -> Sums:
 
 
 def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]:
-    """Return the ratio of computing to the median of the stage, and the largest excess a step.
+    """Return computing as a ratio to the stage's median, and the largest excess in each step.
 
     Parameters
     ----------
@@ -218,7 +220,7 @@ def _against_peers(computing: Float64, stages: Int64) -> tuple[Float64, Float64]
 
 
 def _classes(durations_ns: Float64) -> tuple[Int64, Int64]:
-    """Return the logarithmic classes of durations, and the number of durations in each."""
+    """Return the logarithmic classes of durations, sorted, and the number of durations in each."""
     sound = durations_ns[durations_ns > 0]
     numbers = np.floor(np.log(sound) / _CLASS).astype(np.int64)
     classes, counts = np.unique(numbers, return_counts=True)
@@ -226,7 +228,7 @@ def _classes(durations_ns: Float64) -> tuple[Int64, Int64]:
 
 
 def _added(left: tuple[Int64, ...], right: tuple[Int64, ...]) -> tuple[Int64, list[Int64]]:
-    """Return the sorted keys of two tables, whose first column they are, and the summed others."""
+    """Return the sorted keys of two tables (their first columns), and the sums of other columns."""
     if len(left[0]) == len(right[0]) and np.array_equal(left[0], right[0]):
         return left[0], [a + b for a, b in zip(left[1:], right[1:], strict=True)]
     keys, place = np.unique(np.concatenate([left[0], right[0]]), return_inverse=True)
@@ -239,7 +241,7 @@ def _added(left: tuple[Int64, ...], right: tuple[Int64, ...]) -> tuple[Int64, li
 
 
 def _quantile(classes: Int64, counts: Int64, share: float) -> float:
-    """Return a quantile, as the middle of its class; 0 of no classes."""
+    """Return the quantile `share` of counted durations, as the middle of its class; 0 if none."""
     if not len(classes):
         return 0.0
     total = np.cumsum(counts)

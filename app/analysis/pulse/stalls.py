@@ -1,4 +1,4 @@
-"""Stalls: single long steps, counted by the part of the step that grew; they are no notices."""
+"""Stalls: single long steps, counted by the part of the step that grew; they cause no notice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from app.analysis.pulse.columns import Bool, Float64, Steps
 from app.analysis.pulse.notices import Part, Stall
 
-# A step stalls if it takes longer than this multiple of the usual step.
+# A step is a stall if it takes longer than this multiple of the usual step time.
 _LONG: Final = 1.3
-# A part explains a stall if it grew by this share of its excess.
+# A part of the step is the cause of a stall if it grew by more than this share of the time by which
+# the step was too long.
 _EXPLAINS: Final = 0.5
 _LINED_UP: Final = 0.5
 _KEPT: Final = 33
@@ -31,7 +32,7 @@ _PARTS: Final = (
 
 @dataclass(slots=True)
 class StallCount:
-    """Stalls of one cause."""
+    """Number and cost of the stalls with the same cause."""
 
     cause: Part
     lined_up: bool
@@ -46,11 +47,11 @@ class StallCount:
 
 @dataclass(slots=True)
 class Stalls:
-    """The stalls of a job, by cause."""
+    """The stalls of a job, counted by cause."""
 
     counts: list[StallCount] = field(default_factory=list)
     seen: int = 0
-    # Number of consecutive long steps up to the last one.
+    # Number of consecutive long steps that end with the latest step.
     run: int = 0
 
     def look(
@@ -61,7 +62,7 @@ class Stalls:
         parts_ns: Float64,
         first: Bool,
     ) -> None:
-        """Count the stalls among further steps.
+        """Count the stalls among the given steps.
 
         Parameters
         ----------
@@ -82,7 +83,7 @@ class Stalls:
         at = np.flatnonzero(long)
         before = -1
         for row in at:
-            # A slowdown that lasts is no stall.
+            # Many long steps in a row are a slowdown, which gets a notice, not a stall.
             self.run = self.run + 1 if row == before + 1 else 1
             before = int(row)
             if self.run <= _MOST_IN_A_ROW:
@@ -126,7 +127,7 @@ class Stalls:
                 count.ranks[rank] = count.ranks.get(rank, 0) + 1
 
     def listed(self) -> tuple[Stall, ...]:
-        """Return the stalls, the most expensive cause first."""
+        """Return the stalls of each cause, sorted by descending cost."""
         return tuple(
             Stall(
                 cause=count.cause,
@@ -147,7 +148,7 @@ class Stalls:
 
 
 def _period(steps: list[int]) -> float | None:
-    """Return the median distance of stalls in steps, if most distances are near it."""
+    """Return the median number of steps between stalls, if most of the distances are near it."""
     distances = np.diff(steps)
     if len(distances) < 3:  # noqa: PLR2004
         return None

@@ -1,4 +1,4 @@
-"""Assembly of the rows of ranks into whole steps, without implausible rows.
+"""Assembly of the rows of single ranks into whole steps; implausible rows are dropped.
 
 A step closes when every expected rank has sent its row, or when a later step of many ranks arrived
 long after its first row; missing ranks are then not awaited until they send again. Bodies hold
@@ -28,7 +28,7 @@ from app.analysis.pulse.columns import (
 
 
 def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
-    """Return for each row the highest value of its rank before it.
+    """Return for each row the highest value in earlier rows of the same rank.
 
     Parameters
     ----------
@@ -39,7 +39,8 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     """
     levels, level = np.unique(np.concatenate([known, values]), return_inverse=True)
     base, own = level[: len(known)], level[len(known) :]
-    # Each rank's values lie above all of those before it.
+    # Add an offset by rank, so that each rank's values lie above those of all ranks before it and
+    # one running maximum serves all ranks.
     lift = whose * len(levels)
     so_far = np.maximum.accumulate(np.maximum(own, base[whose]) + lift) - lift
     starts = np.append(True, whose[1:] != whose[:-1])
@@ -47,7 +48,7 @@ def highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
     return np.asarray(levels[before])
 
 
-# No measure of a step is above a month.
+# A measure above a month, or a higher step number, is an error of the sender.
 _MOST_NS: Final = 31 * 86_400 * 1_000_000_000
 _LAST_STEP: Final = 1 << 53
 
@@ -56,7 +57,7 @@ TOO_LARGE: Final = "pulse.too_large"
 
 
 def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
-    """Return the rows whose numbers are within their ranges, and count the others.
+    """Return the rows whose numbers are within their valid ranges, and count the other rows.
 
     Parameters
     ----------
@@ -81,20 +82,23 @@ def sound(rows: Pulses, counts: Counter[str]) -> Pulses:
     return rows.take(~negative & ~large)
 
 
-# A step waits for missing ranks for this many later steps.
+# A step waits for its missing ranks until this many later steps have arrived.
 _WAITS_STEPS: Final = 2_048
-# Clients drop unsent rows after half a minute: none of an older step comes any more.
+# Clients drop unsent rows after half a minute, so that a row this much older than the newest one
+# will not arrive any more.
 _DROPPED_NS: Final = 40_000_000_000
-# A step with fewer ranks than this share of the known ones is left out.
+# A step is dropped if fewer than this share of the known ranks sent it.
 _MANY: Final = 0.25
-# Cells (steps × ranks) that are held at once, and that may stay open.
+# Limits of memory: cells (steps × ranks) that are processed at once, and cells of steps that may
+# stay open.
 _MOST_CELLS: Final = 2_000_000
 _MOST_OPEN: Final = 600_000
-# A process group has at least this many rows a rank, and in all, before another one may follow.
+# A new process group may begin only after this many rows a rank of the current group, and this many
+# rows in total, so that a few wrong rows do not begin one.
 _GROUP_ROWS: Final = (8, 512)
 _NEVER: Final = np.iinfo(np.int64).max
 _LOOK_AHEAD: Final = 64
-# Ranks are looked up in a table unless one is larger.
+# Ranks are mapped to columns by a table if the highest rank is below this size, else by a search.
 _TABLE: Final = 1 << 17
 
 OLD_ATTEMPT: Final = "pulse.old_attempt"
@@ -112,7 +116,7 @@ def _none() -> Int64:
 
 @dataclass(slots=True)
 class StepAssembler:
-    """The open steps of a job; memory is bounded by the number of ranks.
+    """Assembler of a job's steps that are still open; memory is bounded by the number of ranks.
 
     Parameters
     ----------
@@ -155,12 +159,12 @@ class StepAssembler:
     waits_ns: int = WAITS_NS
 
     def __post_init__(self) -> None:
-        """Complete a stored state of a version without arrival times."""
+        """Set missing arrival times, for a state that was stored by an earlier version."""
         if self.known_ns.shape != self.ended_ns.shape:
             self.known_ns = self.ended_ns.copy()
 
     def add(self, rows: Pulses, waits_ns: int = WAITS_NS) -> Iterator[Steps]:
-        """Add rows without beats, and yield the steps that they complete.
+        """Add rows of ended steps (not beats), and yield the steps that these rows complete.
 
         Parameters
         ----------
@@ -192,7 +196,7 @@ class StepAssembler:
                 now = rest
 
     def close_all(self) -> Iterator[Steps]:
-        """Yield all open steps, complete or not."""
+        """Yield all open steps, whether complete or not."""
         yield from self._flush()
 
     def _count(self, code: str, rows: Bool) -> None:
@@ -208,7 +212,7 @@ class StepAssembler:
         self.counts, self.group, self.rows, self.attempt = counts, group + 1, seen, attempt
 
     def _of_group(self, rows: Pulses) -> tuple[Pulses, Pulses | None]:
-        """Return the rows of this process group, and those from the start of another one on.
+        """Return the rows of the current process group, and the rows from the start of the next on.
 
         Rows that contradict the group are dropped.
         """
@@ -219,7 +223,8 @@ class StepAssembler:
         odd = moved | repeated
         if not odd.any():
             return rows, None
-        # A single rank may report wrong parallel ranks; two make a new group.
+        # A single rank may report wrong parallel ranks by mistake; two such ranks begin a new
+        # process group.
         needed = min(2, len(self.ranks))
         at = np.flatnonzero(odd)
         _, firsts = np.unique(place[at], return_index=True)
@@ -237,7 +242,7 @@ class StepAssembler:
         return rows.take(slice(0, cut)).take(~before), rest
 
     def _known(self, rows: Pulses) -> Pulses:
-        """Add new ranks to the group; return the rows without ranks beyond the limit."""
+        """Add new ranks to the group; return the rows without those of ranks beyond the limit."""
         if len(self.ranks) and np.isin(rows.rank, self.ranks).all():
             return rows
         ranks, firsts = np.unique(rows.rank, return_index=True)
@@ -272,8 +277,9 @@ class StepAssembler:
         return np.asarray(order[np.searchsorted(self.ranks, ranks, sorter=order)])
 
     def _repeated(self, rows: Pulses, place: Int64) -> Bool:
-        """Return which rows repeat a step that their rank had ended before, at a later time."""
-        # NumPy sorts 16-bit integers by radix, which is several times as fast.
+        """Return which rows repeat, at a later time, a step that the same rank had ended before."""
+        # Convert to 16 bits, because NumPy sorts 16-bit integers by radix sort, which is several
+        # times as fast.
         order = np.argsort(place.astype(np.int16), kind="stable")
         whose, steps = place[order], rows.step[order]
         starts = np.append(True, whose[1:] != whose[:-1])
@@ -287,7 +293,7 @@ class StepAssembler:
         return repeated
 
     def _pieces(self, rows: Pulses) -> Iterator[Pulses]:
-        """Halve rows until the cells of each piece are within the limit of memory."""
+        """Yield the rows in pieces whose cells are within the limit of memory."""
         if not len(rows):
             return
         cells = (len(_distinct(rows.step)) + len(self.steps)) * len(self.ranks)
@@ -314,7 +320,7 @@ class StepAssembler:
         self._widen(_distinct(rows.step))
         gapless = self.steps[-1] - self.steps[0] == len(self.steps) - 1
         at = rows.step - self.steps[0] if gapless else np.searchsorted(self.steps, rows.step)
-        # Of several rows of a cell the first counts.
+        # If several rows belong to the same cell, only the first row is used.
         cells = at * len(self.ranks) + place
         taken = np.take(self.order, cells) < 0
         if (cells[1:] <= cells[:-1]).any():
@@ -340,7 +346,7 @@ class StepAssembler:
             yield from self._flush(excess)
 
     def _widen(self, steps: Int64) -> None:
-        """Grow the arrays of open steps."""
+        """Grow the arrays of the open steps to include new step numbers."""
         every = np.union1d(self.steps, steps)
         if len(every) == len(self.steps):
             return
@@ -374,7 +380,8 @@ class StepAssembler:
             )
             open_ = np.flatnonzero(when == _NEVER)
             count = int(open_[0]) if len(open_) else len(when)
-            # The expected ranks change where one is missing, and where one returns.
+            # The set of expected ranks changes at a step in which a rank is missing, or in which a
+            # missing rank returns.
             back = (there & self.absent & (order <= when[:, None])).any(axis=1)
             changes = np.flatnonzero((lagging | back)[:count])
             count = int(changes[0]) + 1 if len(changes) else count
@@ -397,13 +404,14 @@ class StepAssembler:
                     self.formed = True
                 self.absent &= ~present
             start += count
-            # The window grows while nothing changes: each change restarts the search.
+            # The window doubles while the set of expected ranks is unchanged; each change restarts
+            # the search with a small window.
             ahead = _LOOK_AHEAD if len(changes) else 2 * ahead
         if start:
             yield from self._taken(np.concatenate(closed_at), np.concatenate(closed_ns))
 
     def _lags(self) -> tuple[Int64, Int64]:
-        """Return the number of the row after which each step no longer waits, and its time."""
+        """Return the number and the time of the row at which each step stops waiting."""
         many = max(1, int(np.ceil(_MANY * len(self.ranks))))
         there = np.where(self.order >= 0, self.order, _NEVER)
         arrived = np.partition(there, many - 1, axis=1)[:, many - 1]
@@ -413,7 +421,7 @@ class StepAssembler:
             for times in (self.known_ns, self.ended_ns)
         )
         began_ns = np.where(self.order >= 0, self.ended_ns, _NEVER - _DROPPED_NS).min(axis=1)
-        # A later step counts from the row on with which many ranks have ended it.
+        # A later step counts as arrived from the row on with which enough ranks have ended it.
         first = np.minimum(
             np.searchsorted(np.maximum.accumulate(known_ns), self.first_ns + self.waits_ns),
             np.searchsorted(np.maximum.accumulate(at_ns), began_ns + _DROPPED_NS),
@@ -427,14 +435,14 @@ class StepAssembler:
         return when, at_ns[order[whose]]
 
     def _flush(self, count: int | None = None) -> Iterator[Steps]:
-        """Close the oldest `count` open steps, or all of them, without waiting."""
+        """Close the oldest `count` open steps, or all, without waiting for missing ranks."""
         number = len(self.steps) if count is None else count
         if number:
             end = np.where(self.order[:number] >= 0, self.ended_ns[:number], -1).max(axis=1)
             yield from self._taken(np.arange(number), end)
 
     def _taken(self, at: Int64, closed_ns: Int64) -> Iterator[Steps]:
-        """Remove the first steps, and yield those that have enough ranks."""
+        """Remove the first steps, and yield those that enough ranks sent."""
         count = len(at)
         there = self.order[:count] >= 0
         enough = there.sum(axis=1) >= _MANY * len(self.ranks)
@@ -463,7 +471,7 @@ class StepAssembler:
 
 
 def _distinct(steps: Int64) -> Int64:
-    """Return the distinct step numbers, rising; input is mostly sorted already."""
+    """Return the distinct step numbers, sorted; fast for input that is mostly sorted."""
     if (steps[1:] < steps[:-1]).any():
         return np.unique(steps)
     return np.asarray(steps[np.append(True, steps[1:] != steps[:-1])])

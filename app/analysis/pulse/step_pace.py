@@ -9,17 +9,17 @@ import numpy as np
 
 from app.analysis.pulse.columns import NO_BEAT, Float64, Int64, Pulses
 
-# Latest steps that are kept.
+# Number of latest steps whose times are kept.
 _KEPT: Final = 512
-# No mean is computed of fewer steps.
+# Minimum number of steps from which a mean is computed.
 FEWEST: Final = 8
-# A step above this multiple of the median holds a checkpoint or a stall.
+# A step longer than this multiple of the median contains a checkpoint or a stall.
 _STALL: Final = 3.0
 
 
 @dataclass(slots=True)
 class Pace:
-    """The latest 512 steps of an attempt of a job, rising.
+    """The times of the latest 512 steps of an attempt of a job, sorted by step number.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Pace:
     rows: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def advance(self, pulses: Pulses) -> Pace:
-        """Add rows, and return the pace of these rows alone."""
+        """Add the step times in rows, and return the pace of these rows alone."""
         own = (pulses.phase == NO_BEAT) & (pulses.step_ns > 0)
         steps, which = np.unique(pulses.step[own], return_inverse=True)
         counts = np.bincount(which, minlength=len(steps)).astype(np.int64)
@@ -52,7 +52,7 @@ class Pace:
         return batch
 
     def mean_ns(self, first: int | None = None, end: int | None = None) -> float | None:
-        """Return the mean time of steps from `first` to before `end`; stalls count as the median.
+        """Return the mean time of steps `first` to `end` - 1, with stalls set to the median.
 
         Returns
         -------
@@ -65,7 +65,7 @@ class Pace:
         return float(_without_stalls(times_ns).mean()) if len(times_ns) >= FEWEST else None
 
     def lost_ns(self, first: int, baseline_ns: float, end: int | None = None) -> float:
-        """Return the GPU-nanoseconds beyond `baseline_ns` a step, from `first` to before `end`."""
+        """Return the GPU-nanoseconds above `baseline_ns` a step in steps `first` to `end` - 1."""
         counts = self.steps >= first
         if end is not None:
             counts &= self.steps < end
@@ -75,16 +75,16 @@ class Pace:
         return float(((_without_stalls(times_ns) - baseline_ns) * self.rows[counts]).sum())
 
     def ranks(self) -> int:
-        """Return the median number of ranks that send a step."""
+        """Return the median number of ranks that sent a step."""
         return int(np.median(self.rows)) if len(self.rows) else 0
 
     def to_bytes(self) -> bytes:
-        """Return the pace as bytes for storage."""
+        """Return the pace as bytes for the database."""
         return np.vstack([self.steps, np.rint(self.step_ns), self.rows]).astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, kept: bytes | None) -> Pace:
-        """Return a stored pace; an empty one of None or damaged bytes."""
+        """Return the pace that `to_bytes` stored; an empty pace for None or damaged bytes."""
         if not kept or len(kept) % 24:
             return cls()
         steps, step_ns, rows = np.frombuffer(kept, "<i8").reshape(3, -1)
@@ -92,6 +92,6 @@ class Pace:
 
 
 def _without_stalls(times_ns: Float64) -> Float64:
-    """Return step times with stalls replaced by the median."""
+    """Return step times in which the median replaces stalls."""
     typical = float(np.median(times_ns))
     return np.where(times_ns > _STALL * typical, typical, times_ns)

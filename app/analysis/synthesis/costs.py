@@ -1,4 +1,4 @@
-"""Random durations of the operations of a healthy job, by its cost model."""
+"""Random durations of a healthy job's operations, drawn from the job's cost model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from app.analysis.trace.model import (
 
 COMPUTATION = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
-# Duration of a transfer without a peer as a share: a few calls on the host.
+# Duration of a transfer without a peer, as a share of a usual transfer: it is only a few calls on
+# the host.
 _EDGE_TRANSFER = 0.02
 
 
 def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
-    """Draw the durations and launch delays of all steps of `job` without any injection."""
+    """Return random durations and launch delays for all steps of `job`, without injections."""
     duration = np.repeat(
         _nominal_ns(job, program)[:, None, None], job.steps * job.sizes.dp, axis=1
     ).reshape(len(program), job.steps, job.sizes.dp)
@@ -79,7 +80,7 @@ def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
     passes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     first = passes & (program.stage == 0) & (program.chunk == 0)
     last = passes & (program.stage == job.sizes.pp - 1) & (program.chunk == vpp - 1)
-    # Both are shares of a whole stage, however many chunks it has.
+    # Embedding and loss are given as shares of a whole stage, whose chunks each take 1 / vpp of it.
     nominal_ns[first] *= 1 + costs.embedding_fraction * vpp
     nominal_ns[last] *= 1 + costs.loss_fraction * vpp
     return nominal_ns
@@ -104,7 +105,7 @@ def _hiccup(
 
 
 def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.float64]) -> ExpertWork:
-    """Align the computations of ranks that share experts; their second half are the experts."""
+    """Make the computations of ranks that share experts end together; experts take one half."""
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     own = duration[mask]
     groups = own.reshape(*own.shape[:2], -1, job.experts_over)
@@ -119,7 +120,7 @@ def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.floa
 def _vary_links(
     job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
 ) -> None:
-    """Give each pair of stages of a DP rank, and each stage's collectives, a lasting speed."""
+    """Give the links of each stage and DP rank, and each stage's collectives, a lasting speed."""
     pp, dp = job.sizes.pp, job.sizes.dp
     links = _lognormal(rng, job.costs.link_noise, (pp, dp))
     collectives = _lognormal(rng, job.costs.link_noise, (pp, 1))
@@ -128,7 +129,8 @@ def _vary_links(
         members = list(group.members)
         stages = program.stage[members]
         if pairs[members[0]]:
-            # The link from the last stage to the first belongs to the first.
+            # The link from the last stage back to the first one (virtual stages) counts as a link
+            # of stage 0.
             lower = 0 if len(members) > 1 and np.ptp(stages) == pp - 1 > 1 else int(stages.max())
             duration[members] *= links[lower]
         elif group.across_dp and len(members) == 1:
@@ -144,7 +146,8 @@ def _vary_transfers(
         members = list(group.members)
         if not transfers[members[0]]:
             continue
-        # Members move the same data: one draw for all of them, then a jitter of each end.
+        # All members of a group move the same data: they share one random factor, and then each end
+        # gets a jitter.
         shape = (steps, 1 if group.across_dp else dp)
         common = _lognormal(rng, costs.transfer_noise, shape)
         unlucky = rng.random(shape) < costs.tail_probability
@@ -158,7 +161,7 @@ def _launch_delays(
 ) -> NDArray[np.float64]:
     steps, dp = job.steps, job.sizes.dp
     delay = rng.exponential(job.costs.launch_overhead_ns, (len(program), steps, dp))
-    # The stages of a DP rank read the same batch at the same time.
+    # All stages of a DP rank wait for the same batch, so that they share one random delay.
     delay[list(program.first)] += rng.exponential(job.costs.data_loading_ns, (steps, dp))
     return delay
 
@@ -178,5 +181,5 @@ def _host_stalls(
 def _lognormal(
     rng: np.random.Generator, sigma: float, shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Return factors of mean 1."""
+    """Return log-normal random factors with mean 1."""
     return rng.lognormal(-sigma * sigma / 2, sigma, shape)

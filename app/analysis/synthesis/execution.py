@@ -1,4 +1,4 @@
-"""Event-driven execution of a program on all DP ranks and steps at once.
+"""Event-driven execution of a program for all DP ranks and steps at once.
 
 An event is "operation launched" or "group ended"; it carries one instant for each (step, DP rank),
 so that the order of events is worked out once and the arithmetic is done on whole arrays.
@@ -24,7 +24,7 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
 )
 
-# Transfers that run during computations.
+# Types of transfers that may run at the same time as computations.
 _TRANSFERRING = (
     *(FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV),
     *(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
@@ -37,20 +37,20 @@ class ScheduleDeadlockError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class ExpertWork:
-    """Times of ranks that share experts, in ns; injections change the arrays in place.
+    """Times of ranks that share experts, nanoseconds; injections change the arrays in place.
 
     All ranks of a group exchange tokens together, and their computations end together.
     """
 
-    # (operations, steps, dp): time between the two all-to-alls of a computation
+    # (operations, steps, dp): time between the two all-to-alls in a computation
     takes_ns: NDArray[np.float64]
-    # (2, operations, steps, dp): waiting of a rank before and after the experts
+    # (2, operations, steps, dp): time that a rank waits before and after the experts
     ahead_ns: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostOperation:
-    """A recorded operation of ranks right before some steps, such as a checkpoint."""
+    """An operation that ranks record right before some steps, such as a checkpoint."""
 
     op: str  # operation type
     stage: int
@@ -68,14 +68,14 @@ class StepWork:
     program: JobProgram
     duration_ns: NDArray[np.float64]  # computation or transfer without waiting
     delay_ns: NDArray[np.float64]  # time from the moment an operation may run to its launch
-    # Part of a computation in which the worker's ranks wait for their slowest one.
+    # Time in a computation that the worker's other ranks spend waiting for its slowest rank.
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]  # index of that tensor-parallel or context-parallel rank
     experts: ExpertWork | None = None  # None if no ranks share experts
-    # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), padded with
-    # 0; None if they do not vary.
+    # Sequence lengths in each microbatch, shape (microbatches, steps, dp, sequences), padded with
+    # 0; None if all microbatches are alike.
     lengths: NDArray[np.int64] | None = None
-    # (steps, dp): recorded number of microbatches; None for that of the program
+    # (steps, dp): recorded number of microbatches; None for the number in the program
     microbatches: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None  # (steps,): step numbers; None counts from 0
     # operations that ranks record between steps
@@ -90,19 +90,19 @@ class Execution:
     end_ns: NDArray[np.int64]
 
     def step_times_ns(self) -> NDArray[np.int64]:
-        """Return the time of each step from its first launch to its last end."""
+        """Return the time of each step from its first launch to its last end, int64[steps]."""
         ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
         starts: NDArray[np.int64] = self.start_ns.min(axis=(0, 2))
         return ends - starts
 
     def turn_times_ns(self) -> NDArray[np.int64]:
-        """Return the time of each step from the end of the step before to its last end."""
+        """Return the time from each step's start instant to its last end, int64[steps]."""
         ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
         return ends
 
 
 def execute(work: StepWork, contention: float = 0.0) -> Execution:
-    """Execute the program; return the launch and end of all operations.
+    """Execute the program; return the launch and end of every operation.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def execute(work: StepWork, contention: float = 0.0) -> Execution:
 
 
 def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
-    """Return the time that each computation overlaps with transfers of its worker."""
+    """Return how long each computation overlaps with transfers of its worker, nanoseconds."""
     start, end = execution.start_ns, execution.end_ns
     begin = start.copy()
     for group in program.groups:
@@ -144,14 +144,15 @@ def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
 
 
 class _Run:
-    """One execution under way."""
+    """State of an execution in progress."""
 
     def __init__(self, work: StepWork, duration_ns: NDArray[np.float64]) -> None:
         program = work.program
         self.program = program
         self.duration = np.rint(duration_ns).astype(np.int64)
         self.delay = np.rint(work.delay_ns).astype(np.int64)
-        # Until an operation is launched, the latest end so far of what it waits for.
+        # `start` holds, until an operation is launched, the latest end so far of the operations
+        # that it waits for.
         self.start = np.zeros_like(self.duration)
         self.end = np.zeros_like(self.duration)
         self.waits_for = [len(before) for before in program.after]

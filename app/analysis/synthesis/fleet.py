@@ -1,4 +1,4 @@
-"""A random fleet with the statistics of the what-if paper, sections 3.1, 4 and 5.
+"""A random fleet with the statistics of the what-if paper (sections 3.1, 4 and 5).
 
 42.5 % of the jobs straggle (S ≥ 1.1): workers cause 1.7 % of these, the last stage 39.3 %, sequence
 lengths 21.4 %. Mean slowdown 1.28; workers 3.04, sequence lengths 1.34. GPUs: 31.7 % of the jobs
@@ -47,7 +47,7 @@ from app.analysis.trace.model import GC, SEPARATE_ALL_REDUCE, Sizes
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A share of the jobs and the numbers of GPUs that they have."""
+    """A share of the jobs, and the numbers of GPUs that these jobs have."""
 
     share: float
     gpus: tuple[int, ...]
@@ -66,13 +66,13 @@ _CONTEXT_RANKS: Final = (1, 1, 1, 2)
 _INTERLEAVED: Final = 0.3
 _FEWEST_MICROBATCHES: Final = 4
 _FEWEST_STEPS, _MOST_STEPS = 6, 24
-# Recorded operations, about: beyond the first number steps are left out, down to the fewest;
-# beyond the second the GPUs are divided anew.
+# Approximate limits of recorded operations of a job. Above the first limit, steps are left out,
+# down to the fewest; above the second, the job is drawn again with another parallelism.
 _OPERATIONS, _MOST_OPERATIONS = 60_000, 400_000
 
 
 def draw_gpus(quantiles: NDArray[np.float64]) -> list[int]:
-    """Return the number of GPUs at each quantile of the jobs by size."""
+    """Return the number of GPUs at each quantile of the jobs sorted by size."""
     every = [(scale.share / len(scale.gpus), gpus) for scale in SCALES for gpus in scale.gpus]
     ends = np.cumsum([share for share, _ in every])
     return [every[min(int(n), len(every) - 1)][1] for n in np.searchsorted(ends, quantiles)]
@@ -81,7 +81,7 @@ def draw_gpus(quantiles: NDArray[np.float64]) -> list[int]:
 def draw_fleet_job(
     gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool
 ) -> JobModel:
-    """Return a random healthy job of a number of GPUs that meets the requirements."""
+    """Return a random healthy job with `gpus` GPUs that meets the requirements of a cause."""
     while True:
         job = _draw(gpus, needs, rng, pipeline=pipeline)
         if job is not None:
@@ -89,14 +89,14 @@ def draw_fleet_job(
 
 
 def _draw(gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool) -> JobModel | None:
-    """Return a random job; None if the GPUs do not divide, or its trace would be too long."""
+    """Return a random job; None if its sizes do not fit the GPUs or its trace is too long."""
     tp, cp = int(rng.choice(_TENSOR_RANKS)), int(rng.choice(_CONTEXT_RANKS))
     pp = int(rng.choice(_STAGES)) if pipeline else 1
     dp, rest = divmod(gpus, tp * cp * pp)
     if rest or pp < needs.pp or dp < max(needs.dp, 2) or dp * pp < needs.workers:
         return None
     schedule, types, vpp = Schedule.ONE_F_ONE_B, USUAL_OP_TYPES, 1
-    # Megatron-LM interleaves from three stages on.
+    # The interleaved schedule is drawn only for more than two stages, as Megatron-LM requires.
     if pp > 2 and (needs.interleaved or rng.random() < _INTERLEAVED):  # noqa: PLR2004 - said
         schedule, types, vpp = Schedule.INTERLEAVED, types | {SEPARATE_ALL_REDUCE}, 2
     fewest = math.ceil(_FEWEST_MICROBATCHES / pp)
@@ -113,7 +113,8 @@ def _draw(gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool) 
         microbatches=microbatches,
         steps=steps,
         schedule=schedule,
-        # The network has room to spare (section 3.1).
+        # The network has spare capacity in the paper's jobs (section 3.1), so that transfers are
+        # made shorter and more even.
         costs=replace(costs, grads_ns=costs.grads_ns / 2, link_noise=costs.link_noise / 2),
         op_types=types,
         buckets=int(rng.integers(1, 3)),
@@ -132,13 +133,13 @@ def published_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: 
     work.numbers = step_numbers(job, seed)
     inject(work, job, injections, seed)
     recorded = execute(replace(work, delay_ns=np.zeros_like(work.delay_ns)))
-    # All ideal steps and DP ranks are equal: one suffices.
+    # All steps and DP ranks of the ideal job are equal, so that one step of one DP rank is enough.
     ideal = execute(_ideal(work))
     return float(recorded.step_times_ns().mean() / ideal.step_times_ns().mean())
 
 
 def _ideal(work: StepWork) -> StepWork:
-    """Return one step of one DP rank: computations take their type's mean, transfers its median."""
+    """Return one ideal step of a DP rank: computations take the mean, transfers the median."""
     program = work.program
     duration = np.empty((len(program), 1, 1))
     computes = program.of_types(*COMPUTATION, GC)
@@ -154,8 +155,9 @@ Causes = tuple[str, ...]
 
 STRAGGLING_SHARE: Final = 0.425
 
-# Causes and their share of the straggling jobs. More jobs than these show the signs by which the
-# paper counts: lengths also burden the last stage, a slow worker also correlates the passes.
+# Shares of the causes among the straggling jobs. More jobs than these show the signs by which the
+# paper counts causes: sequence lengths also burden the last stage, and a slow worker also
+# correlates forward and backward times.
 SHARES: Final[Mapping[Causes, float]] = {
     (LAST_STAGE,): 0.333,
     (LAST_STAGE, LONG_CONTEXT): 0.048,
@@ -166,7 +168,8 @@ SHARES: Final[Mapping[Causes, float]] = {
     ("network",): 0.01,
     (FRAGMENTED,): 0.005,
 }
-# The same of the other jobs, which a cause may slow too, but less. S does not see the last two.
+# Shares of the causes among the other jobs, which a cause slows less. S does not show the last two
+# causes.
 MILD: Final[Mapping[Causes, float]] = {
     (): 0.38,
     (LAST_STAGE,): 0.2,
@@ -177,9 +180,9 @@ MILD: Final[Mapping[Causes, float]] = {
     ("data_loading",): 0.01,
 }
 UNSEEN: Final = frozenset({("false_kernel_dependency",), ("data_loading",)})
-# Where jobs with a cause are among all jobs by size, where it matters. Long contexts are trained by
-# smaller jobs (section 4.4), slow workers are found in large ones (4.1), and where all tensor ranks
-# are recorded, large ones would be too long.
+# Range of quantiles by job size in which jobs with a cause lie; all sizes if a cause is not listed.
+# Smaller jobs train long contexts (section 4.4), and large jobs have slow workers (section 4.1).
+# Jobs that record all tensor-parallel ranks are not large, because their traces would be too long.
 WORKERS: Final = frozenset({("slow_worker",), ("tensor_parallel_straggler",)})
 _PLACES: Final[Mapping[Causes, tuple[float, float]]] = {
     ("slow_worker",): (0.83, 0.95),
@@ -188,21 +191,23 @@ _PLACES: Final[Mapping[Causes, tuple[float, float]]] = {
     (LAST_STAGE, LONG_CONTEXT): (0.0, 0.85),
     (FRAGMENTED,): (0.0, 0.8),
 }
-# ln(S - 1.1) of straggling jobs: a tenth of all jobs waste 21.3 % or more, a hundredth 45.0 %.
+# Mean and standard deviation of ln(S - 1.1) of straggling jobs, chosen so that a tenth of all jobs
+# waste at least 21.3 % and a hundredth at least 45.0 %.
 _BEYOND, _CONTEXT_BEYOND = (-2.35, 0.75), (-1.66, 0.5)
 _WORKER, _WORKER_SPREAD = 3.04, 0.4
 _MILDEST, _STRONGEST_MILD = 1.02, 1.09
-# Only workers make a job three times as slow (section 4.1). In a short pipeline the last stage
-# would have to be many times as heavy as the others, for the ideal is the mean of them all.
+# Highest S of other causes: only slow workers slow a job by a factor of three (section 4.1). In a
+# short pipeline the last stage cannot cause a large S, because the ideal is the mean over all
+# stages.
 _SLOWEST: Final = 2.0
 _LONG_PIPELINE, _LONG_PIPELINE_FROM = 4, 1.25
-# The strength of a cause is sought until S is this near.
+# The strength of a cause is adjusted until S differs from its goal by at most this share.
 _NEAR: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One job of a fleet before it is executed; `causes` is empty if nothing is wrong.
+    """One job of a fleet that is not executed yet; `causes` is empty for a healthy job.
 
     `slowdown` is the S that an analysis will find, about; of `UNSEEN` causes the true one.
     """
@@ -215,7 +220,7 @@ class FleetMember:
     seed: int
 
     def synthesize(self) -> SyntheticSession:
-        """Return a session of the job."""
+        """Return a synthetic profiling session of the job."""
         rng = stream(self.seed, "fleet job")
         needs = needs_of(self.causes)
         if LAST_STAGE in self.causes and self.slowdown > _LONG_PIPELINE_FROM:
@@ -226,7 +231,7 @@ class FleetMember:
 
 
 def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
-    """Return the jobs of a fleet; shares are kept as exactly as their number allows.
+    """Return the jobs of a fleet; rounding keeps the shares of the causes as exact as possible.
 
     Raises
     ------
@@ -246,7 +251,8 @@ def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
         for causes, count in zip(shares, _apportion(total, list(shares.values())), strict=True)
         for _ in range(count)
     ]
-    # All jobs together have the paper's numbers of GPUs; causes prefer small or large jobs.
+    # Jobs are ranked by size, so that the fleet has the paper's numbers of GPUs although some
+    # causes occur only in small or large jobs.
     place = [rng.uniform(*_PLACES.get(causes, (0.0, 1.0))) for causes, _ in drawn]
     gpus = draw_gpus((np.argsort(np.argsort(place)) + 0.5) / len(drawn))
     one_stage = [index for index, (causes, _) in enumerate(drawn) if needs_of(causes).pp == 1]
@@ -266,7 +272,7 @@ def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
 
 
 def _apportion(total: int, shares: list[float]) -> list[int]:
-    """Divide a number of jobs by shares, largest remainders first."""
+    """Return the number of jobs for each share, rounded by the largest remainders."""
     exact = np.array(shares) / sum(shares) * total
     counts = np.floor(exact).astype(int)
     rest = total - int(counts.sum())

@@ -1,4 +1,4 @@
-"""Two weeks of a synthetic fleet: jobs, their hosts on one cluster, and their faults.
+"""Two weeks of a synthetic fleet: jobs, the hosts they use on one cluster, and their faults.
 
 Every cause has a job that shows it at the end. Hours count back from the end. A job holds whole
 hosts, and no two jobs hold one host at the same time.
@@ -26,18 +26,19 @@ from app.analysis.trace.model import Trace
 CLUSTER_HOSTS: Final = 448
 GPUS_PER_HOST: Final = 8
 HOURS: Final = 14 * 24.0
-# Hours between sessions of a job: each verdict covers the time up to the next one.
+# Hours between sessions of a job; the verdict on a session covers the time until the next session.
 EVERY_H: Final = 6.0
-# The sites of the cluster: jobs of one share no host with jobs of the other.
+# Sites of the cluster; jobs at different sites share no host.
 SITES: Final = ("north", "south")
-# A worker that is slow stays slow: one incident, not another one for each session.
+# The same seed in all sessions keeps a slow worker slow, so that one incident covers all of them.
 FAULT_SEED: Final = 4
 
-# Sessions of these last hours have all their steps; earlier ones half of them, to be made soon.
+# Sessions in these last hours have all steps; earlier sessions have half of the steps, so that they
+# are synthesized faster.
 WHOLE_H: Final = 80.0
 _FEWEST_STEPS: Final = 8
 
-# Time between two steps as a multiple of a forward: zeroing gradients, logging, the next batch.
+# Time between two steps (zeroing gradients, logging, the next batch) as a multiple of a forward.
 _TURN: Final = 0.4
 
 _DAY_H: Final = 24.0
@@ -45,18 +46,18 @@ _DAY_H: Final = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The job and faults of a run from some time on."""
+    """The job and the faults of a run from a time on."""
 
     from_h: float
     job: JobModel
     injections: tuple[Injection, ...] = ()
-    # Replacement hosts by the number of the host they replace.
+    # Numbers of replacement hosts by the number of the host that each of them replaces.
     instead: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job from its start to its end, or to the end of the history."""
+    """A job from its start until it ends or the history ends."""
 
     team: str
     site: str
@@ -72,11 +73,11 @@ class Run:
 
     @property
     def from_h(self) -> float:
-        """Return when it started."""
+        """Return when the job started, in hours before the end of the history."""
         return self.phases[0].from_h
 
     def sessions(self) -> Iterator[PlannedSession]:
-        """Yield its sessions, the earliest first."""
+        """Yield the sessions of the run, the earliest first."""
         latest_h = self.to_h + float(stream(0, "latest session", self.name).uniform(0.03, 0.6))
         count = int((self.from_h - latest_h) // EVERY_H) + 1
         for number in range(count):
@@ -87,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSession:
-    """A profiling session of a run, before its execution."""
+    """A planned session of a run, which is not executed yet."""
 
     run: Run
     phase: Phase
@@ -96,22 +97,22 @@ class PlannedSession:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts in the order of their ranks."""
+        """Return the names of the session's hosts, in the order of their ranks."""
         count = -(-self.phase.job.sizes.world // GPUS_PER_HOST)
         numbers = range(self.run.first_host, self.run.first_host + count)
         return tuple(host_name(self.phase.instead.get(number, number)) for number in numbers)
 
     def synthesize(self, end_ns: int, labels: Mapping[str, str]) -> Trace:
-        """Return its trace, whose last operation ends at a time of the hosts' clocks."""
+        """Return the trace of the session, whose last operation ends at `end_ns`."""
         job = self.phase.job
         if self.at_h > WHOLE_H:
             job = replace(job, steps=max(job.steps // 2, _FEWEST_STEPS))
-        # Recorded steps follow one another, with a small gap between them.
+        # Make the recorded steps consecutive, with a small gap between them.
         gap_ns = job.costs.step_gap_ns or _TURN * job.costs.forward_ns
         job = replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=gap_ns))
         session = synthesize(job, self.phase.injections, seed=self.run.first_seed + self.number)
         trace, hosts = session.trace, self.hosts
-        # The job has trained since it started.
+        # Number the steps as if the job had trained since its start.
         step_s = float(np.mean(session.truth.step_times_s))
         trained = int((self.run.from_h - self.at_h) * 3600 / step_s)
         extra = dict(trace.meta.extra)
@@ -140,7 +141,7 @@ def host_name(number: int) -> str:
 
 
 def runs() -> tuple[Run, ...]:
-    """Return all runs of the history."""
+    """Return all runs of the history: those with a story, and one for each cause."""
     return (*_STORIES, *_NOW)
 
 
@@ -163,7 +164,7 @@ def _scenario(name: str, team: str, site: str, first_host: int, **when: float) -
     return Run(team, site, first_host, phases)
 
 
-# A host that computes slowly in whatever job it serves, until it is repaired.
+# Host with slow computing in every job that uses it, until it is repaired.
 BAD_HOST: Final = 17
 BAD_FROM_H: Final = 10.6 * _DAY_H
 SPARE: Final = 129
@@ -174,11 +175,11 @@ DRAINED_H: Final = 7 * _DAY_H
 REPAIRED_H: Final = 6.5 * _DAY_H
 BACK_H: Final = 6.2 * _DAY_H
 
-# A deployment that slowed a job until it was rolled back.
+# Time of a deployment that slowed a job, and time of its rollback.
 DEPLOYED_H: Final = 5.1 * _DAY_H
 ROLLED_BACK_H: Final = 4.1 * _DAY_H
 
-# A job whose layers were divided anew, and which ended.
+# A job whose layers are distributed anew over its stages, and which then ends.
 DIVIDED: Final = "dense-24b"
 DIVIDED_H: Final = 10.1 * _DAY_H
 DIVIDED_ENDED_H: Final = 5 * _DAY_H
@@ -191,7 +192,7 @@ HOT: Final = SCENARIOS["hot-device"].job
 _CHUNKS: Final = SCENARIOS["virtual-stages"].job
 _UNEVEN: Final = replace(SCENARIOS["stage-imbalance"].job, name=DIVIDED)
 _LAYERS: Final = (18, 17, 17, 8)
-# The same layers and the same loss layer, on stages of other sizes.
+# The job with the same layers and the same loss layer, distributed over stages of other sizes.
 _DIVIDED: Final = replace(
     _UNEVEN,
     layers=_LAYERS,
@@ -203,7 +204,8 @@ _DIVIDED: Final = replace(
 )
 _IN_TURN: Final = (
     StageImbalance(18 / 17, 18 / 17, at=0),
-    # The loss layer takes 1.07 times a stage of 15 layers forward, and 0.41 times backward.
+    # The loss layer takes 1.07 times as long as a stage of 15 layers in the forward, and 0.41 times
+    # in the backward.
     StageImbalance((8 + 1.07 * 15) / 17, (8 + 0.41 * 15) / 17),
 )
 _PLACE_OF_BAD_HOST: Final = (0, 2)  # worker of the job on hosts 1 to 32
@@ -287,9 +289,10 @@ _STORIES: Final = (
     ),
 )
 
-# What each job shows at the end, one for each cause.
+# Jobs that run at the end of the history, one for each cause.
 _NOW: Final = (
-    # Of two causes that cost nearly the same, one is the first in all of these sessions.
+    # Two causes of this job cost nearly the same; with this seed the same cause is first in all
+    # sessions.
     replace(_scenario("mixture", "long-context", "north", 97, days=3.2), first_seed=24),
     _scenario("slow-worker", "pretraining", "south", 136, days=4, fault_h=20.0),
     _scenario("stage-imbalance", "research", "north", 200, days=10.4),

@@ -1,4 +1,4 @@
-"""Synthetic jobs executed host by host: blocking calls in order, with injected faults."""
+"""Synthetic jobs executed host by host as sequences of blocking calls, with injected faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Posting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostJob:
-    """A job with a 1F1B or V-shaped pipeline, its faults, and how it runs and is recorded.
+    """A job with a 1F1B or V-shaped pipeline: sizes, durations, faults, and ways to run and record.
 
     Raises
     ------
@@ -38,29 +38,32 @@ class HostJob:
     pp: int = 2
     microbatches: int = 6
     steps: int = 6
-    # forward_ns, backward_ns: of a stage's chunks together
+    # forward_ns, backward_ns: time of all chunks of a stage together
     forward_ns: float = 60 * MS
     backward_ns: float = 120 * MS
     wire_ns: float = 0.3 * MS  # duration of a transfer
     noise: float = 0.004  # relative scatter of computations
-    # worker_noise, wire_noise: relative scatter of workers' speeds, and of transfers
+    # worker_noise, wire_noise: relative scatter of the speeds of workers, and of transfers
     worker_noise: float = 0.0
     wire_noise: float = 0.0
-    # mapping of (dp, pp) to float: how many times as long workers compute
+    # mapping of (dp, pp) to float: factor of a worker's computing time
     factors: Mapping[Worker, float] = field(default_factory=dict)
-    # mapping of (dp, pp) to float: factor of the duration of transfers from a stage to the next
+    # mapping of (dp, pp) to float: factor of the duration of transfers between a stage and the next
     links: Mapping[Worker, float] = field(default_factory=dict)
-    # A collective over all ranks ends the step; without it steps of stages overlap.
+    # A collective over all ranks ends the step; without the collective, steps of different stages
+    # overlap.
     barrier: bool = True
     posting: Posting = Posting.BLOCKING
-    # With windowed posting: a receive is posted this many computations of its direction ahead.
+    # With windowed posting: a receive is posted while this many computations of the same direction
+    # are still to run before it is needed.
     window: int = 1
-    # With windowed posting: whether a host waits for each send, or for all at the step's end.
+    # With windowed posting: whether a host waits for each send at once, or for all sends at the end
+    # of the step.
     sends_block: bool = False
-    # Parameters are gathered within each computation, and the computation waits.
+    # Whether parameters are gathered within each computation, which waits for them.
     gathers: bool = False
-    # pause_ns, pauses: recorded garbage collections inside of forwards: how long, and in which
-    # share of them
+    # pause_ns, pauses: duration of garbage collections recorded inside of forwards, and the share
+    # of forwards that have one
     pause_ns: float = 0.0
     pauses: float = 0.0
     late_ends: bool = False  # ends of sends are taken at the end of the step
@@ -90,7 +93,7 @@ class HostJob:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One side of a transfer: its type, the other stage, and (microbatch, chunk) of the data."""
+    """One side of a transfer: type, other stage, and the (microbatch, chunk) of the data."""
 
     op: str
     other: int
@@ -98,7 +101,7 @@ class Part:
 
 
 class When(StrEnum):
-    """Whether a call posts its transfers, waits for them, or both."""
+    """Whether a call posts its transfers, waits for them, or does both."""
 
     EXCHANGE = "exchange"  # posts them and waits for all
     POST = "post"
@@ -107,7 +110,7 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a host: a computation, transfers, or a collective (with a group's name)."""
+    """One call of a host: a computation, some transfers, or a collective of a named group."""
 
     op: str
     mb: int = ABSENT
@@ -118,7 +121,7 @@ class Call:
 
 
 def calls_of_step(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield the calls of one step on a stage."""
+    """Yield the calls that a host of a stage makes in one step."""
     if job.v_shaped:
         yield from _v_shaped(job, stage)
     elif job.posting is Posting.WINDOWED:
@@ -132,7 +135,7 @@ def calls_of_step(job: HostJob, stage: int) -> Iterator[Call]:
 
 
 class _Sides:
-    """The transfers of a stage by microbatch; empty at the ends of the pipeline."""
+    """The transfers of a stage by microbatch; none beyond the ends of the pipeline."""
 
     def __init__(self, job: HostJob, stage: int) -> None:
         self._job, self._stage = job, stage
@@ -161,7 +164,7 @@ def _transferring(when: When, *parts: tuple[Part, ...]) -> Iterator[Call]:
 
 
 def _one_forward_one_backward(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield 1F1B as Megatron-LM runs it: each call posts its transfers and waits for them."""
+    """Yield the calls of 1F1B as Megatron-LM makes them: each one posts transfers and waits."""
     count = job.microbatches
     warm = min(job.pp - 1 - stage, count)
     sides = _Sides(job, stage)
@@ -182,7 +185,7 @@ def _one_forward_one_backward(job: HostJob, stage: int) -> Iterator[Call]:
 
 
 def _windowed(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield 1F1B with receives that are posted ahead and awaited before their computation."""
+    """Yield the calls of 1F1B with receives posted ahead and awaited before computations."""
     count, window = job.microbatches, job.window
     warm = min(job.pp - 1 - stage, count)
     sides = _Sides(job, stage)
@@ -208,14 +211,14 @@ def _windowed(job: HostJob, stage: int) -> Iterator[Call]:
 
 
 def _v_shaped(job: HostJob, stage: int) -> Iterator[Call]:
-    """Yield all forwards down one side of the V and up the other, then all backwards."""
+    """Yield the calls of a V: forwards to the last stage and back, then backwards likewise."""
     last = job.pp - 1
     for forward, chunks in ((True, (0, 1)), (False, (1, 0))):
         compute = ops.FORWARD_COMPUTE if forward else ops.BACKWARD_COMPUTE
         receive = ops.FORWARD_RECV if forward else ops.BACKWARD_RECV
         send = ops.FORWARD_SEND if forward else ops.BACKWARD_SEND
         for chunk in chunks:
-            # forwards of chunk 0 go to the last stage, and so do backwards of chunk 1
+            # forwards of chunk 0 and backwards of chunk 1 run from the first stage to the last
             down = (chunk == 0) == forward
             source, target = (stage - 1, stage + 1) if down else (stage + 1, stage - 1)
             for mb in range(job.microbatches):
@@ -226,16 +229,16 @@ def _v_shaped(job: HostJob, stage: int) -> Iterator[Call]:
                     yield Call("", parts=(Part(send, target, (mb, chunk)),))
 
 
-# Time that recording an operation takes.
+# Time that a host needs to record an operation.
 RECORDED_NS: Final = 30_000
-# FSDP2 gathers parameters within the first forwards of a step.
+# Number of first forwards of a step in which FSDP2 gathers parameters.
 _GATHERING_FORWARDS: Final = 2
 _TRANSFERS_DRAWN: Final = 4096
 
 
 @dataclass(slots=True)
 class Row:
-    """One recorded operation; times in ns since the first step's start."""
+    """One recorded operation; times in nanoseconds since the start of the first step."""
 
     worker: Worker
     step: int
@@ -246,12 +249,12 @@ class Row:
     end: float
 
 
-# (DP rank, step, stage, whether forward, the other stage, what of)
+# (DP rank, step, stage, whether forward, other stage, (microbatch, chunk) of the data)
 _Side = tuple[int, int, int, bool, int, tuple[int, int]]
 
 
 class Running:
-    """Execution of all hosts, each of which makes its calls as soon as it can.
+    """Execution of all hosts, each of which makes its next call as soon as possible.
 
     Random draws do not depend on when an operation runs, so that runs with and without a fault can
     be compared.
@@ -266,13 +269,14 @@ class Running:
         }
         wires = stream(job.seed, "wires").normal(size=_TRANSFERS_DRAWN)
         self._wires: list[float] = np.exp(job.wire_noise * wires).tolist()
-        # when each side of a transfer was ready, and when each member entered a collective
+        # time at which each side of a transfer was ready, and time at which each member entered a
+        # collective
         self._ready: dict[_Side, float] = {}
         self._came: dict[tuple[int, str, int], dict[Worker, float]] = {}
         self._found: list[Row] = []
 
     def rows(self) -> list[Row]:
-        """Return the recorded operations of all steps."""
+        """Execute all steps; return the recorded operations."""
         flows = {worker: self._host(worker) for worker in self._now}
         waiting: dict[Worker, Callable[[], bool]] = dict.fromkeys(flows, lambda: True)
         remaining = dict(flows)
@@ -290,7 +294,7 @@ class Running:
         return self._found
 
     def _host(self, worker: Worker) -> Iterator[Callable[[], bool]]:
-        """Make the calls of a host; yield each condition that it waits for."""
+        """Make all calls of a host; yield each condition for which the host waits."""
         number = 0
         for step in range(self._job.steps):
             for call in calls_of_step(self._job, worker[1]):
@@ -319,7 +323,7 @@ class Running:
         if forward and rng.random() < job.pauses:
             self._note(worker, step, Call(ops.GC), start + 0.1 * length, job.pause_ns)
             self._now[worker] = start + job.pause_ns
-        # As in FSDP2, the first forwards gather at their start, backwards at their end.
+        # As in FSDP2, the first forwards gather at their start, and backwards at their end.
         gathering = call.mb < (_GATHERING_FORWARDS if forward else job.microbatches - 1)
         if job.gathers and gathering:
             before = 0.01 if forward else 0.99
@@ -332,14 +336,14 @@ class Running:
         self._now[worker] = end + RECORDED_NS
 
     def _sides(self, worker: Worker, step: int, part: Part) -> tuple[_Side, _Side]:
-        """Return this side of a transfer and the other one."""
+        """Return a worker's side of a transfer, and the other side."""
         dp, stage = worker
         forward = part.op in {ops.FORWARD_SEND, ops.FORWARD_RECV}
         mine = (dp, step, stage, forward, part.other, part.of)
         return mine, (dp, step, part.other, forward, stage, part.of)
 
     def _wire_ns(self, mine: _Side) -> float:
-        """Return the duration of a transfer, the same for both of its sides."""
+        """Return the duration of a transfer, nanoseconds; it is equal for both sides."""
         dp, step, stage, forward, other, of = mine
         first = min(stage, other)
         drawn = self._wires[hash((dp, step, first, forward, of)) % _TRANSFERS_DRAWN]

@@ -1,4 +1,4 @@
-"""Sessions and named scenarios of host-executed jobs, as hooks around their calls record them.
+"""Sessions and named scenarios of host-executed jobs, recorded by hooks around host calls.
 
 Unlike other synthetic jobs, these do not follow the what-if paper: each rank
 makes one call after another, exchanges return when transferred, and steps overlap.
@@ -18,13 +18,13 @@ from app.analysis.synthesis.synthesize import Truth
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 
-# Time of the clock at the start of recordings.
+# Time at which recordings start, nanoseconds since the epoch.
 _BEGIN_NS: Final = 1_760_000_000_000_000_000
 _LATE_NS: Final = 1000.0
 
 
 def record(job: HostJob, rows: list[Row]) -> Trace:
-    """Return the trace of a job's operations."""
+    """Return the recorded operations of a job as a trace."""
     if job.late_ends:
         _take_late(rows)
     codes = {name: code for code, name in enumerate(KNOWN_OP_TYPES)}
@@ -57,7 +57,7 @@ def record(job: HostJob, rows: list[Row]) -> Trace:
 
 
 def _take_late(rows: list[Row]) -> None:
-    """End every send where its rank has computed all of its step."""
+    """Set the end of every send to the time at which its rank has computed the whole step."""
     done: dict[tuple[Worker, int], float] = {}
     for row in rows:
         if row.op == ops.BACKWARD_COMPUTE:
@@ -74,17 +74,17 @@ class HostSession:
 
     job: HostJob
     trace: Trace
-    # The time of a step is from the end of the one before; the first one's from the start.
+    # A step lasts from the end of the step before; the first step lasts from the start.
     truth: Truth
 
     @property
     def step_time_s(self) -> float:
-        """Return the mean time from one step's end to the next, seconds."""
+        """Return the mean time from the end of one step to the end of the next, seconds."""
         return float(np.mean(self.truth.step_times_s[1:]))
 
 
 def run(job: HostJob) -> HostSession:
-    """Execute a job with and without its faults, and record the former."""
+    """Execute a job with and without its faults; return the session of the faulty execution."""
     rows = Running(job).rows()
     times = _step_times_s(job, rows)
     healthy = times
@@ -111,7 +111,7 @@ def _step_times_s(job: HostJob, rows: list[Any]) -> tuple[float, ...]:
 
 
 def _faults(job: HostJob) -> tuple[tuple[str, ...], tuple[Worker, ...], int | None]:
-    """Return causes, workers and stage at fault; a stage whose workers are all slow is heavy."""
+    """Return the causes, the workers and the stage at fault."""
     slow = tuple(sorted(job.factors, key=lambda worker: -job.factors[worker]))
     stages = {stage for _, stage in slow}
     heavy = len(stages) == 1 and len(slow) == job.dp
@@ -154,7 +154,7 @@ class HostScenario:
     stage: int | None = None  # where the slow worker is; anywhere where not given
 
     def synthesize(self, seed: int, fault_seed: int | None = None) -> HostSession:
-        """Return the scenario's session; equal seeds give equal sessions.
+        """Return a session of the scenario; equal seeds give equal sessions.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ _SCENARIOS: Final = (
         "windowed-transfers",
         "A slow worker on the first stage; receives are posted two microbatches ahead.",
         replace(_PLAIN, wire_ns=15 * MS, posting=Posting.WINDOWED, window=2),
-        # On later stages late data overlaps with other work, which hides the slow worker.
+        # On later stages, late data overlaps with other work, which would hide a slow worker.
         stage=0,
     ),
     HostScenario(
@@ -223,7 +223,7 @@ _SCENARIOS: Final = (
     ),
 )
 
-# Ways to run that the paper's dependency model does not have.
+# Scenarios with ways of running that the dependency model of the paper does not cover.
 HOST_SCENARIOS: Final[Mapping[str, HostScenario]] = {
     scenario.name: scenario for scenario in _SCENARIOS
 }

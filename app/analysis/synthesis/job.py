@@ -1,4 +1,4 @@
-"""Synthetic training jobs: shape, schedule, operation costs, and random healthy jobs.
+"""Synthetic training jobs: sizes, schedule, costs of operations, and random healthy jobs.
 
 Each purpose draws from a random stream of its own, so that one parameter does not move others.
 """
@@ -26,7 +26,8 @@ from app.analysis.trace.model import (
 
 MS: Final = 1e6  # nanoseconds of a millisecond
 
-# Operation types that a job may lack; forwards, backwards and pipeline transfers are always there.
+# Operation types that a job may lack. Forwards, backwards and pipeline transfers are always
+# present.
 OPTIONAL_OP_TYPES: Final[frozenset[str]] = frozenset(
     {
         PARAMS_ALL_GATHER,
@@ -39,12 +40,12 @@ OPTIONAL_OP_TYPES: Final[frozenset[str]] = frozenset(
         SEPARATE_ALL_REDUCE,
     }
 )
-# Types of the published traces: gradients are reduced after the whole backward pass.
+# Types in the published traces, which reduce gradients only after the whole backward pass.
 USUAL_OP_TYPES: Final[frozenset[str]] = OPTIONAL_OP_TYPES - {SEPARATE_ALL_REDUCE}
 
 
 class Schedule(StrEnum):
-    """The order in which a stage works through its microbatches."""
+    """The order in which a stage runs the forwards and backwards of its microbatches."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -53,26 +54,26 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Durations of the operations of a healthy job, in nanoseconds, and their variation."""
+    """Durations of the operations of a healthy job, nanoseconds, and their random variation."""
 
-    # forward_ns, backward_ns: computation of one microbatch on one whole stage (all of its model
-    # chunks together)
+    # forward_ns, backward_ns: time of one microbatch on one whole stage (all of its model chunks
+    # together)
     forward_ns: float = 40e6
     backward_ns: float = 80e6
-    # Share by which the loss layer lengthens forward and backward of the last stage.
+    # Share by which the loss layer lengthens forwards and backwards of the last stage.
     loss_fraction: float = 0.0
-    # Share by which the embedding lengthens forward and backward of the first stage.
+    # Share by which the embedding lengthens forwards and backwards of the first stage.
     embedding_fraction: float = 0.0
-    # compute_noise, worker_noise: log-normal spread of each computation, and of the lasting speed
-    # of each worker
+    # compute_noise, worker_noise: standard deviations of the logarithms of each computation's
+    # duration, and of each worker's constant speed
     compute_noise: float = 0.012
     worker_noise: float = 0.003
-    # hiccup_probability, hiccup_fraction: share of computations that take longer for no lasting
-    # reason, and by which share on average
+    # hiccup_probability, hiccup_fraction: share of computations that take longer without a lasting
+    # cause, and the mean share by which they take longer
     hiccup_probability: float = 0.0
     hiccup_fraction: float = 0.2
-    # p2p_ns, params_ns, grads_ns, separate_ns, layernorm_ns, embedding_ns, clip_ns: median
-    # transfer time; `params_ns` and `grads_ns` for one whole stage
+    # p2p_ns, params_ns, grads_ns, separate_ns, layernorm_ns, embedding_ns, clip_ns: median duration
+    # of a transfer; `params_ns` and `grads_ns` are for one whole stage
     p2p_ns: float = 0.6e6
     params_ns: float = 24e6
     grads_ns: float = 55e6
@@ -81,47 +82,47 @@ class CostModel:
     embedding_ns: float = 5e6
     clip_ns: float = 3e6
     optimizer_ns: float = 20e6  # optimizer step of one worker
-    # transfer_noise, link_noise: log-normal spread of each transfer, and of the lasting speed of
-    # each link
+    # transfer_noise, link_noise: standard deviations of the logarithms of each transfer's duration,
+    # and of each link's constant speed
     transfer_noise: float = 0.08
     link_noise: float = 0.0
-    # tail_probability, tail_shape: share of transfers that take ``1 + Pareto(tail_shape)`` times
-    # as long
+    # tail_probability, tail_shape: share of transfers whose duration has the factor ``1 +
+    # Pareto(tail_shape)``
     tail_probability: float = 0.004
     tail_shape: float = 2.5
-    # Mean time by which one member of a group ends after the transfer itself.
+    # Mean time from the end of a transfer to the end of a member's operation.
     member_jitter_ns: float = 10e3
-    # Mean time the host takes to launch an operation once it may run; 0 for none.
+    # Mean time from the moment at which an operation may run to its launch by the host; 0 for none.
     launch_overhead_ns: float = 25e3
     data_loading_ns: float = 1.5e6  # mean time a step's first operation waits for its batch
-    # host_stall_probability, host_stall_ns: share of computations whose launch waits for
-    # unrecorded work on the CPU, and its mean time
+    # host_stall_probability, host_stall_ns: share of computations whose launch waits for unrecorded
+    # work on the CPU, and the mean wait
     host_stall_probability: float = 0.002
     host_stall_ns: float = 3e6
     step_gap_ns: float = 0.0  # mean time between two steps in which nothing is recorded
-    # Share by which a computation takes longer while its worker also transfers.
+    # Share by which a computation takes longer while its worker transfers data at the same time.
     contention: float = 0.03
-    # Share of a computation that is its collectives over the tensor-parallel ranks.
+    # Share of a computation that its collectives over tensor-parallel ranks take.
     tensor_share: float = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """Errors and extras of a recording; none by default."""
+    """Errors and extra content of a recording; none by default."""
 
     clock_skew_ns: float = 0.0  # spread (sigma) of the hosts' clocks around the true time
     clock_drift_ppm: float = 0.0  # spread of the clocks' rates, in microseconds a second
     lost_share: float = 0.0  # share of operations that are never written
-    # Whether every tensor-parallel rank records its collectives. Needs TP > 1.
+    # Whether all tensor-parallel ranks record their collectives, which needs TP > 1.
     tensor_ranks: bool = False
     context_ranks: bool = False  # Whether every context-parallel rank does; not both. Needs CP > 1.
-    # Whether the metadata list the sequence lengths of each microbatch where they vary.
+    # Whether the metadata list the sequence lengths of each microbatch if they vary.
     sequence_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """A training job before anything goes wrong with it.
+    """A training job without faults.
 
     Raises
     ------
@@ -130,28 +131,30 @@ class JobModel:
     """
 
     sizes: Sizes  # one rank of each (DP, PP) cell is traced, that of tensor and context rank 0
-    # microbatches, steps: microbatches of a DP rank in one step; recorded training steps of full
-    # size
+    # microbatches, steps: number of microbatches of a DP rank in one step; number of recorded
+    # training steps of full size
     microbatches: int
     steps: int
-    # Whether recorded steps follow one another; else they are near each other, with long gaps.
+    # Whether the recorded steps are consecutive. Otherwise they come in groups of near steps with
+    # long gaps.
     consecutive: bool = False
     warm_up_steps: int = 0  # steps before them with half as many microbatches
     evaluation_steps: int = 0  # steps among them that only do forwards
     schedule: Schedule = Schedule.ONE_F_ONE_B
     costs: CostModel = field(default_factory=CostModel)
     # The optional operation types that the job executes. Embedding gradients need PP > 1. With
-    # ``separate-grads-all-reduce`` the gradients' reduce-scatters overlap the backward pass.
+    # ``separate-grads-all-reduce``, the reduce-scatters of the gradients overlap the backward pass.
     op_types: frozenset[str] = USUAL_OP_TYPES
-    # Optional types that are executed but missing from the trace.
+    # Optional types that the job executes but the trace lacks.
     unrecorded: frozenset[str] = frozenset()
     buckets: int = 1  # parameter and gradient collectives of one model chunk
-    # Whether the ends of the pipeline also record receives and sends, which have no peer.
+    # Whether the first and last stage also record receives and sends that have no peer.
     edge_transfers: bool = False
-    # DP ranks that share the experts of each layer and record their all-to-alls; 1 for none.
+    # Number of DP ranks that share the experts of each layer and record their all-to-alls; 1 for
+    # none.
     experts_over: int = 1
     gpus_per_host: int = 8
-    # Layers of each stage, as the metadata name them; empty if they do not.
+    # Number of layers of each stage in the metadata; empty if the metadata have none.
     layers: tuple[int, ...] = ()
     profiler: Profiler = field(default_factory=Profiler)
     name: str = "synthetic"
@@ -182,7 +185,7 @@ class JobModel:
             raise ValueError(f"not optional operation types: {sorted(unknown)}")
 
     def traced_rank(self, dp: int, pp: int, tp: int = 0, cp: int = 0) -> int:
-        """Return a global rank of a cell; ranks count TP, then CP, DP and PP."""
+        """Return the global rank at a place: ranks count TP first, then CP, DP and PP."""
         return ((pp * self.sizes.dp + dp) * self.sizes.cp + cp) * self.sizes.tp + tp
 
 
@@ -191,7 +194,7 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Sizes of random jobs; a job with more than about `operations` operations is drawn again."""
+    """Ranges of the sizes of random jobs; jobs with too many operations are drawn again."""
 
     dp: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
     pp: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 4, 6, 8)
@@ -214,7 +217,7 @@ LARGER: Final = Range(
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of a cause on a job."""
+    """Minimum sizes and features that a job needs to show a cause."""
 
     dp: int = 1
     pp: int = 1
@@ -226,7 +229,7 @@ class Needs:
 
 
 def draw_job(rng: np.random.Generator, needs: Needs, sizes: Range = USUAL) -> JobModel:
-    """Return a random healthy job that meets the requirements."""
+    """Return a random healthy job that meets the requirements of a cause."""
     while True:
         job = _draw_job(rng, needs, sizes)
         rows = job.sizes.workers * job.steps * job.microbatches * job.sizes.vpp
@@ -241,7 +244,8 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
     pp = max(int(rng.choice(sizes.pp)), needs.pp)
     dp = max(int(rng.choice(sizes.dp)), needs.dp)
     tensor = bool(needs.tensor_ranks or rng.random() < 0.1)  # noqa: PLR2004 - few profile them
-    # A recorder of all ranks writes the collectives of one kind of group.
+    # A recording of all ranks has the collectives of either tensor-parallel or context-parallel
+    # groups.
     tensor = tensor and not needs.context_ranks
     tp = int(rng.choice([2, 4, 8] if tensor else [1, 2, 4, 8]))
     interleaved = bool(pp > 1 and (needs.interleaved or rng.random() < 0.2))  # noqa: PLR2004 - some
@@ -255,7 +259,7 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
             types |= {SEPARATE_ALL_REDUCE}
     elif rng.random() < 0.1:  # noqa: PLR2004 - few
         schedule = Schedule.GPIPE
-    # Recorders differ in what they write of a step's end.
+    # Recorders differ in which operations at the end of a step they record.
     unrecorded = {
         name
         for name in (LAYERNORM_ALL_REDUCE, EMBEDDING_ALL_REDUCE, OPTIMIZER_CLIP, OPTIMIZER, GC)
@@ -283,7 +287,7 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
 
 
 def draw_costs(rng: np.random.Generator) -> CostModel:
-    """Return the cost model of a random job."""
+    """Return random costs of the operations of a job."""
     forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * MS
     return CostModel(
         forward_ns=forward,
@@ -302,7 +306,7 @@ def draw_costs(rng: np.random.Generator) -> CostModel:
         transfer_noise=float(rng.uniform(0.03, 0.15)),
         link_noise=float(rng.uniform(0.0, 0.15)),
         tail_probability=float(rng.uniform(0.001, 0.008)),
-        # The paper's replays are off by 1.3 % (median), mostly for late launches.
+        # The replays of the paper deviate by 1.3 % (median), mostly because of late launches.
         launch_overhead_ns=forward * float(np.exp(rng.uniform(np.log(0.0005), np.log(0.02)))),
         data_loading_ns=forward * float(rng.uniform(0.005, 0.06)),
         host_stall_probability=float(rng.uniform(0.0, 0.01)),
@@ -314,6 +318,6 @@ def draw_costs(rng: np.random.Generator) -> CostModel:
 
 # Random numbers.
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return the generator that belongs to `purpose` under `seed`."""
+    """Return the random generator for a purpose; generators of other purposes are independent."""
     words = [zlib.crc32(str(word).encode()) for word in purpose]
     return np.random.default_rng([seed, *words])

@@ -1,4 +1,4 @@
-"""The step of a synthetic job as a program: order, dependencies and transfer groups."""
+"""The step of a synthetic job as a program: operations, dependencies and transfer groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.analysis.trace.model import (
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """Forward or backward of one microbatch through one model chunk."""
+    """The forward or backward of one microbatch through one model chunk."""
 
     forward: bool
     microbatch: int
@@ -39,7 +39,7 @@ class Computation:
 
 
 def stage_order(job: JobModel, stage: int) -> list[Computation]:
-    """Return the computations of one step on `stage` in the order of their launch.
+    """Return the computations of one step on a stage, in the order in which they are launched.
 
     GPipe does every forward, then every backward, both in microbatch order. 1F1B does one
     forward for each later stage, then alternates. The interleaved schedule is Megatron-LM's:
@@ -54,7 +54,8 @@ def stage_order(job: JobModel, stage: int) -> list[Computation]:
     elif job.schedule is Schedule.ONE_F_ONE_B:
         warm_up = min(total, pp - 1 - stage)
     elif job.microbatches == pp:
-        # Megatron-LM: with a single group there is nothing to alternate.
+        # As in Megatron-LM: with a single group of microbatches, all forwards run before all
+        # backwards.
         warm_up = total
     else:
         warm_up = min(total, (pp - 1 - stage) * 2 + (vpp - 1) * pp)
@@ -65,7 +66,7 @@ def stage_order(job: JobModel, stage: int) -> list[Computation]:
 
 
 def evaluation_order(job: JobModel) -> list[Computation]:
-    """Return the computations of one evaluation step: forwards alone."""
+    """Return the computations of one evaluation step on a stage: only forwards."""
     return [_virtual(job, k, forward=True) for k in range(job.microbatches * job.sizes.vpp)]
 
 
@@ -82,27 +83,27 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
     )
 
 
-# Semantics of a program. Every DP rank runs the same one. A worker (DP rank d, stage p) has six
+# Semantics of a program. Every DP rank runs the same program. A worker (DP rank d, stage p) has six
 # streams: computation, DP collectives, forward-send, forward-recv, backward-send, backward-recv.
-# An operation is launched when everything below has ended, plus its launch delay; without
-# anything to wait for, at the step's start, which is one instant for all workers.
+# An operation is launched when all operations that it waits for (see below) have ended, plus its
+# launch delay; without such operations, at the step's start, which is one instant for all workers.
 #
-# * every operation: the operation before it on its stream;
+# * every operation waits for the operation before it on its stream;
 # * a computation: its receive, unless its input is computed on the same stage or is the batch; a
 #   chunk's first forward: the chunk's last params-all-gather. Collectives of params come first on
 #   their stream, chunk by chunk;
 # * a send: its computation;
 # * a receive: the computation of the same direction that comes right before its own on that stage
-#   (the first receive of a direction has none). The first backward-recv of a stage also waits for
-#   the second-to-last forward-compute before the stage's first backward, if there are two;
+#   (the first receive of a direction waits for none). The first backward-recv of a stage also waits
+#   for the second-to-last forward-compute before the stage's first backward, if there are two;
 # * the end of the step is a chain on every stage: last computation → gc →
 #   layernorm-grads-all-reduce → embedding-grads-all-reduce (first and last stage, PP > 1) →
 #   separate-grads-all-reduce → grads-reduce-scatters, chunk by chunk →
 #   optimizer-clip-main-grad → optimizer. An absent type is left out and takes no time;
-# * where separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
-#   waits for the chunk's last backward, reduce-scatters stand on the DP stream in the order of
+# * if separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
+#   waits for the chunk's last backward, reduce-scatters run on the DP stream in the order of
 #   those backwards, are not in the chain, and the chain's first operation after gc waits for the
-#   last of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
+#   last of them. In this case the chain's separate-grads-all-reduce also runs on the DP stream.
 #
 # Groups: a send with its receive; params, gradients and separate gradients of one stage over all DP
 # ranks; embedding of first and last stage within a DP rank; optimizer-clip of all workers. A
@@ -110,7 +111,7 @@ def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
 # its own transfer duration. layernorm-grads-all-reduce is a group of the tensor-parallel ranks,
 # which are inside a worker: it starts moving when launched, like a computation.
 #
-# Where a job has edge transfers, the ends of the pipeline launch receives and sends like any other
+# If a job has edge transfers, the ends of the pipeline launch receives and sends like any other
 # stage, each a group of its own: they take their time, but move no data.
 #
 # The i-th send of a stage and direction pairs with the i-th receive of its neighbor; with virtual
@@ -123,7 +124,7 @@ _DP_STREAM = "dp"
 
 @dataclass(frozen=True, slots=True)
 class TransferGroup:
-    """Operations of a step that start moving data together, on one DP rank or on all of them."""
+    """Operations of a step whose transfer starts together, on one DP rank or across all of them."""
 
     members: tuple[int, ...]
     across_dp: bool
@@ -131,11 +132,10 @@ class TransferGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobProgram:
-    """The operations of one step; row i of every column and of `after` is operation i."""
+    """The operations of one step; row i of each column, and entry i of `after`, is operation i."""
 
     op: NDArray[np.int16]  # index into `KNOWN_OP_TYPES`
-    # stage, microbatch, chunk: place of the operation; `ABSENT` where an operation has no
-    # microbatch or no chunk
+    # stage, microbatch, chunk: place of the operation; `ABSENT` if it has no microbatch or no chunk
     stage: NDArray[np.int32]
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
@@ -147,7 +147,7 @@ class JobProgram:
         return len(self.op)
 
     def of_types(self, *names: str) -> NDArray[np.bool_]:
-        """Return which operations are of the named types."""
+        """Return which operations have one of the named types, bool[operations]."""
         return np.isin(self.op, [CODES[name] for name in names])
 
 
@@ -161,7 +161,7 @@ def build_program(job: JobModel, *, evaluation: bool = False) -> JobProgram:
 
 @dataclass(slots=True)
 class _Stage:
-    """State of the builder for the current stage."""
+    """State of the builder while it adds the operations of a stage."""
 
     index: int
     streams: dict[str, int] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class _Builder:
     def _collectives(
         self, op: str, stage: _Stage, chunk: int, after: tuple[int | None, ...]
     ) -> int:
-        """Add one collective for each bucket of a chunk; return the last."""
+        """Add one collective for each bucket of a chunk; return the last operation."""
         node = ABSENT
         for bucket in range(self.job.buckets):
             node = self.add(
@@ -252,7 +252,7 @@ class _Builder:
         )
         has_source = virtual > 0 if forward else virtual < last_virtual
         has_target = virtual < last_virtual if forward else virtual > 0
-        # The link is named by its lower virtual stage.
+        # A link is identified by the lower of its two virtual stages.
         incoming, outgoing = (virtual - 1, virtual) if forward else (virtual, virtual - 1)
         recv: int | None = None
         if has_source or job.edge_transfers:
@@ -317,7 +317,7 @@ class _Builder:
 
     @staticmethod
     def _ending(stage: _Stage, tail: int) -> tuple[int | None, ...]:
-        """Return the operations that the next operation of the end-of-step chain waits for."""
+        """Return the operations for which the next operation of the end-of-step chain waits."""
         overlapped, stage.overlapped = stage.overlapped, None
         return (tail, overlapped)
 

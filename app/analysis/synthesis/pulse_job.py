@@ -1,4 +1,4 @@
-"""Synthetic job for pulses: step values of all ranks, computed on whole arrays."""
+"""Synthetic job for pulses: the values of all ranks and steps, computed on whole arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USUAL_TOKENS: Final = 32_768
 
 @dataclass(frozen=True, slots=True)
 class PulseDials:
-    """Sizes and noise of a healthy job.
+    """Sizes, durations and noise of a healthy job.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class PulseTruth:
 
 @dataclass(slots=True)
 class PulseJob:
-    """Times of a job by step and rank, in nanoseconds; faults and events change them in place.
+    """Times of a job by step and rank, nanoseconds; faults and events change them in place.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class PulseJob:
 
     @classmethod
     def healthy(cls, dials: PulseDials, rng: np.random.Generator) -> PulseJob:
-        """Draw a job without faults or events."""
+        """Return a random job without faults or events."""
         steps, world = dials.steps, dials.world
         shape = (steps, world)
         replica = np.arange(world) % dials.dp
@@ -128,17 +128,17 @@ class PulseJob:
 
     @property
     def step_ns(self) -> Float64:
-        """Return how long each step takes: as long as its slowest rank."""
+        """Return the time of each step, that of its slowest rank; float64[steps]."""
         own = self.computing + self.data + self.optimizer + self.collecting + self.saving
         return np.asarray(own.max(axis=1) + self.network)
 
     def rows(self) -> Pulses:
-        """Return the rows of all ranks, sorted by time."""
+        """Return the pulse rows of all ranks, sorted by time."""
         steps, world = self.computing.shape
         step_ns = self.step_ns
         ends = self.start_ns + np.cumsum(step_ns + self.gap)
         place = np.arange(world)
-        # Ranks end a step some microseconds one after the other.
+        # Ranks end a step a few microseconds after one another.
         time_ns = ends[:, None] + place * 2_000.0
         wait = step_ns[:, None] - (
             self.computing + self.data + self.optimizer + self.collecting + self.saving
@@ -171,6 +171,6 @@ class PulseJob:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Return the hosts of the ranks."""
+        """Return the host name of each rank."""
         each = self.dials.host_ranks
         return {rank: f"node-{rank // each:03d}" for rank in range(self.dials.world)}

@@ -1,4 +1,4 @@
-"""Random host-executed jobs with a given cause and an approximate slowdown."""
+"""Random host-executed jobs with a given cause of straggling and about a given slowdown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _in_a_v(job: HostJob, rng: np.random.Generator) -> HostJob:
     return replace(job, v_shaped=True, transfers=bool(rng.random() < 0.5))  # noqa: PLR2004 - half
 
 
-# Ways to run that the paper's dependency model does not have, by name.
+# Ways of running, by name, that the dependency model of the paper does not cover.
 WAYS: Final[Mapping[str, Way]] = {
     "blocking": _blocking,
     "windowed": _windowed,
@@ -79,7 +79,7 @@ def _heavy_stage(job: HostJob, excess: float, rng: np.random.Generator) -> HostJ
 
 def _slow_link(job: HostJob, excess: float, rng: np.random.Generator) -> HostJob:
     link = (int(rng.integers(job.dp)), int(rng.integers(job.pp - 1)))
-    # a link is seen where it takes a share of what a stage computes
+    # the transfer takes at least half of a forward, since a diagnosis cannot see a shorter one
     slow_ns = job.wire_ns + job.forward_ns * (0.5 + excess)
     wire_ns = max(job.wire_ns, 0.02 * job.forward_ns)
     return replace(job, wire_ns=wire_ns, transfers=True, links={link: slow_ns / wire_ns})
@@ -87,7 +87,7 @@ def _slow_link(job: HostJob, excess: float, rng: np.random.Generator) -> HostJob
 
 def _collecting(job: HostJob, excess: float, rng: np.random.Generator) -> HostJob:
     pause = job.forward_ns * (2 + 2 * excess)
-    # some pauses in every step, on random workers
+    # one or two pauses in a step on average, on random workers
     share = float(rng.uniform(1.0, 2.5)) / (job.dp * job.pp * job.microbatches)
     return replace(job, pause_ns=pause, pauses=share)
 
@@ -103,7 +103,7 @@ HOST_CAUSES: Final[Mapping[str, Callable[[HostJob, float, np.random.Generator], 
 def draw_host_session(
     cause: str | None, slowdown: float, seed: int, way: str | None = None
 ) -> HostSession:
-    """Return a session of a random job that runs in a given or random way.
+    """Return a session of a random job that runs in the given way, or in a random one.
 
     Parameters
     ----------

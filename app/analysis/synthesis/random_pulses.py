@@ -1,4 +1,4 @@
-"""Random pulses: faults, harmless events, heartbeats and hangs."""
+"""Random pulses: jobs with faults, harmless events, heartbeats and hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.analysis.pulse.notices import NoticeKind
 from app.analysis.synthesis.job import stream
 from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
 
-# Heartbeats.
+# Heartbeats: interval between the beats of a rank, and names of operations.
 BEAT_NS: Final = 5_000_000_000
 PHASES: Final = (
     *("forward-compute", "dp-all-reduce", "data"),
@@ -25,7 +25,7 @@ _PHASE: Final = {name: number for number, name in enumerate(PHASES)}
 def _beats(  # noqa: PLR0913 - a column each
     job: PulseJob, rank: int, times_ns: Int64, *, steps: Int64, phases: list[str], since_ns: Int64
 ) -> Pulses:
-    """Return beats of a rank, a row for each element of the arrays."""
+    """Return the beats of a rank, one row for each element of the arrays."""
     count = len(times_ns)
     ranks = np.full(count, rank)
     zeros = np.zeros(count, np.int64)
@@ -50,7 +50,7 @@ def _beats(  # noqa: PLR0913 - a column each
 
 
 def with_beats(job: PulseJob, rng: np.random.Generator, gap_phase: str = "evaluation") -> Pulses:
-    """Return the rows of a job with its beats, whose phase in gaps is `gap_phase`."""
+    """Return the rows and beats of a job; `gap_phase` is the operation between steps."""
     rows = job.rows()
     ends = job.start_ns + np.cumsum(job.step_ns + job.gap)
     begins = np.append(job.start_ns, ends[:-1])
@@ -74,7 +74,7 @@ def with_beats(job: PulseJob, rng: np.random.Generator, gap_phase: str = "evalua
 
 
 def by_time(rows: Pulses) -> Pulses:
-    """Return rows in the order of their times."""
+    """Return the rows sorted by time."""
     return rows.take(np.argsort(rows.time_ns, kind="stable"))
 
 
@@ -113,32 +113,32 @@ def hanging(
     return by_time(joined(parts)), PulseTruth(kind, (culprit,), step, None, 1.0)
 
 
-# Changes a job in place by an event that detection must not report.
+# A function that adds an event to a job in place; detection must not report the event.
 Event = Callable[[PulseJob, np.random.Generator], None]
 
 
 def compile_first(job: PulseJob, rng: np.random.Generator) -> None:
-    """Compile in the first steps; one rank for longer."""
+    """Lengthen the first steps by compilation, on one random rank for longer."""
     job.computing[0] *= rng.uniform(5, 30)
     job.computing[1:3] *= rng.uniform(1.2, 2)
     job.computing[: int(rng.integers(3, 8)), rng.integers(job.dials.world)] *= 3
 
 
 def checkpoints(job: PulseJob, rng: np.random.Generator) -> None:
-    """Save the model every now and then, on rank 0 or on all."""
+    """Add checkpoints at regular steps, on rank 0 or on all ranks."""
     every = int(rng.integers(40, 200))
     ranks = slice(0, 1) if rng.random() < 0.5 else slice(None)  # noqa: PLR2004
     job.saving[every::every, ranks] += job.dials.step_s * 1e9 * rng.uniform(0.5, 8)
 
 
 def evaluations(job: PulseJob, rng: np.random.Generator) -> None:
-    """Evaluate between steps."""
+    """Add evaluations between steps."""
     every = int(rng.integers(60, 250))
     job.gap[every::every] += job.dials.step_s * 1e9 * rng.uniform(5, 60)
 
 
 def loader_bursts(job: PulseJob, rng: np.random.Generator) -> None:
-    """Have loaders of all ranks run dry for a few steps, or every 32 steps."""
+    """Add waiting for data on all ranks: for a few steps at random, or every 32 steps."""
     longer = job.dials.step_s * 1e9 * rng.uniform(0.2, 2)
     if rng.random() < 0.5:  # noqa: PLR2004
         job.data[31::32] += longer
@@ -148,13 +148,13 @@ def loader_bursts(job: PulseJob, rng: np.random.Generator) -> None:
 
 
 def hiccups(job: PulseJob, rng: np.random.Generator) -> None:
-    """Have single steps of single ranks take longer."""
+    """Lengthen random single steps of single ranks."""
     hit = rng.random(job.computing.shape) < 10 ** rng.uniform(-4, -2)
     job.computing[hit] *= rng.uniform(1.1, 3, int(hit.sum()))
 
 
 def curriculum(job: PulseJob, rng: np.random.Generator) -> None:
-    """Have sequences grow, gradually or in a jump."""
+    """Let sequences become longer, gradually or at once."""
     steps, growth = job.dials.steps, rng.uniform(1.2, 2)
     factor = (
         np.linspace(1, growth, steps)
@@ -166,7 +166,7 @@ def curriculum(job: PulseJob, rng: np.random.Generator) -> None:
 
 
 def collections(job: PulseJob, rng: np.random.Generator) -> None:
-    """Have garbage collected every some steps: on all ranks at once, or on each by itself."""
+    """Add regular garbage collections, at the same steps on all ranks or at steps of each rank."""
     every = int(rng.integers(10, 60))
     steps = np.arange(job.dials.steps)[:, None]
     at_once = rng.random() < 0.5  # noqa: PLR2004
@@ -176,7 +176,7 @@ def collections(job: PulseJob, rng: np.random.Generator) -> None:
 
 
 def missing_host(job: PulseJob, rng: np.random.Generator) -> None:
-    """Lose the rows of a host for a while, and single rows; of a job's only host single ones."""
+    """Drop the rows of one host for a while, and random single rows."""
     each = min(job.dials.host_ranks, job.dials.world)
     if each == job.dials.world:
         each = 1
@@ -198,25 +198,26 @@ EVENTS: Final[Mapping[str, Event]] = {
 }
 
 
-# Changes a job in place from a step on by a factor, and returns the truth.
+# A function that adds a fault to a job in place, from a step on and with a factor; it returns the
+# truth about the fault.
 Fault = Callable[[PulseJob, np.random.Generator, int, float], PulseTruth]
 
 
 def _end(job: PulseJob, rng: np.random.Generator, begin: int) -> int | None:
-    """Return where a fault ends; half of them last."""
+    """Return the step at which a fault ends; None, for half of the faults, if it lasts."""
     left = job.dials.steps - begin
     return None if rng.random() < 0.5 else begin + int(rng.integers(left // 2, left - 30))  # noqa: PLR2004
 
 
 def slow_rank(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Slow one rank down."""
+    """Slow down one random rank."""
     rank, end = int(rng.integers(job.dials.world)), _end(job, rng, begin)
     job.computing[begin:end, rank] *= factor
     return PulseTruth(NoticeKind.SLOW_RANK, (rank,), begin, end, factor)
 
 
 def slow_host(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Slow all ranks of a host down."""
+    """Slow down all ranks of a random host."""
     each = min(job.dials.host_ranks, job.dials.world)
     first = each * int(rng.integers(job.dials.world // each))
     ranks, end = tuple(range(first, first + each)), _end(job, rng, begin)
@@ -225,21 +226,21 @@ def slow_host(job: PulseJob, rng: np.random.Generator, begin: int, factor: float
 
 
 def slow_network(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Have collectives take longer."""
+    """Lengthen the collectives of all ranks."""
     end = _end(job, rng, begin)
     job.network[begin:end] += (factor - 1) * job.dials.step_s * 1e9
     return PulseTruth(NoticeKind.SLOW_JOB, (), begin, end, factor)
 
 
 def slow_data(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Have all ranks load their data for longer."""
+    """Lengthen the data loading of all ranks."""
     end = _end(job, rng, begin)
     job.data[begin:end] += (factor - 1) * job.dials.step_s * 1e9
     return PulseTruth(NoticeKind.SLOW_JOB, (), begin, end, factor)
 
 
 def spells(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Slow one rank down for some steps, again and again."""
+    """Slow down one random rank for some steps, periodically."""
     rank, period = int(rng.integers(job.dials.world)), int(rng.integers(10, 60))
     long = max(3, int(period * rng.uniform(0.2, 0.5)))
     steps = np.arange(begin, job.dials.steps)
@@ -248,7 +249,7 @@ def spells(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -
 
 
 def rotating(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Slow another rank down each time."""
+    """Slow down one random rank for some steps, then another one, and so on."""
     long, before = int(rng.integers(8, 30)), -1
     for first in range(begin, job.dials.steps, long):
         rank = int(rng.integers(job.dials.world))
@@ -260,7 +261,7 @@ def rotating(job: PulseJob, rng: np.random.Generator, begin: int, factor: float)
 
 
 def drift(job: PulseJob, rng: np.random.Generator, begin: int, factor: float) -> PulseTruth:
-    """Have one rank grow slower until the end."""
+    """Slow down one random rank increasingly until the last step."""
     rank, left = int(rng.integers(job.dials.world)), job.dials.steps - begin
     job.computing[begin:, rank] *= np.linspace(1, factor, left)
     return PulseTruth(NoticeKind.DRIFT, (rank,), begin, None, factor)
@@ -278,14 +279,14 @@ FAULTS: Final[Mapping[str, Fault]] = {
 
 
 _SHAPES: Final = ((8, 1), (16, 1), (4, 2), (8, 4), (32, 1), (2, 4), (64, 1), (16, 2))
-# First step of a fault at the earliest, and steps after it at least.
+# Earliest first step of a fault, and minimum number of steps after it.
 _BEGINS: Final = 120
 _LEAST_LEFT: Final = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnPulse:
-    """Rows, and the truth about them.
+    """Rows of a random pulse, and the truth about its faults.
 
     Parameters
     ----------
@@ -304,7 +305,7 @@ class DrawnPulse:
 
 
 def draw_dials(rng: np.random.Generator, steps: int, *, lengths: bool) -> PulseDials:
-    """Draw the sizes and the noise of a job."""
+    """Return random sizes and noise of a job."""
     dp, pp = _SHAPES[int(rng.integers(len(_SHAPES)))]
     return PulseDials(
         dp,
@@ -326,16 +327,17 @@ def draw_pulse(  # noqa: PLR0913 - what is drawn
     lengths: bool = False,
     step_s: float | None = None,
 ) -> DrawnPulse:
-    """Draw a job with faults of some kinds (`FAULTS`), one after the other, and random events."""
+    """Return a random job with the given kinds of faults, in sequence, and random events."""
     rng = stream(seed, "pulse", *faults)
     dials = draw_dials(rng, steps, lengths=lengths)
     dials = replace(dials, step_s=step_s or dials.step_s)
     if "host" in faults and dials.world <= dials.host_ranks:
-        # A job of one host has no peers for it.
+        # A job on a single host has no other hosts with which a slow host could be compared.
         dials = replace(dials, dp=2 * dials.host_ranks, pp=1)
     job = PulseJob.healthy(dials, rng)
     for name in EVENTS:
-        # Curricula move what faults are measured by; those of healthy jobs suffice.
+        # A curriculum changes the times by which faults are measured, so that only healthy jobs get
+        # one.
         if rng.random() < 0.4 and not (faults and name == "curriculum"):  # noqa: PLR2004
             EVENTS[name](job, rng)
     truths = []
@@ -344,7 +346,7 @@ def draw_pulse(  # noqa: PLR0913 - what is drawn
         begin = _BEGINS + span * number + int(rng.integers(max(1, span)))
         truths.append(FAULTS[name](job, rng, begin, factor))
     for truth in truths:
-        # What is never sent cannot be noticed.
+        # A fault of ranks whose rows are never sent could not be noticed.
         job.missing[:, list(truth.ranks)] = False
     parts = [job.rows()]
     if not faults and rng.random() < 0.3:  # noqa: PLR2004
@@ -356,7 +358,7 @@ def draw_pulse(  # noqa: PLR0913 - what is drawn
 
 
 def _restarted(job: PulseJob, rng: np.random.Generator, before: Pulses) -> Pulses:
-    """Return the rows of a job that restarts from an earlier step, in a new or the same attempt.
+    """Return the rows of the job after a restart from an earlier step.
 
     Its world may be smaller or larger, and ranks have new baselines.
     """

@@ -1,4 +1,4 @@
-"""Random sessions with a given cause of straggling and a given true slowdown.
+"""Random sessions with a given cause of straggling and about a given true slowdown.
 
 A cause has a severity, which is raised until the slowdown is reached. Fleets consist of such
 sessions, and diagnoses are scored on them.
@@ -59,7 +59,8 @@ from app.analysis.synthesis.synthesize import (
 )
 
 FaultyJob = tuple[JobModel, tuple["Injection", ...]]
-# Takes a job, the strength of the fault, and a generator whose draws do not depend on it.
+# A function of a job, the strength of a fault, and a generator whose draws do not depend on the
+# strength; it returns the job with the fault.
 Strengthen = Callable[[JobModel, float, np.random.Generator], FaultyJob]
 
 
@@ -68,11 +69,12 @@ def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Fa
     share = float(rng.uniform(0.7, 1.1))
     found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
     others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
-    # Now and then a host has several; the first one is the slowest.
+    # One in five of these jobs has up to two further slow workers, which are less slow than the
+    # first.
     count = int(rng.integers(1, 3)) if rng.random() < 0.2 else 0  # noqa: PLR2004 - few hosts do
     for number in others[: min(count, few)].tolist():
         worker = divmod(number, job.sizes.pp)
-        # Were most of a stage's workers slow, the stage would be.
+        # If most workers of a stage were slow, the stage would be at fault instead of the workers.
         same = [other for other in found if other.worker[1] == worker[1]]
         if worker != first and len(same) < job.sizes.dp // 4:
             found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
@@ -111,7 +113,8 @@ def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Faul
 
 
 def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
-    # Attention weighs in proportion to the context, and a longer one holds more unequal sequences.
+    # The share of attention grows with the context, and a longer context holds sequences of more
+    # unequal lengths.
     median, spread = float(rng.uniform(800, 2_400)), float(rng.uniform(1.3, 1.8))
     length = int(min(max(float(rng.uniform(12_000, 30_000)) * strength, 4_096), 262_144))
     backward = float(rng.uniform(0.8, 1.3))
@@ -122,7 +125,8 @@ def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> F
 
 
 def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
-    # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
+    # The number of pauses in a step hardly depends on the size of the job: at least one on a worker
+    # in five steps.
     pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
     pauses = min(pauses, 0.2 * job.microbatches * job.sizes.vpp)
     growth = float(rng.choice([0.0, rng.uniform(0.3, 1.5)]))
@@ -131,7 +135,8 @@ def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Faulty
 
 
 def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
-    # Every interpreter collects each few steps. In one session its heap hardly grows.
+    # Every interpreter collects garbage every few steps, and its heap hardly grows within a
+    # session.
     pauses = min(float(rng.uniform(0.25, 0.7)), 0.2 * job.microbatches * job.sizes.vpp)
     pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
     return job, (GarbageCollection(pause, pauses, growth=float(rng.uniform(0, 0.2))),)
@@ -162,7 +167,7 @@ def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJ
 def _standing_still(
     kind: type[Standstill], job: JobModel, strength: float, rng: np.random.Generator
 ) -> FaultyJob:
-    # As long as a step or several of them, at most in every third one.
+    # A standstill takes as long as one or several steps, and occurs at most in every third step.
     every = int(rng.integers(3, max(4, job.steps // 2)))
     step_ns = 3 * job.costs.forward_ns * (job.microbatches + job.sizes.pp - 1)
     offset = 10 + int(rng.integers(1, min(every + 1, job.steps - 1)))
@@ -191,7 +196,8 @@ def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> 
 
 
 def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
-    # What allocates in the same pattern fragments in the same way: not one worker, but many.
+    # Workers with the same pattern of allocations fragment in the same way, so that many workers
+    # are affected.
     stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
     count = max(2, job.sizes.workers // 4)
     found = [
@@ -229,7 +235,8 @@ def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> F
 
 
 def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> FaultyJob:
-    # Which experts are sent most changes with the text, and some are sent more of any.
+    # The experts with the most tokens change with the text, but some experts get more tokens of any
+    # text.
     lasting = float(rng.uniform(0, 0.8))
     return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
 
@@ -272,27 +279,27 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 
 
 CAUSES: Final = tuple(_CAUSES)
-# Causes that hold the job up between steps, which S and the headline do not contain.
+# Causes that hold up the job between steps; S and the headline do not contain this time.
 BETWEEN_STEPS: Final = frozenset({Evaluation.cause, Standstill.cause})
 
 
-# Further kinds of causes, for fleets: a last stage with a loss layer that was not counted, …
+# Further causes, for fleets. A last stage with a loss layer that the division of layers ignored.
 LAST_STAGE: Final = "last_stage"
 
 
-# sequence lengths that are the more unequal the longer the context is, …
+# Sequence lengths that are more unequal the longer the context is.
 LONG_CONTEXT: Final = "long_context"
 
 
-# garbage collection on each worker every few steps, …
+# Garbage collection on each worker every few steps.
 COLLECTING: Final = "collecting"
 
 
-# memory fragmentation on a quarter of the workers, …
+# Memory fragmentation on a quarter of the workers.
 FRAGMENTED: Final = "fragmented"
 
 
-# and recorded waiting between steps for data and for checkpoints.
+# Recorded waiting between steps for data, and for checkpoints.
 LOADER_STALLS: Final = "loader_stalls"
 CHECKPOINTS_WRITTEN: Final = "checkpoints_written"
 
@@ -309,7 +316,7 @@ DIALS: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 
 
 def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
-    """Return when a fault is there: mostly always, else from a step on, or by spells."""
+    """Return the steps of a fault: mostly all steps, else from a step on or in spells."""
     kind = rng.random()
     since = int(rng.integers(1, max(2, int(0.6 * job.steps))))
     share = float(rng.uniform(0.3, 0.8))
@@ -319,7 +326,7 @@ def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
 
 
 def needs_of(causes: Sequence[str]) -> Needs:
-    """Return the joint requirements of causes on a job."""
+    """Return the requirements that all the given causes have on a job together."""
     needs = [DIALS[cause][0] for cause in causes]
     return Needs(
         dp=max((n.dp for n in needs), default=1),
@@ -332,21 +339,21 @@ def needs_of(causes: Sequence[str]) -> Needs:
     )
 
 
-# Strengths of a cause that are tried for a slowdown, at most.
+# Largest number of strengths that are tried to reach a slowdown.
 _ROUNDS: Final = 8
 
 
 class SlowdownOf(Protocol):
-    """A slowdown of a job with injections, as `true_slowdown` is one."""
+    """A measure of the slowdown of a job with injections, such as `true_slowdown`."""
 
     def __call__(self, job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
-        """Return how many times as long the job takes."""
+        """Return the slowdown: the faulty job's time divided by the healthy job's."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The slowdown that a job shall have, its measure, and the tolerated relative error."""
+    """The slowdown that a job is to have, the measure of it, and the tolerated relative error."""
 
     slowdown: float
     slowdown_of: SlowdownOf = true_slowdown
@@ -356,7 +363,7 @@ class Goal:
 def draw_session(
     causes: Sequence[str], slowdown: float, seed: int, sizes: Range = USUAL
 ) -> SyntheticSession:
-    """Return a random job with the named causes and about the given true slowdown.
+    """Return a session of a random job with the given causes and about the given true slowdown.
 
     Causes are `CAUSES`, or one of `LAST_STAGE`, `LONG_CONTEXT`, `COLLECTING`,
     `FRAGMENTED`.
@@ -368,13 +375,13 @@ def draw_session(
 
 
 def goal_of(causes: Sequence[str], slowdown: float) -> Goal:
-    """Return the goal of causes; some of them lengthen no step, but the time between steps."""
+    """Return the goal for causes, measured with the time between steps if a cause lengthens it."""
     between = {*BETWEEN_STEPS, LOADER_STALLS, CHECKPOINTS_WRITTEN}
     return Goal(slowdown, true_turn_slowdown if between & set(causes) else true_slowdown)
 
 
 def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> SyntheticSession:
-    """Return the job with the named causes, as strong as the goal needs."""
+    """Return a session of the job with the causes, whose strength is adjusted to the goal."""
     if not causes:
         return synthesize(job, seed=seed)
 
@@ -389,7 +396,7 @@ def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> Synt
 
 
 def _seek(with_strength: Callable[[float], FaultyJob], goal: Goal, seed: int) -> FaultyJob:
-    """Return the job nearest to the goal by bisection; slowdown grows with strength."""
+    """Return the faulty job nearest to the goal, by bisection on the strength."""
     slowdown = goal.slowdown
     low, high, strength = 0.0, np.inf, 1.0
     best: tuple[float, FaultyJob] | None = None

@@ -1,4 +1,4 @@
-"""Trace of an executed synthetic job, as a profiler would have recorded it.
+"""Trace of an executed synthetic job as a profiler would record it.
 
 Includes all-gathers and reduce-scatters of tensor- and context-parallel ranks, all-to-alls of
 experts, host operations between steps, and uneven numbers of microbatches. All ranks of a group end
@@ -30,7 +30,7 @@ from app.analysis.trace.model import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """Executed steps of one kind (training, warm-up, evaluation), with their numbers."""
+    """Executed steps of one kind (training, warm-up or evaluation), with their step numbers."""
 
     job: JobModel
     work: StepWork
@@ -38,28 +38,28 @@ class Phase:
     ids: NDArray[np.int64]
 
 
-# Every computation of a job with experts holds two all-to-alls, before and after the experts. All
-# ranks of a group end each of them together; a rank whose experts finish early begins the second
-# one earlier.
+# Every computation of a job with experts contains two all-to-alls, one before and one after the
+# experts. All ranks of a group end each all-to-all together; a rank whose experts finish early
+# begins the second one earlier.
 _NAME: Final = "ep-all-to-all"
 _COUNT: Final = 2
-# Duration of its transfer as a share of the computation.
+# Duration of an all-to-all's transfer as a share of the computation.
 _TRANSFER: Final = 0.03
-# Mean time by which the record of a rank begins early.
+# Mean time by which the recorded start of an all-to-all is too early.
 _JITTER_NS: Final = 3e3
 
 
 def expert_rows(
     phase: Phase, begin_ns: NDArray[np.int64], rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """Yield the all-to-alls of each stage; steps begin at `begin_ns`."""
+    """Yield the rows of the all-to-alls of each stage; `begin_ns` holds the starts of steps."""
     job, work, execution = phase.job, phase.work, phase.execution
     program, dp, experts = work.program, job.sizes.dp, work.experts
     if experts is None:
         return
     computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     for stage in range(job.sizes.pp):
-        # A stage's computations stand in the order of their stream.
+        # The program lists a stage's computations in the order in which they run.
         nodes = np.flatnonzero(computes & (program.stage == stage))
         start, end = execution.start_ns[nodes], execution.end_ns[nodes]
         takes = end - start
@@ -84,7 +84,7 @@ def expert_rows(
 
 
 def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
-    """Yield the operations that ranks record between steps, such as checkpoints."""
+    """Yield the rows of operations that ranks record between steps, such as checkpoints."""
     job, ids = phase.job, phase.ids
     before = np.concatenate((ids[:1] - 1, ids[:-1]))
     for operation in phase.work.host_operations:
@@ -110,7 +110,7 @@ def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[R
 
 
 def cut_anew(phase: Phase, rows: Rows) -> Rows:
-    """Return rows with the computations of each step cut into its rank's number of microbatches.
+    """Return rows in which each step's computing is divided by the rank's own microbatches.
 
     Parameters
     ----------
@@ -155,31 +155,34 @@ def cut_anew(phase: Phase, rows: Rows) -> Rows:
 
 # Collectives of tensor- or context-parallel ranks.
 #
-# Every computation holds an all-gather and a reduce-scatter over these ranks of the cell. Each rank
-# computes its own part up to the collective, waits for the last one, and all end together.
+# Every computation contains an all-gather and a reduce-scatter over these ranks of the worker. Each
+# rank computes its own part up to the collective and waits for the last rank; all ranks end the
+# collective together.
 
 
 Rows = dict[str, "NDArray[Any]"]
 
 TENSOR: Final = ("tp-all-gather", "tp-reduce-scatter")
 CONTEXT: Final = ("cp-all-gather", "cp-reduce-scatter")
-# Mean time by which ranks arrive before the last one, as a share of what they compute.
+# Mean time by which a rank arrives at a collective before the last rank, as a share of its
+# computing.
 _EARLY: Final = 0.004
-# Mean time by which one rank's kernel ends before the computation goes on.
+# Mean time by which the recorded end of a collective is before the end of this part of the
+# computation.
 _END_JITTER_NS: Final = 3e3
 
 
 def tensor_rows(
     phase: Phase, begin_ns: NDArray[np.int64], rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """Yield the collectives of each stage's ranks; steps begin at `begin_ns`."""
+    """Yield the rows of the collectives in each stage; `begin_ns` holds the starts of steps."""
     job, work, execution = phase.job, phase.work, phase.execution
     program = work.program
     computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     context, dp = job.profiler.context_ranks, job.sizes.dp
     names, ranks = (CONTEXT, job.sizes.cp) if context else (TENSOR, job.sizes.tp)
     for stage in range(job.sizes.pp):
-        # A stage's computations stand in the order of their stream.
+        # The program lists a stage's computations in the order in which they run.
         nodes = np.flatnonzero(computes & (program.stage == stage))
         start, end = execution.start_ns[nodes], execution.end_ns[nodes]
         late = work.late_ns[nodes] / len(names)
@@ -193,7 +196,8 @@ def tensor_rows(
             early += np.where(is_late, 0.0, late[..., None])
             begin = np.rint(done - transfer[..., None] - early)
             finish = np.rint(done - rng.exponential(_END_JITTER_NS, shape))
-            # The last to arrive may be a moment later than its peers' record of the end.
+            # The last rank may arrive a moment after the recorded end, but no record may end before
+            # it begins.
             finish = np.maximum(finish, begin)
             columns = {
                 "rank": np.array(
@@ -218,8 +222,8 @@ def tensor_rows(
             yield {key: np.broadcast_to(column, shape) for key, column in columns.items()}
 
 
-# The trace.
-# Synthetic clocks start on 2026-01-05 00:00 UTC: a pure function has no clock of its own.
+# Start of the synthetic clocks, 2026-01-05 00:00 UTC: a constant, so that equal seeds give equal
+# traces.
 EPOCH_NS: Final = 1_767_571_200 * 1_000_000_000
 _CLUSTER_HOSTS: Final = 400
 _TYPES: Final = {
@@ -238,18 +242,18 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilerRecording:
-    """A recorded trace, with the errors of the recording."""
+    """A recorded trace, and the errors that the recording has."""
 
     trace: Trace
     lost: int  # operations that were not written
-    # clock_offset_ns, clock_rate_ppm: how far the clock of each host is ahead at the session's
-    # start, and how many microseconds it gains in a second; empty if all clocks are right
+    # clock_offset_ns, clock_rate_ppm: by how much the clock of each host is ahead at the start of
+    # the session, and the microseconds it gains a second; empty if all clocks are right
     clock_offset_ns: dict[str, float]
     clock_rate_ppm: dict[str, float]
 
 
 def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
-    """Return the steps of all phases as a trace, rows ordered by (rank, step, type, order).
+    """Return the trace of all steps, with rows sorted by rank, step, type and order.
 
     As in the published traces, sends and receives carry neither microbatch nor model chunk, and
     collectives over DP ranks no microbatch. The first phase is training; it describes the job.
@@ -277,7 +281,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}
-    # A job stays on its machines from session to session.
+    # A job uses the same hosts in all sessions, so that the seed of the hosts does not change.
     meta = _metadata(phases[0], stream(0, "hosts", phases[0].job.name))
     offset, rate = _set_clocks(job, meta, columns, stream(seed, "clocks"))
     written = stream(seed, "losses").random(len(columns["op"])) >= job.profiler.lost_share
@@ -294,7 +298,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
 def step_ids(
     steps: int, rng: np.random.Generator, *, consecutive: bool = False
 ) -> NDArray[np.int64]:
-    """Return the sampled steps: near each other for a while, then a long gap."""
+    """Return random numbers of recorded steps: groups of near steps, with long gaps in between."""
     if consecutive:
         return np.arange(10, 10 + steps)
     gaps = rng.geometric(0.4, steps)
@@ -304,9 +308,10 @@ def step_ids(
 
 
 def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
-    """Return when each recorded step begins; steps between them take the mean training time."""
+    """Return the start of each recorded step; steps in between take the mean training time."""
     ids = np.concatenate([phase.ids for phase in phases])
-    # Launch overhead comes before the first launch, so this is a bit more than the step time.
+    # This time includes the overhead before the first launch, and is a bit longer than the step
+    # time.
     ends_ns = [
         phase.execution.turn_times_ns() + int(phase.job.costs.step_gap_ns) for phase in phases
     ]
@@ -319,11 +324,12 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
 
 
 def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
-    """Return the records of the traced rank of each worker of a stage."""
+    """Return the rows of the traced ranks of all workers of a stage."""
     job, program, execution = phase.job, phase.work.program, phase.execution
     recorded = ~program.of_types(*job.unrecorded) & (program.stage == stage)
     rows = np.flatnonzero(recorded)
-    # The program holds each type in the order of its stream, and a stable sort keeps that.
+    # The program lists the operations of each type in the order in which they run, and a stable
+    # sort keeps this order.
     rows = rows[np.argsort(program.op[rows], kind="stable")]
     pairs = program.of_types(*PIPELINE_TRANSFERS)[rows]
     dp = job.sizes.dp
@@ -350,7 +356,7 @@ def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
 def _set_clocks(
     job: JobModel, meta: SessionMeta, columns: dict[str, NDArray[Any]], rng: np.random.Generator
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Shift starts by the errors of the hosts' clocks; return their offsets and rates by host."""
+    """Shift starts by the errors of the hosts' clocks; return offset and rate by host."""
     profiler = job.profiler
     if not (profiler.clock_skew_ns or profiler.clock_drift_ppm):
         return {}, {}

@@ -1,4 +1,4 @@
-"""Named jobs with known truth, sized for a demonstration: at most 60,000 operations each."""
+"""Named synthetic jobs with known faults, small enough for a demonstration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Scenario:
     draw: Draw  # returns the injections; workers at fault are drawn from the generator
 
     def synthesize(self, seed: int, fault_seed: int | None = None) -> SyntheticSession:
-        """Return the scenario's session; equal seeds give equal sessions.
+        """Return a session of the scenario; equal seeds give equal sessions.
 
         Parameters
         ----------
@@ -71,12 +71,12 @@ class Scenario:
         return synthesize(self.job, injections, seed=seed)
 
     def faults(self, seed: int) -> tuple[Injection, ...]:
-        """Return the faults; equal seeds choose the same workers."""
+        """Return the faults of the scenario; equal seeds choose the same workers."""
         return self.draw(self.job, stream(seed, "scenario", self.name))
 
 
 def _inner_worker(job: JobModel, rng: np.random.Generator) -> Worker:
-    """Return a worker that is not on the last stage, whose load would be another explanation."""
+    """Return a random worker on another stage than the last, whose load could explain slowness."""
     return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp - 1))
 
 
@@ -433,9 +433,9 @@ _RECORDINGS: Final = (
     ),
 )
 
-# What makes a job slow; the demo shows them all.
+# Scenarios with causes of slow jobs, all of which the demonstration shows.
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
-# What makes a session hard to read.
+# Scenarios with recordings that are hard to read.
 RECORDINGS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _RECORDINGS}
 ALL_SCENARIOS: Final[Mapping[str, Scenario | HostScenario]] = {
     **SCENARIOS,

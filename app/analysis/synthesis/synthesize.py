@@ -1,4 +1,4 @@
-"""Synthesis of a session: a job is executed with and without its faults, and recorded."""
+"""Synthesis of a session: a job is executed with and without faults, and recorded."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.recording import Phase, record, step_ids
 from app.analysis.trace.model import Trace
 
-# A step is slow if the injections make it longer than by this factor.
+# A step is slow if the injections lengthen it by more than this factor.
 _LONGER: Final = 1.001
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The faults of a synthetic job and their cost."""
+    """The faults of a synthetic job, and what they cost."""
 
-    # Injected causes by the names that reports use; empty for a healthy job.
+    # Injected causes by their names in reports; empty for a healthy job.
     causes: tuple[str, ...]
     workers: tuple[Worker, ...]  # tuple of (dp, pp): workers at fault
     stage: int | None  # pipeline stage at fault
     step_times_s: tuple[float, ...]  # time of each recorded training step, in order of the steps
-    # The same steps executed without the injections: same draws for all the rest.
+    # Times of the same steps executed without the injections, with all other random draws equal.
     healthy_step_times_s: tuple[float, ...]
     steps: tuple[int, ...]  # numbers of these steps
-    # turns_s, healthy_turns_s: the same from the end of the step before: what ranks do between
-    # steps is part of them
+    # turns_s, healthy_turns_s: times of the same steps from the end of the step before, which
+    # include the time between steps
     turns_s: tuple[float, ...] = ()
     healthy_turns_s: tuple[float, ...] = ()
     injections: tuple[dict[str, Any], ...] = ()  # each injection's cause and dials
-    # warm_up_steps, evaluation_steps: recorded steps that are not training steps of full size
+    # warm_up_steps, evaluation_steps: numbers of recorded steps that are not training steps of full
+    # size
     warm_up_steps: tuple[int, ...] = ()
     evaluation_steps: tuple[int, ...] = ()
     odd_steps: tuple[int, ...] = ()  # full ones unlike the others, which have no times here
     lost_operations: int = 0  # operations that the profiler did not write
-    # clock_offset_ns, clock_rate_ppm: how far each host's clock is ahead at the start, and the
+    # clock_offset_ns, clock_rate_ppm: by how much each host's clock is ahead at the start, and the
     # microseconds it gains a second
     clock_offset_ns: dict[str, float] = field(default_factory=dict)
     clock_rate_ppm: dict[str, float] = field(default_factory=dict)
 
     @property
     def slowdown(self) -> float:
-        """Return the factor by which the injections lengthen the steps."""
+        """Return the factor by which the injections lengthen the training steps."""
         return sum(self.step_times_s) / sum(self.healthy_step_times_s)
 
     @property
     def turn_slowdown(self) -> float:
-        """Return the same of the time from one step's end to the next's."""
+        """Return the factor by which the injections lengthen the time from step end to step end."""
         return sum(self.turns_s) / sum(self.healthy_turns_s)
 
     @property
     def slow_steps(self) -> tuple[int, ...]:
-        """Return the steps that the injections make longer: not all where faults come in spells."""
+        """Return the numbers of the steps that the injections lengthen."""
         both = zip(self.steps, self.step_times_s, self.healthy_step_times_s, strict=True)
         return tuple(step for step, taken, healthy in both if taken > _LONGER * healthy)
 
     def document(self) -> dict[str, Any]:
-        """Return the truth as JSON-able data."""
+        """Return the truth as data that JSON can represent."""
         return {
             "schema": "paceline.truth/1",
             "causes": list(self.causes),
@@ -90,7 +91,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyntheticSession:
-    """One profiling session of a synthetic job, and what was injected into it."""
+    """A profiling session of a synthetic job, and the faults injected into it."""
 
     job: JobModel
     seed: int
@@ -102,7 +103,7 @@ class SyntheticSession:
 def synthesize(
     job: JobModel, injections: Sequence[Injection] = (), *, seed: int
 ) -> SyntheticSession:
-    """Execute `job` with and without `injections`; equal arguments give equal results.
+    """Return a session of `job` with `injections`; equal arguments give equal results.
 
     Raises
     ------
@@ -156,7 +157,7 @@ def inject(
     *,
     without: Collection[int] = (),
 ) -> None:
-    """Apply injections to the work in place, except those with the indices in `without`."""
+    """Apply injections to the work in place, except those whose indices are in `without`."""
     for number, injection in enumerate(injections):
         if number in without:
             continue
@@ -165,7 +166,7 @@ def inject(
 
 
 def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
-    """Return the slowdown that `synthesize` would give the job, without recording it."""
+    """Return the slowdown of the session that `synthesize` would return, without recording it."""
     healthy, phase = _run(job, injections, step_numbers(job, seed), seed)
     ordinary = _ordinary(job, injections)
     taken_ns = phase.execution.step_times_ns()[ordinary]
@@ -173,19 +174,19 @@ def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) 
 
 
 def _ordinary(job: JobModel, injections: Sequence[Injection]) -> NDArray[np.bool_]:
-    """Return which steps no injection makes unlike the others on all ranks, shape (steps,)."""
+    """Return which steps no injection makes irregular on all ranks, bool[steps]."""
     odd = [position for injection in injections for position in injection.odd()]
     return ~np.isin(np.arange(job.steps), odd)
 
 
 def true_turn_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
-    """Return the same of the time from one step's end to the next's."""
+    """Return the factor by which injections lengthen the time from step end to step end."""
     healthy, phase = _run(job, injections, step_numbers(job, seed), seed)
     return sum(_turns_s(job, phase.execution)) / sum(_turns_s(job, healthy))
 
 
 def step_numbers(job: JobModel, seed: int) -> NDArray[np.int64]:
-    """Return the numbers that `synthesize` gives the training steps of full size."""
+    """Return the numbers of the training steps of full size in the session of `synthesize`."""
     return _number_steps(job, seed).ids
 
 
@@ -197,7 +198,7 @@ class _StepNumbers:
 
 
 def _number_steps(job: JobModel, seed: int) -> _StepNumbers:
-    """Draw the numbers of the recorded steps: warm-up first, evaluation evenly among training."""
+    """Return the numbers of recorded steps: warm-up first, evaluation evenly among training."""
     total = job.steps + job.warm_up_steps + job.evaluation_steps
     ids = step_ids(total, stream(seed, "steps"), consecutive=job.consecutive)
     warm_up, rest = ids[: job.warm_up_steps], ids[job.warm_up_steps :]
@@ -213,7 +214,7 @@ def _run(
     *,
     evaluation: bool = False,
 ) -> tuple[Execution, Phase]:
-    """Execute steps without and with the injections."""
+    """Execute steps without and with the injections; return both executions."""
     program = build_program(job, evaluation=evaluation)
     work: StepWork = healthy_work(job, program, seed)
     work.numbers = ids

@@ -18,7 +18,7 @@ Worker = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Injection(ABC):
-    """A cause of straggling with its dials."""
+    """An injected cause of straggling with its parameters."""
 
     cause: ClassVar[str]  # empty if the injection is no cause of straggling
 
@@ -35,15 +35,15 @@ class Injection(ABC):
         return ()
 
     def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - for those that have
-        """Return the pipeline stage at fault, if any."""
+        """Return the pipeline stage at fault; None if no stage is."""
         return None
 
     def odd(self) -> tuple[int, ...]:
-        """Return the positions of steps that the fault makes irregular on all ranks."""
+        """Return the positions of steps that the fault makes unlike the others on all ranks."""
         return ()
 
     def document(self) -> dict[str, Any]:
-        """Return the cause and its dials as JSON-able data."""
+        """Return the cause and its parameters as data that JSON can represent."""
         return {"cause": self.cause, **asdict(self)}
 
 
@@ -56,7 +56,7 @@ class Spells:
     length: float = 3.0  # mean number of steps in a row, where not all of them are
 
     def active(self, steps: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Return the steps with the fault, bool[steps]; at least one from `from_step` on."""
+        """Return which steps have the fault, bool[steps]; at least one from `from_step` on."""
         there = np.arange(steps) >= self.from_step
         if self.share >= 1 or not there.any():
             return there
@@ -74,7 +74,7 @@ class Spells:
 
 
 def checked(worker: Worker, job: JobModel) -> Worker:
-    """Return the worker if the job has it.
+    """Return `worker` after checking that the job has it.
 
     Raises
     ------
@@ -88,5 +88,5 @@ def checked(worker: Worker, job: JobModel) -> Worker:
 
 
 def any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
-    """Return a random worker, (dp, pp)."""
+    """Return a random worker of the job, (dp, pp)."""
     return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))

@@ -16,7 +16,7 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker(Injection):
-    """One worker computes slower than its peers."""
+    """One worker computes more slowly than its peers."""
 
     worker: Worker  # (dp, pp)
     factor: float  # how many times as long its forwards and backwards take
@@ -33,16 +33,16 @@ class SlowWorker(Injection):
             work.duration_ns[mask, :, dp] *= np.where(active, 1 + share * (self.factor - 1), 1.0)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the one worker."""
+        """Return the worker at fault."""
         return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
 class StageImbalance(Injection):
-    """One stage has more to compute than the others, as with a loss layer that was not counted."""
+    """One stage has more to compute, as with a loss layer that the division of layers ignored."""
 
-    # forward_factor, backward_factor: how many times as long its passes take; the defaults were
-    # measured on a job with as many layers on the last stage as on the others
+    # forward_factor, backward_factor: factor of the stage's times; the defaults were measured on a
+    # job whose last stage has as many layers as the others
     forward_factor: float = 2.07
     backward_factor: float = 1.41
     at: int = -1  # the stage; negative counts from the last one
@@ -56,11 +56,11 @@ class StageImbalance(Injection):
             (FORWARD_COMPUTE, self.forward_factor),
             (BACKWARD_COMPUTE, self.backward_factor),
         ):
-            # The factor is of the whole stage, and only its last chunk carries the surplus.
+            # The factor applies to the whole stage, but only the last chunk carries the extra time.
             work.duration_ns[program.of_types(name) & place] *= 1 + (factor - 1) * vpp
 
     def stage(self, job: JobModel) -> int:
-        """Return the heavy stage."""
+        """Return the stage that has more to compute."""
         return self.at % job.sizes.pp
 
 
@@ -76,7 +76,7 @@ class SequenceLengths(Injection):
     max_length: int = 32_768  # tokens of a microbatch
     median_length: float = 2_000.0  # tokens of the median sequence
     spread: float = 1.6  # sigma of the lengths' logarithm
-    # fixed, linear, quadratic: weights a, b, c, for lengths counted in units of `max_length`
+    # fixed, linear, quadratic: the weights a, b, c for lengths s in units of `max_length`
     fixed: float = 0.05
     linear: float = 0.6
     quadratic: float = 1.0
@@ -84,7 +84,7 @@ class SequenceLengths(Injection):
     cause: ClassVar[str] = "sequence_length_imbalance"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Scale both passes of each microbatch on every stage of its DP rank."""
+        """Scale forward and backward of each microbatch on all stages of its DP rank."""
         program = work.program
         microbatches = int(program.microbatch.max()) + 1
         shape = (microbatches, job.steps, job.sizes.dp)
@@ -100,7 +100,7 @@ class SequenceLengths(Injection):
             work.duration_ns[mask] *= factors[program.microbatch[mask]]
 
     def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return sequence lengths, shape (microbatches, sequences), 0 if there are no more."""
+        """Return random sequence lengths, shape (microbatches, sequences), padded with 0."""
         columns: list[NDArray[np.int64]] = []
         room = np.full(microbatches, self.max_length, np.int64)
         while room.any():
@@ -113,19 +113,19 @@ class SequenceLengths(Injection):
 
 @dataclass(frozen=True, slots=True)
 class GarbageCollection(Injection):
-    """The interpreter stops now and then, on ranks and in steps at random.
+    """Garbage collection pauses the interpreter on random ranks in random steps.
 
     Only forwards suffer: backwards are launched by native code.
     """
 
     pause_ns: float  # mean length of a pause in the first step
     pauses: float  # pauses of one worker in one step, on average; below its number of forwards
-    # How much longer pauses are in the last step than in the first: 1 for twice as long.
+    # Relative growth of the pauses from the first step to the last: 1 for twice as long.
     growth: float = 0.0
     cause: ClassVar[str] = "garbage_collection"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen single forwards by a pause."""
+        """Lengthen some forwards by a pause."""
         mask = work.program.of_types(FORWARD_COMPUTE)
         shape = (int(mask.sum()), job.steps, job.sizes.dp)
         hit = rng.random(shape) < self.pauses / (job.microbatches * job.sizes.vpp)
@@ -136,7 +136,7 @@ class GarbageCollection(Injection):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelStraggler(Injection):
-    """One tensor-parallel rank computes slower than the others of its group, which wait for it."""
+    """One tensor-parallel rank computes slowly, and the other ranks of its group wait for it."""
 
     worker: Worker  # (dp, pp)
     tensor_rank: int
@@ -145,7 +145,7 @@ class TensorParallelStraggler(Injection):
     cause: ClassVar[str] = "tensor_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the worker's computations by the time for which its other ranks wait."""
+        """Lengthen the worker's computations by the time that its other ranks wait."""
         checked(self.worker, job)
         if not 0 <= self.tensor_rank < job.sizes.tp:
             raise ValueError(f"tensor-parallel rank {self.tensor_rank} is outside {job.sizes.tp}")
@@ -153,13 +153,13 @@ class TensorParallelStraggler(Injection):
         _slow_rank_of_worker(work, job, self.worker, (self.tensor_rank, self.factor), active)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the cell of the rank."""
+        """Return the worker to which the slow rank belongs."""
         return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFragmentation(Injection):
-    """The allocator of one cell's GPUs frees and allocates again and again, by spells.
+    """The allocator on the GPUs of one worker frees and allocates memory again, in spells.
 
     A rank that allocates launches its kernels late, and the others of its tensor-parallel group
     wait for it. It is another rank each time.
@@ -172,7 +172,7 @@ class MemoryFragmentation(Injection):
     cause: ClassVar[str] = "memory_fragmentation"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen some computations of the cell."""
+        """Lengthen some of the worker's computations."""
         dp, pp = checked(self.worker, job)
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
@@ -183,7 +183,7 @@ class MemoryFragmentation(Injection):
         keep_waiting(work, mask, dp, late, rng.integers(job.sizes.tp, size=shape).astype(np.int16))
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the cell."""
+        """Return the worker whose GPUs are affected."""
         return (checked(self.worker, job),)
 
 
@@ -194,7 +194,7 @@ def keep_waiting(
     late_ns: NDArray[np.float64],
     rank: NDArray[np.int16],
 ) -> None:
-    """Let the other ranks of a worker wait for one; `late_ns` has shape (operations, steps)."""
+    """Make a worker's other ranks wait for `rank`; `late_ns` has shape (operations, steps)."""
     work.duration_ns[mask, :, dp] += late_ns
     longer = late_ns > work.late_ns[mask, :, dp]
     work.late_ns[mask, :, dp] += late_ns
@@ -208,7 +208,7 @@ def _slow_rank_of_worker(
     rank_and_factor: tuple[int, float],
     active: NDArray[np.bool_],
 ) -> None:
-    """Slow down one tensor- or context-parallel rank of a worker in active steps."""
+    """Slow down one tensor- or context-parallel rank of a worker in the active steps."""
     (dp, pp), (rank, factor) = worker, rank_and_factor
     program = work.program
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
@@ -217,13 +217,14 @@ def _slow_rank_of_worker(
     keep_waiting(work, mask, dp, late, np.array(rank, np.int16))
 
 
-# Shares of a period in which a device heats up and cools down; between them it is hot.
+# Shares of a period in which the device heats up, and in which it cools down. The device is hot in
+# between.
 _HEATING, _COOLING = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ThermalThrottling(Injection):
-    """One worker's device heats up, lowers its clock, and recovers, again and again."""
+    """The device of one worker heats up, lowers its clock and recovers, periodically."""
 
     worker: Worker  # (dp, pp)
     factor: float  # how many times as long its forwards and backwards take while it is hot
@@ -232,10 +233,10 @@ class ThermalThrottling(Injection):
     cause: ClassVar[str] = "thermal_throttling"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the worker's forwards and backwards by how hot it is."""
+        """Lengthen the worker's forwards and backwards in proportion to the heat of its device."""
         dp, pp = checked(self.worker, job)
         phase = (np.arange(job.steps) + self.offset) % self.period / self.period
-        # The temperature approaches its equilibrium exponentially.
+        # The temperature approaches its equilibrium exponentially while the device heats up.
         heating = (1 - np.exp(-3 * phase / _HEATING)) / (1 - np.exp(-3))
         hot = np.minimum(np.minimum(heating, 1.0), (1 - phase) / _COOLING)
         factor = 1 + (self.factor - 1) * hot * rng.lognormal(-0.0002, 0.02, job.steps)
@@ -244,13 +245,13 @@ class ThermalThrottling(Injection):
         work.duration_ns[mask, :, dp] *= factor
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the one worker."""
+        """Return the worker at fault."""
         return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowTogether(Injection):
-    """All workers compute slower: in a stretch of steps, or ever slower over the session."""
+    """All workers compute slowly: in a range of steps, or increasingly during the session."""
 
     factor: float = 1.0  # how many times as long forwards and backwards take in the stretch
     begin: int = 0  # position of the stretch's first step among the recorded ones
@@ -270,14 +271,14 @@ class SlowTogether(Injection):
 
 @dataclass(frozen=True, slots=True)
 class RotatingWorker(Injection):
-    """In each step another worker computes slower, at random."""
+    """In each step a random worker computes slowly."""
 
     factor: float  # how many times as long its forwards and backwards take
     spells: Spells = field(default_factory=Spells)  # in which steps any of them does
     cause: ClassVar[str] = "rotating"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the forwards and backwards of a worker that is drawn for each step."""
+        """Lengthen the forwards and backwards of a random worker in each step."""
         program, sizes = work.program, job.sizes
         chosen = rng.integers(sizes.workers, size=job.steps)
         active = self.spells.active(job.steps, rng)
@@ -289,21 +290,21 @@ class RotatingWorker(Injection):
 
 @dataclass(frozen=True, slots=True)
 class UnevenMicrobatches(Injection):
-    """One DP rank runs more microbatches than the others, or each a random number."""
+    """One DP rank runs more microbatches than the others, or every rank a random number."""
 
     more: int  # largest difference to the job's number of microbatches
     dp: int | None = None  # rank that always runs more; None for random numbers in each step
     cause: ClassVar[str] = "uneven_microbatches"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Scale the computing of each rank to its number of microbatches, and record that."""
+        """Scale each rank's computing to its number of microbatches, and record this number."""
         if job.sizes.pp > 1:
             raise ValueError("uneven numbers of microbatches need a job without a pipeline")
         counts = np.full((job.steps, job.sizes.dp), job.microbatches)
         if self.dp is not None:
             counts[:, self.dp] += self.more
         else:
-            # Pairs of ranks exchange microbatches, so that their sum stays.
+            # Two ranks exchange microbatches, so that the total number does not change.
             half = rng.integers(0, self.more + 1, (job.steps, job.sizes.dp // 2))
             moved = np.zeros_like(counts)
             moved[:, : half.shape[1]], moved[:, half.shape[1] : 2 * half.shape[1]] = half, -half
@@ -313,13 +314,13 @@ class UnevenMicrobatches(Injection):
         work.microbatches = counts
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - of any job
-        """Return the rank that always runs more."""
+        """Return the worker that always runs more microbatches, if there is one."""
         return () if self.dp is None else ((self.dp, 0),)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextParallelStraggler(Injection):
-    """One context-parallel rank computes slower than the others of its group, which wait for it."""
+    """One context-parallel rank computes slowly, and the other ranks of its group wait for it."""
 
     worker: Worker  # (dp, pp)
     context_rank: int
@@ -328,7 +329,7 @@ class ContextParallelStraggler(Injection):
     cause: ClassVar[str] = "context_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the worker's computations by the time for which its other ranks wait."""
+        """Lengthen the worker's computations by the time that its other ranks wait."""
         checked(self.worker, job)
         if not 0 <= self.context_rank < job.sizes.cp:
             raise ValueError(f"context-parallel rank {self.context_rank} is outside {job.sizes.cp}")
@@ -336,39 +337,42 @@ class ContextParallelStraggler(Injection):
         _slow_rank_of_worker(work, job, self.worker, (self.context_rank, self.factor), active)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the cell of the rank."""
+        """Return the worker to which the slow rank belongs."""
         return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenExperts(Injection):
-    """Routers send the experts of some ranks more tokens than those of others."""
+    """Routers send more tokens to the experts of some ranks than to those of others."""
 
     spread: float  # sigma of the logarithm of the tokens that a rank's experts are sent
-    # Share of that which lasts: some experts are sent more of any text. The rest changes from
-    # microbatch to microbatch.
+    # Share of the spread that lasts, because some experts get more tokens of any text. The rest of
+    # the spread changes from microbatch to microbatch.
     lasting: float = 0.5
     share: float = 0.5  # share of a computation that the experts are where tokens are spread evenly
     cause: ClassVar[str] = "expert_parallel_imbalance"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen computations to those of the experts that have most to do."""
+        """Lengthen computations to the time of the experts with the most tokens."""
         over, dp, pp = job.experts_over, job.sizes.dp, job.sizes.pp
         takes, shared = work.duration_ns, work.experts
         if shared is None:
             raise ValueError("uneven experts need DP ranks that share them")
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
-        # Each stage has layers of its own, each group of DP ranks texts of its own.
+        # Each stage has its own layers with their own experts, and each group of DP ranks has its
+        # own texts.
         lasting = rng.normal(0.0, self.spread * self.lasting, (pp, 1, over))
         own = rng.normal(
             0.0, self.spread * (1 - self.lasting), (int(mask.sum()), job.steps, dp // over, over)
         )
         own += lasting[program.stage[mask]][:, None]
-        # Logarithms until here: however much they spread, none is too large.
+        # The largest logarithm is subtracted first, so that `exp` does not overflow for a large
+        # spread.
         tokens = np.exp(own - own.max(axis=-1, keepdims=True))
         tokens /= tokens.mean(axis=-1, keepdims=True)
-        # Ranks of a group go through their layers together; what each would take alone is less.
+        # The ranks of a group compute each layer together, so that `latest` is the same for all of
+        # them; a rank alone would be done earlier by `early`.
         latest = takes[mask].reshape(tokens.shape)
         early = shared.ahead_ns[:, mask].sum(axis=0).reshape(tokens.shape)
         experts = self.share * (latest - early) * tokens

@@ -26,7 +26,7 @@ from app.analysis.trace.model import (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Injection):
-    """Every few steps all stages write their weights out before they go on."""
+    """All stages write a checkpoint every few steps, and wait until it is written."""
 
     every: int  # steps from one time to the next
     stall_ns: float  # how long a stage writes on average
@@ -38,7 +38,7 @@ class Checkpoint(Injection):
         program = work.program
         numbers = np.arange(job.steps) if work.numbers is None else work.numbers
         saving = (numbers - self.offset) % self.every == 0
-        # The slowest writer holds up all ranks: their times differ little.
+        # All ranks wait for the slowest writer, so that their times differ only little.
         common = rng.lognormal(-0.005, 0.1, (job.steps, 1))
         for first in program.first:
             own = rng.lognormal(-0.001, 0.04, (job.steps, job.sizes.dp))
@@ -47,15 +47,15 @@ class Checkpoint(Injection):
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead(Injection):
-    """A host, or all of them, takes longer to launch a computation than its devices run one."""
+    """One host or all hosts take longer to launch a computation than the device takes to run it."""
 
-    # Time to launch one computation; longer computations hide it.
+    # Time to launch one computation; a computation that runs longer hides the launch of the next.
     launch_ns: float
     worker: Worker | None = None  # (dp, pp); its host is slow. None if all are.
     cause: ClassVar[str] = "host_overhead"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay computations until their launch is done, which begins with the one before."""
+        """Delay computations until they are launched, which begins with the one before."""
         program = work.program
         slow = np.ones((job.sizes.pp, job.sizes.dp), dtype=bool)
         if self.worker is not None:
@@ -64,12 +64,13 @@ class HostOverhead(Injection):
                 slow[pp, dp] = True
         computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
         for stage in range(job.sizes.pp):
-            # The program holds a stage's computations in the order of their stream.
+            # The program lists a stage's computations in the order in which they run.
             nodes = np.flatnonzero(computes & (program.stage == stage))
             shape = (len(nodes), job.steps, job.sizes.dp)
             launch = self.launch_ns * rng.lognormal(-0.003, 0.08, shape)
             launch[1:] -= work.duration_ns[nodes[:-1]]
-            # The first computation of a later stage is launched while its input is on the way.
+            # The first computation of a later stage is launched while its input is being
+            # transferred.
             launch[0] *= stage == 0
             work.delay_ns[nodes] += np.where(slow[stage], np.maximum(launch, 0.0), 0.0)
 
@@ -89,17 +90,18 @@ class HostOverhead(Injection):
 
 @dataclass(frozen=True, slots=True)
 class SlowLink(Injection):
-    """One worker's network link is slow, and with it all transfers of the worker."""
+    """The network link of one worker is slow, which slows all transfers of the worker."""
 
     worker: Worker  # (dp, pp)
-    # How many times as long its pipeline transfers and its collectives over the DP ranks take.
+    # Factor of the durations of the worker's pipeline transfers and of its collectives over DP
+    # ranks.
     factor: float
-    # When they do: a link that flaps is slow in some steps.
+    # Steps in which the link is slow: some of them for a flapping link.
     spells: Spells = field(default_factory=Spells)
     cause: ClassVar[str] = "network"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Lengthen the transfers of the worker and of its peers in them."""
+        """Lengthen the transfers in which the worker takes part, for all of their members."""
         dp, pp = checked(self.worker, job)
         program = work.program
         transfers = program.of_types(
@@ -117,13 +119,13 @@ class SlowLink(Injection):
                 work.duration_ns[members, :, dp] *= factors
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the one worker."""
+        """Return the worker at fault."""
         return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
 class Congestion(Injection):
-    """Other traffic slows the whole network by spells, whose strength comes and goes."""
+    """Traffic of other jobs slows the whole network in spells of varying strength."""
 
     factor: float  # how many times as long transfers take at the height of a spell
     period: float  # recorded steps from one spell to the next
@@ -146,14 +148,15 @@ class Congestion(Injection):
 
 @dataclass(frozen=True, slots=True)
 class SlowDataLoading(Injection):
-    """A step's batch arrives late."""
+    """The batch of a step arrives late."""
 
     delay_ns: float  # mean delay of a step's first operation, the same on all stages of a DP rank
     cause: ClassVar[str] = "data_loading"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay the launch of the first forward, or of the first receive on later stages."""
-        # Loaders share storage: a common factor of the step, times one of the rank.
+        """Delay each stage's first operation: the first forward, or the first receive."""
+        # All loaders share one storage, so that the delay has a factor common to the step and a
+        # smaller one of each DP rank.
         common = rng.lognormal(-0.045, 0.3, (job.steps, 1))
         own = rng.lognormal(-0.005, 0.1, (job.steps, job.sizes.dp))
         work.delay_ns[list(work.program.first)] += self.delay_ns * common * own
@@ -161,7 +164,7 @@ class SlowDataLoading(Injection):
 
 @dataclass(frozen=True, slots=True)
 class FalseKernelDependency(Injection):
-    """Computations wait for a reduce-scatter that they do not need, queued before them.
+    """Computations wait for a reduce-scatter that was queued before them but is not their input.
 
     Needs gradients that overlap the backward pass, and virtual stages: without them nothing is left
     to compute when the gradients of a stage's only chunk are reduced.
@@ -171,7 +174,7 @@ class FalseKernelDependency(Injection):
     cause: ClassVar[str] = "false_kernel_dependency"
 
     def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:
-        """Let the computations after a chunk's last backward wait for its reduce-scatters."""
+        """Make computations after a chunk's last backward wait for its reduce-scatters."""
         if job.sizes.vpp == 1 or not {SEPARATE_ALL_REDUCE, GRADS_REDUCE_SCATTER} <= job.op_types:
             raise ValueError("a false dependency needs virtual stages and overlapped gradients")
         after = list(program.after)
@@ -180,7 +183,7 @@ class FalseKernelDependency(Injection):
         backwards = program.of_types(BACKWARD_COMPUTE)
         for stage in range(job.sizes.pp):
             here = program.stage == stage
-            # The program holds a stage's computations in the order of their stream.
+            # The program lists a stage's computations in the order in which they run.
             order = np.flatnonzero(computes & here)
             for chunk in range(job.sizes.vpp):
                 reduced = np.flatnonzero(scatters & here & (program.chunk == chunk))
@@ -193,12 +196,12 @@ class FalseKernelDependency(Injection):
         return replace(program, after=tuple(after))
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Change nothing: the wait is in the program."""
+        """Change no durations: `rewire` adds the wait to the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill(Injection):
-    """Before some steps ranks launch nothing, and no operation shows why."""
+    """Ranks launch nothing for a while before some steps, and record no operation for this time."""
 
     every: int  # steps from one time to the next
     stall_ns: float  # how long a rank stands still on average
@@ -210,7 +213,7 @@ class Standstill(Injection):
     op: ClassVar[str | None] = None  # operation that ranks record meanwhile
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay the first operation of each rank, and with it the whole step."""
+        """Delay the first operation of each rank, and thereby the whole step."""
         program, dp = work.program, job.sizes.dp
         numbers = np.arange(job.steps) if work.numbers is None else work.numbers
         struck = (numbers - self.offset) % self.every == 0
@@ -233,7 +236,7 @@ class Standstill(Injection):
 
 @dataclass(frozen=True, slots=True)
 class LoaderStall(Standstill):
-    """Before some steps ranks wait for their loaders, and record that."""
+    """Ranks wait for their data loaders before some steps, and record this wait."""
 
     cause: ClassVar[str] = "data_loading"
     op: ClassVar[str | None] = DATA_LOADING
@@ -241,7 +244,7 @@ class LoaderStall(Standstill):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten(Standstill):
-    """Before some steps ranks write checkpoints, and record that."""
+    """Ranks write checkpoints before some steps, and record this."""
 
     cause: ClassVar[str] = "checkpoint"
     op: ClassVar[str | None] = CHECKPOINT
@@ -249,7 +252,7 @@ class CheckpointWritten(Standstill):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(Standstill):
-    """Before some steps ranks evaluate, and record that."""
+    """Ranks evaluate the model before some steps, and record this."""
 
     cause: ClassVar[str] = "evaluation"
     op: ClassVar[str | None] = EVALUATION
