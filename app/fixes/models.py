@@ -56,7 +56,7 @@ class AppliedFix(OfProject, Base):
     # save.
     step_time_s: Mapped[float] = mapped_column(Double)
     predicted_gain: Mapped[float] = mapped_column(Double)
-    # Whether the predicted gain is an upper bound.
+    # Whether the predicted gain is only an upper bound.
     at_most: Mapped[bool]
 
     # The first session with the fix; null until it is received.

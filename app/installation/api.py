@@ -32,7 +32,7 @@ DAY: Final = timedelta(days=1)
 
 
 class UseBody(BaseModel):
-    """What a project has used of its quotas."""
+    """A project's use of its quotas."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -206,7 +206,7 @@ def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 
 def _shown(routes: Iterable[BaseRoute]) -> list[type]:
-    """Return the dataclasses of all request and response bodies."""
+    """Return the dataclasses in the request and response bodies of the routes."""
     found: list[type] = []
     for route in routes:
         if isinstance(route, APIRoute):

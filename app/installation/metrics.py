@@ -272,7 +272,7 @@ class _Counted(Collector):
 
 
 class RequestMetrics:
-    """ASGI middleware that counts and times requests by the route that answered them."""
+    """ASGI middleware that counts and times requests by the template of their route."""
 
     def __init__(self, app: ASGIApp, metrics: Exposition) -> None:
         self.app = app

@@ -18,7 +18,7 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 
 
 class WorkerHeartbeat(Base):
-    """A living worker process; /readyz and the dashboard read it."""
+    """The last heartbeat of a worker process; /readyz and the dashboard read it."""
 
     __tablename__ = "worker_heartbeat"
 

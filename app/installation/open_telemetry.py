@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 
 class ExportCounts(Collector):
-    """Counts of this process's exports by outcome."""
+    """Counts of this process's OTLP exports by outcome."""
 
     def describe(self) -> list[Metric]:
         """Return no families, so that registration does not collect any."""

@@ -259,7 +259,7 @@ class Placed:
 
 
 def placed(tx: Reads) -> Placed:
-    """Count the blobs of all projects."""
+    """Count the blobs of all projects, by place of storage."""
     # Part 0 exists for every blob, so counting these parts counts blobs.
     here = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
     there = select(func.count()).select_from(BlobObject)
@@ -327,7 +327,7 @@ OPEN_INCIDENTS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class OpenWork:
-    """Counts of open work, including zeros."""
+    """Numbers of open task runs, deliveries and incidents, including zeros."""
 
     # number of task runs by kind, queue and state
     tasks: Mapping[tuple[str, str, TaskState], int]

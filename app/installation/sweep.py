@@ -127,7 +127,7 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
     ).all()
     queued = dead = 0
     for run_id, token, kind, subject_id, attempt, project_id, counts in rows:
-        # The constraint ck_task_run_claim says that a running task run has a token.
+        # The cast is safe: by the constraint ck_task_run_claim a running task run has a token.
         seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt, project_id)
         state = expire(container, tx, seen, _killed(attempt), counts=counts)
         _log.warning("lease is over", run=str(run_id), attempt=attempt, counts=counts, state=state)

@@ -97,7 +97,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A session that can be compared."""
+    """A session that users can choose for the comparison."""
 
     id: uuid.UUID
     number: int
@@ -258,7 +258,7 @@ MOST_SESSIONS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class TimeSide:
-    """A time range of a job; `until` is excluded."""
+    """A time range of a job with its sessions; `until` is excluded."""
 
     since: datetime
     until: datetime

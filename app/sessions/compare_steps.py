@@ -125,7 +125,7 @@ def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Met
 
 
 def _places(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
-    """Yield the hosts that were removed and added, or the number of ranks that moved."""
+    """Yield the removed and the added hosts, or the number of ranks on another host."""
     sides = [side.get("hosts") or {} for side in (before, after)]
     if sides[0] == sides[1]:
         return

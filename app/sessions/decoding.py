@@ -59,7 +59,7 @@ KEPT_BYTES: Final = 64 * MIB
 
 
 def trace_limits(settings: Settings) -> Limits:
-    """Return the limits of decoding one body."""
+    """Return the size limits for decoding one body."""
     return Limits(
         max_decompressed_bytes=settings.max_decompressed_bytes,
         max_rows=settings.max_rows,

@@ -48,7 +48,7 @@ class JobSummary:
 
     @property
     def latest(self) -> SessionRow:
-        """Return the session that was received last."""
+        """Return the job's session that was received last."""
         return self.sessions[-1]
 
 
@@ -119,13 +119,13 @@ def fleet(
 
 
 _ONSETS: Final = TypeAdapter(tuple[Onset | None])
-# Sessions per page.
+# Number of sessions on a page of the history.
 PAGE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The sessions of a job in a time range."""
+    """A page of a job's sessions in a time range, with statistics of the range."""
 
     page: Page[SessionRow]
     verdicts: int  # sessions with a verdict

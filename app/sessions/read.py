@@ -130,7 +130,7 @@ SESSIONS: Final = Listing(
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """The latest analysis of a session."""
+    """The state of a session's latest analysis."""
 
     state: TaskState  # of the task run
     attempt: int  # counts from 1 once a worker has claimed it
@@ -170,7 +170,7 @@ class IntakeView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One session without its report."""
+    """A session with its metadata, intake and analysis, without its report."""
 
     row: SessionRow
     meta: Mapping[str, Any]

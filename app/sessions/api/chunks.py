@@ -58,13 +58,13 @@ class ChunkQuery(QueryMetadata):
     final: bool = Field(default=False, description="The producer's last chunk.")
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"final", "format"})
         return parse_metadata(given) if given else None
 
 
 class ChunkNames(SessionNames):
-    """Parameters in the path of a chunk."""
+    """Parameters in the URL path of a chunk."""
 
     attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
     session: int = Field(
@@ -74,7 +74,7 @@ class ChunkNames(SessionNames):
     n: int = Field(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")
 
     def path(self) -> ChunkPath:
-        """Return the path of the chunk."""
+        """Return the chunk's path: job, attempt, session, producer and number."""
         return ChunkPath(self.job, self.attempt, self.session, self.producer, self.n)
 
 

@@ -312,7 +312,7 @@ class QueryMetadata(BaseModel):
     )
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"format", "labels"})
         return parse_metadata(given) if given else None
 

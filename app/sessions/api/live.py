@@ -180,7 +180,7 @@ class LiveStates:
 
 
 async def states(container: Container, ids: Collection[uuid.UUID]) -> list[StateChange]:
-    """Return the states of these sessions, in the order in which they changed."""
+    """Return the states of these sessions, sorted by the time of change."""
 
     def read() -> list[StateChange]:
         with container.reading() as tx:

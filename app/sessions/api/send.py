@@ -68,7 +68,7 @@ class RefusedChunkBody(BaseModel):
 
 
 class SessionNames(BaseModel):
-    """Parameters in the path of a session."""
+    """Parameters in the URL path of a session."""
 
     job: str = Field(description="Name of the job; made if it is new.")
 
@@ -251,7 +251,7 @@ class FileQuery(QueryMetadata):
     )
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"name", "ranks", "format"})
         return parse_metadata(given) if given else None
 
@@ -281,7 +281,7 @@ class SealBody(BaseModel):
 
 
 def folders_router() -> APIRouter:
-    """Return the routes that take folders."""
+    """Return the routes that take folders file by file."""
     routes = api_router("ingest")
 
     @routes.post(

@@ -64,25 +64,25 @@ class _Batch:
 
 
 class KilledWorkerError(PacelineError):
-    """Every worker that began to decode a chunk was killed."""
+    """Every worker that began to decode the chunk was killed."""
 
     code = "chunk.worker_killed"
 
 
 class LargeChunkError(PacelineError):
-    """Decoding a chunk alone exceeded the memory limit."""
+    """Decoding the chunk exceeded the memory limit, even without other chunks."""
 
     code = "chunk.memory_limit"
 
 
 class UndecodableChunkError(PacelineError):
-    """Decoding a chunk failed unexpectedly."""
+    """Decoding the chunk raised an unexpected error."""
 
     code = "chunk.internal_error"
 
 
 class LateChunkError(PacelineError):
-    """A chunk reached the inbox after its session was merged."""
+    """The chunk reached the inbox after its session was merged."""
 
     code = "session.sealed"
 

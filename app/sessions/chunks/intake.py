@@ -463,7 +463,7 @@ def is_complete(tx: UnitOfWork, session: Session) -> bool:
 def _has_waiting_chunks(
     session_id: uuid.UUID | InstrumentedAttribute[uuid.UUID],
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that chunks of a session wait in the inbox."""
+    """Return the SQL condition that the session has chunks waiting in the inbox."""
     return exists().where(InboxItem.session_id == session_id, InboxItem.code.is_(None))
 
 

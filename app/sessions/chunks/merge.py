@@ -203,7 +203,7 @@ def _coverage(intake: Intake, rows: Sequence[Chunk]) -> Chunks:
     return Chunks(
         chunks=len(rows),
         producers=tuple(producers.values()),
-        # Only a sealed session is merged.
+        # Not null: only sealed sessions are merged.
         sealed_by=cast("SealedBy", intake.sealed_by),
         refused_chunks=intake.refused_chunks,
         refused_bytes=intake.refused_bytes,

@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 
 class ChunkRefusedError(PacelineError):
-    """The same bytes were acknowledged before, and refused when they were decoded."""
+    """An equal chunk was acknowledged before, and refused when it was decoded."""
 
     code = "chunk.refused"
 
@@ -135,7 +135,7 @@ def receive_chunk(
         with container.uow() as tx:
             session = _find(tx, path, body)
             if isinstance(session, ChunkReceipt):
-                # A repeated body is recognized without decoding it.
+                # An equal chunk is stored, so this body need not be decoded.
                 return session
             _check_quotas(container, tx, session)
             if session is not None and to_inbox:

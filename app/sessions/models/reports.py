@@ -68,7 +68,7 @@ def stage_report(
 def replace_report(
     tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport, verdict: SessionVerdict
 ) -> None:
-    """Store the report and verdict of a session, replacing earlier ones."""
+    """Store the report and verdict of a session; they replace the earlier ones."""
     delete_report(tx, session_id)
     tx.session.execute(
         insert(StoredReport).values(

@@ -203,7 +203,7 @@ class Intake(OfProject, Base):
     # Number of producers with at least one chunk.
     producers: Mapped[int]
     last_chunk_at: Mapped[datetime]
-    # Longest pause between two chunks so far.
+    # Longest pause between two consecutive chunks so far, in seconds.
     longest_gap_s: Mapped[float]
     # Longest pause that the producers expect; 0 once a producer has sent its last chunk.
     pause_s: Mapped[float] = mapped_column(server_default=text("0"))
@@ -303,7 +303,7 @@ class InboxItem(OfProject, Base):
     # Lease of the worker that decodes the item.
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
-    # Number of leases so far.
+    # Number of times that a worker has leased the item.
     tries: Mapped[int] = mapped_column(server_default=text("0"))
     # Reason of the refusal; null while the item waits.
     code: Mapped[str | None]

@@ -309,7 +309,7 @@ def _unit(values: Sequence[float]) -> list[float]:
 
 
 def _grouped(values: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Return neighboring values in at most `most` groups."""
+    """Return the values in at most `most` groups of neighbors."""
     size = -(-len(values) // most)
     return [values[i : i + size] for i in range(0, len(values), size)]
 
@@ -412,7 +412,7 @@ def _note(name: str, text: str) -> CauseRow:
 
 
 def _view_url(report: Report, cause: NamedCause, view: View) -> str:
-    """Return the link to the place on the page that shows a piece of evidence; empty if none."""
+    """Return the link to the figure that shows a piece of evidence; empty if there is none."""
     if isinstance(view, FigureView | LinkView):
         part = view.part if isinstance(view, FigureView) else ""
         target = picture_id(cause.cause, part)

@@ -140,7 +140,7 @@ class ComparePage:
 
 
 def compare_page(comparison: Comparison) -> ComparePage:
-    """Return the page of a comparison."""
+    """Return the page that compares two sessions."""
     a, b, steps = comparison.a, comparison.b, comparison.step_times
     fix = _fix(comparison)
     # A fix's predicted gain is compared with the measured one only if the fix was applied.
@@ -481,7 +481,7 @@ def metadata_csv(comparison: Comparison) -> Table:
     )
 
 
-# CSV tables of a comparison, by file name.
+# CSV tables of the comparison of two sessions, by file name.
 EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
@@ -490,7 +490,7 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "metadata": metadata_csv,
 }
 
-# CSV tables of two time ranges, by file name.
+# CSV tables of the comparison of two time ranges, by file name.
 OF_TIMES: Final[Mapping[str, Callable[[TimesComparison], Table]]] = {
     "causes": lambda found: Table.of(CauseCount, found.causes),
 }

@@ -161,7 +161,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label on the axis."""
+    """A label on the time axis of the histogram."""
 
     x: float
     text: str
@@ -238,7 +238,7 @@ def histogram(
 
 
 def _label(x: float, text: str) -> Label:
-    """Return a label that stays within the figure."""
+    """Return an axis label at a position that keeps it within the figure."""
     third = WIDTH / 3
     anchor = "start" if x < third else "end" if x > 2 * third else "middle"
     return Label(x, text, anchor)

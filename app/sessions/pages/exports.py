@@ -210,7 +210,7 @@ def tensor_methods_csv(report: Report) -> Table:
 
 
 def coverage_csv(report: Report) -> Table:
-    """Return the table of coverage as the page shows it."""
+    """Return the coverage of the report, with the rows of the page's table."""
     return Table.of(Row, coverage_rows(report))
 
 

@@ -102,7 +102,7 @@ def quality_fact(report: Report) -> Fact:
 
 
 def launch_fact(report: Report) -> Fact:
-    """Return the operation type with the largest launch delay, and its worst worker."""
+    """Return the largest launch delay: its operation type and its worst worker."""
     shares = report.launch_by_optype
     name = max(shares, key=lambda key: shares[key])
     note = f"{percent(shares[name])} of each step, before it"

@@ -284,7 +284,7 @@ def fix_finding(report: Report) -> str:
 
 
 def best_fix(report: Report) -> Recommendation | None:
-    """Return the recommendation with the largest predicted gain, or None."""
+    """Return the recommended fix with the largest predicted gain; None without fixes."""
     fixes = report.recommendations
     return max(fixes, key=lambda fix: fix.predicted_gain, default=None)
 
@@ -381,7 +381,7 @@ def launch_finding(report: Report) -> str:
 
 
 def coverage_finding(report: Report) -> str:
-    """Return the title of the table of coverage: what is missing."""
+    """Return the title of the table of coverage: which data are missing."""
     coverage, dropped = report.coverage, report.steps.dropped
     parts = []
     if coverage.missing:

@@ -435,7 +435,7 @@ class _Forward(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Skip forward to `offset`."""
+        """Skip forward to the byte `offset`."""
         if whence != io.SEEK_SET or offset < self._position:
             raise InvalidArchiveError("the tar leads back", code="archive.corrupt")
         while self._position < offset:

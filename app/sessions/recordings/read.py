@@ -148,7 +148,7 @@ def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
 
 
 def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
-    """Yield the files that were not read, as entries of metadata and reports."""
+    """Yield the files that were not read, in the form of entries of metadata and reports."""
     for skipped in not_read[:NAMED]:
         text = f"file that is not read, {skipped.name[-_NAME_CHARS:]}: {skipped.why}"
         yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
