@@ -1,4 +1,4 @@
-"""Routes of applied fixes: mark one, remove the mark, read predicted and realized gains."""
+"""Routes of applied fixes: mark a fix, remove its mark, read predicted and measured gains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AppliedBody(BaseModel):
 
 
 class FixesBody(BaseModel):
-    """Applied fixes, newest first, and how predictions of the project turned out."""
+    """Applied fixes, newest first, and the accuracy of the project's predictions."""
 
     fixes: list[Realized]
     calibration: Calibration | None
@@ -56,7 +56,7 @@ def router() -> APIRouter:
             uuid.UUID | None, Query(description="Recommended or measured by this session.")
         ] = None,
     ) -> FixesBody:
-        """Return the newest hundred, with predicted and realized gains."""
+        """Return the newest hundred applied fixes with their predicted and measured gains."""
         with container.reading() as tx:
             fixes = realized_fixes(tx, job=job, session=session)
             by_action = dict(calibrations(tx))
@@ -68,7 +68,7 @@ def router() -> APIRouter:
         summary="Say that a recommended fix was applied",
     )
     def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
-        """Mark the fix as applied; the job's next session measures its gain. Idempotent."""
+        """Mark the fix as applied (idempotent); the job's next session measures its gain."""
         apply_fix(container, session, body.action, body.title, body.by)
 
     @routes.delete(
@@ -83,7 +83,7 @@ def router() -> APIRouter:
         title: Annotated[str | None, Query(max_length=500)] = None,
         by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     ) -> None:
-        """Remove the mark, with its measurement."""
+        """Remove the mark of an applied fix, with its measurement."""
         take_back(container, session, action, title, by)
 
     return routes

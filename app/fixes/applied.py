@@ -1,4 +1,4 @@
-"""Applied fixes: mark a recommended fix as applied, measure it later, list predictions."""
+"""Applied fixes: mark a recommended fix as applied, measure its gain, list predictions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ _SHOWING = ("hosts", "gpus", "layers")
 
 
 def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None:
-    """Measure the job's fixes that were applied since its session before this one.
+    """Measure the job's fixes that were applied before this session and not measured earlier.
 
     The first session received after the application measures a fix. Several sessions may be
     analyzed at once or again: each locks the job's fixes in the order of their ids, and an earlier
@@ -224,7 +224,7 @@ def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None
 
 
 def _notice(tx: UnitOfWork, session: Session) -> None:
-    """Store fixes of the session before that this session's metadata show as applied."""
+    """Store the previous session's fixes that this session's metadata show as applied."""
     before = tx.session.execute(
         select(Session)
         .join(StoredReport, StoredReport.session_id == Session.id)
@@ -244,7 +244,7 @@ def _notice(tx: UnitOfWork, session: Session) -> None:
         note_applied(tx, before.id, session.job_id, report, fix, by=None, at=session.received_at)
 
 
-# Newest fixes of a list, and of a calibration.
+# Limits of the applied fixes in a list, and in a calibration; both take the newest ones.
 MOST_LISTED: Final = 100
 MOST_CALIBRATED: Final = 10_000
 
@@ -341,7 +341,7 @@ def applied(
 
 
 def calibrations(tx: Reads) -> Mapping[str, Calibration]:
-    """Return the calibration of predictions by code of the fix; ``""`` is that of all fixes."""
+    """Return the calibration of predictions by fix code; the key ``""`` is that of all fixes."""
     return calibrations_of(map(tuple, tx.session.execute(measured_gains())))
 
 
@@ -360,7 +360,7 @@ def measured_gains() -> Select[*tuple[Any, ...]]:
 
 
 def calibrations_of(rows: Iterable[tuple[str, float, float]]) -> Mapping[str, Calibration]:
-    """Return the calibrations by code of the fix, from rows of `measured_gains`."""
+    """Return the calibrations by fix code, computed from rows of `measured_gains`."""
     errors: dict[str, list[float]] = {}
     for action, predicted, realized in rows:
         error = prediction_error(predicted, realized)

@@ -1,4 +1,4 @@
-"""The table of applied fixes, with predicted and realized gains."""
+"""The table of applied fixes, with predicted and measured gains."""
 
 from __future__ import annotations
 
@@ -44,23 +44,24 @@ class AppliedFix(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
-    # Its report predicted the gain.
+    # The session whose report predicted the gain.
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     action: Mapped[str]
     title: Mapped[str]
     applied_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # None if the metadata of a session show the fix.
+    # The user who marked the fix; null if the metadata of a session show the fix.
     applied_by: Mapped[str | None]
     source: Mapped[FixSource] = mapped_column(StateColumn(FixSource))
-    # Mean recorded step time of that session, and the share of it that the fix would save.
+    # Mean recorded step time of the session `session_id`, and the share of it that the fix would
+    # save.
     step_time_s: Mapped[float] = mapped_column(Double)
     predicted_gain: Mapped[float] = mapped_column(Double)
-    # Whether the predicted gain is an upper bound.
+    # Whether the predicted gain is only an upper bound.
     at_most: Mapped[bool]
 
-    # The first session with the fix; null before.
+    # The first session with the fix; null until it is received.
     measured_by: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     realized_step_time_s: Mapped[float | None] = mapped_column(Double)
     realized_gain: Mapped[float | None] = mapped_column(Double)
-    # Why the two sessions cannot be compared.
+    # Reason why the two sessions cannot be compared; null if they can.
     unlike: Mapped[str | None]

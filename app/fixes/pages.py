@@ -1,4 +1,4 @@
-"""Applied fixes and the plan of a whole job, as pages of sessions, jobs and incidents show them."""
+"""Tables of applied fixes and the plan of a whole job, on pages of sessions, jobs and incidents."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def fleet_fixes(remedies: Remedies, csv: str, now: datetime) -> AppliedFixes:
 
 
 def applied_csv(fixes: Sequence[Realized]) -> Table:
-    """Return applied fixes as CSV, the newest first."""
+    """Return applied fixes as a CSV table, the newest first."""
     return Table.of(Realized, fixes)
 
 
 def calibration_text(calibration: Calibration | None) -> str:
-    """Return the accuracy of predictions in a sentence; empty if none was measured."""
+    """Return the accuracy of predictions as a sentence; empty if no fix was measured."""
     if calibration is None:
         return ""
     within = f"within {percent(MET_WITHIN, 0)}"
@@ -112,26 +112,26 @@ def _realized(fix: Realized, *, plain: bool = False) -> Markup:
 
 
 def applied_how(fix: Realized) -> str:
-    """Return the source of a mark: a user or the metadata."""
+    """Return the source of a mark in words: a user or the metadata."""
     return "seen in the metadata" if fix.applied_by is None else f"by {fix.applied_by}"
 
 
 def predicted(fix: Realized) -> str:
-    """Return the predicted step time and gain."""
+    """Return the predicted step time and gain in words."""
     most = "up to " if fix.at_most else ""
     step_time_s = fix.step_time_s * (1 - fix.predicted_gain)
     return f"{most}{seconds(step_time_s)}, {percent(-fix.predicted_gain)}"
 
 
 def realized(fix: Realized) -> str:
-    """Return the measured step time and gain; empty before the measurement."""
+    """Return the measured step time and gain in words; empty before the measurement."""
     if fix.realized_step_time_s is None or fix.realized_gain is None:
         return ""
     return f"{seconds(fix.realized_step_time_s)}, {percent(-fix.realized_gain)}"
 
 
 def outcome(fix: Realized) -> str:
-    """Return the accuracy of a prediction in words, or why it has none."""
+    """Return the accuracy of a prediction in words, or the reason why it is unknown."""
     if fix.realized_gain is None:
         return "the next session measures it"
     if fix.unlike is not None:
@@ -149,7 +149,7 @@ _S_PER_MS: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class WholeJobLine:
-    """The plan of the whole job in a line; `asks`: a plan can be requested for `session`."""
+    """The plan of a whole job as a line; `asks`: users can request a plan for `session`."""
 
     title: str
     note: str
@@ -159,7 +159,7 @@ class WholeJobLine:
 
 
 def whole_job_line(job: WholeJob | None) -> WholeJobLine | None:
-    """Return the plan of a whole job in a line; None if it cannot be planned."""
+    """Return the plan of a whole job as a line; None if the job cannot be planned."""
     if job is None or not job.answerable:
         return None
     return WholeJobLine(
@@ -173,7 +173,7 @@ def whole_job_line(job: WholeJob | None) -> WholeJobLine | None:
 
 
 def lacking_text(job: WholeJob | None) -> str:
-    """Return why a whole job cannot be planned; empty if it can."""
+    """Return the reason why a whole job cannot be planned; empty if it can be planned."""
     if job is None or job.answerable:
         return ""
     if job.unfit:

@@ -1,4 +1,4 @@
-"""Routes of the installation's state and of ingest, and the API's documentation.
+"""Routes of the installation's state, of ingest health, and of the API documentation.
 
 The documentation is the OpenAPI document and a page made of it that needs no other host.
 """
@@ -32,7 +32,7 @@ DAY: Final = timedelta(days=1)
 
 
 class UseBody(BaseModel):
-    """What a project has used of its quotas."""
+    """A project's use of its quotas."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -48,7 +48,7 @@ class UseBody(BaseModel):
 
 
 class InstallationBody(BaseModel):
-    """An installation as its operator sees it."""
+    """The installation's state, for its operator."""
 
     now: datetime
     instance: str
@@ -65,7 +65,7 @@ class InstallationBody(BaseModel):
 
 
 def operation_router() -> APIRouter:
-    """Return the routes of operation."""
+    """Return the routes of quotas, of the installation's state and of ingest health."""
     routes = api_router("operation", "/api/v1")
 
     @routes.get("/ingest", summary="How ingest is doing")
@@ -182,7 +182,7 @@ PAGE: Final = """\
 
 
 def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
-    """Add schemas of stored documents, by name, to the components of the OpenAPI document."""
+    """Add the named schemas of stored documents to the components of the OpenAPI document."""
     of_routes = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -191,12 +191,12 @@ def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
         explain(document["components"]["schemas"], _shown(app.routes))
         return document
 
-    # The framework's own way to extend the document.
+    # FastAPI documents this assignment as the way to extend the OpenAPI document.
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
-    """Describe the properties of dataclasses by the docstrings below their fields."""
+    """Describe the properties of dataclass schemas by the docstrings below the dataclass fields."""
     for kind in kinds:
         long_name = f"{kind.__module__}.{kind.__qualname__}".replace(".", "__")
         schema = schemas.get(kind.__name__) or schemas.get(long_name, {"properties": {}})
@@ -206,7 +206,7 @@ def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 
 def _shown(routes: Iterable[BaseRoute]) -> list[type]:
-    """Return the dataclasses of all request and response bodies."""
+    """Return the dataclasses in the request and response bodies of the routes."""
     found: list[type] = []
     for route in routes:
         if isinstance(route, APIRoute):
@@ -217,7 +217,7 @@ def _shown(routes: Iterable[BaseRoute]) -> list[type]:
 
 
 def router() -> APIRouter:
-    """Return the routes of the documentation's page and its style."""
+    """Return the routes of the API documentation's page and of its style sheet."""
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
 
@@ -242,7 +242,7 @@ def router() -> APIRouter:
 
 
 def publish(app: FastAPI, *models: type[BaseModel]) -> None:
-    """Add the schemas of bodies that routes read themselves to the OpenAPI document."""
+    """Add the schemas of bodies that routes parse without FastAPI to the OpenAPI document."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:

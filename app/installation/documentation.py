@@ -1,4 +1,4 @@
-"""Pages of the documentation at ``/docs/``, and the client's wheel at ``/client/``.
+"""Serve the documentation's pages at ``/docs/`` and the client's wheel at ``/client/``.
 
 `make docs` builds the documentation; without it a page says how to build it.
 """
@@ -22,7 +22,7 @@ DOCS: Final = "/docs"
 
 
 def add_documentation(routes: APIRouter, pages: Pages, site: Site) -> None:
-    """Add the routes below ``/docs``, of no project and for everybody."""
+    """Add the routes below ``/docs``, which belong to no project and need no sign-in."""
 
     @routes.get(DOCS)
     def without_slash() -> Response:
@@ -54,13 +54,13 @@ MEDIA_TYPES: Final = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
 }
-# Names stay the same from version to version: every answer is asked for again.
+# Files keep their names across versions, so browsers have to revalidate each cached response.
 CACHE_CONTROL: Final = "no-cache"
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file of the site with its headers."""
+    """A file of the built documentation with its response headers."""
 
     body: bytes
     headers: dict[str, str]
@@ -72,7 +72,7 @@ class Page:
 
 
 class Site:
-    """A built site; only files that existed at construction are served.
+    """The built documentation; only files that existed at construction are served.
 
     Parameters
     ----------
@@ -90,15 +90,15 @@ class Site:
 
     @property
     def is_built(self) -> bool:
-        """Return whether the site was built."""
+        """Return whether the documentation was built."""
         return INDEX in self._files
 
     def is_folder(self, address: str) -> bool:
-        """Return whether the address lacks the final slash of a page."""
+        """Return whether the address is that of a page, without its final slash."""
         return f"{address}/{INDEX}" in self._files
 
     def find(self, address: str) -> Page | None:
-        """Return the file at an address below the site's, or None.
+        """Return the file at an address relative to ``/docs/``; None if there is no such file.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ CLIENT: Final = "/client"
 
 
 def add_client(routes: APIRouter, pages: Pages) -> None:
-    """Add the routes below ``/client``, of no project and for everybody."""
+    """Add the routes below ``/client``, which belong to no project and need no sign-in."""
 
     @routes.get(CLIENT)
     def without_slash() -> Response:

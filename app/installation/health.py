@@ -20,12 +20,13 @@ from app.platform.container import Container
 
 T = TypeVar("T")
 
-# Each look opens a connection to the broker. Whoever asks more often gets the same answer.
+# Each readiness check opens a connection to the broker, so more frequent requests get the previous
+# result.
 READY_FOR_S: Final = 1.0
 
 
 class Health(BaseModel):
-    """The process answers: which one it is, and of which version."""
+    """Liveness of the server process, with its instance name and version."""
 
     status: str
     instance: str
@@ -33,21 +34,21 @@ class Health(BaseModel):
 
 
 class PartBody(BaseModel):
-    """One thing that the server needs."""
+    """Readiness of one component that the server needs."""
 
     ready: bool
     detail: str
 
 
 class Readiness(BaseModel):
-    """All parts by name; `ready` if each of them is."""
+    """Readiness of all components by name; `ready` is true if each component is ready."""
 
     ready: bool
     parts: dict[str, PartBody]
 
 
 class Remembered(Generic[T]):
-    """A costly value that anybody may request: computed at most every few seconds.
+    """Cache of a value that is costly to compute and may be requested without a sign-in.
 
     Parameters
     ----------
@@ -64,12 +65,13 @@ class Remembered(Generic[T]):
     ) -> None:
         self._find, self._for_s, self._clock = find, for_s, clock
         self._lock = asyncio.Lock()
-        # Of its own: whoever is not known must not hold the threads of those who are.
+        # A separate limiter: requests without a sign-in must not occupy the threads of other
+        # requests.
         self._limiter = CapacityLimiter(1)
         self._known: tuple[float, T] | None = None
 
     async def now(self) -> T:
-        """Return the value, computed again if it is too old."""
+        """Return the value; compute it again if the cached value has expired."""
         async with self._lock:
             if self._known is None or self._known[0] <= self._clock():
                 answer = await anyio.to_thread.run_sync(self._find, limiter=self._limiter)
@@ -78,7 +80,7 @@ class Remembered(Generic[T]):
 
 
 def router(container: Container) -> APIRouter:
-    """Return the routes for orchestrators."""
+    """Return the routes of health and readiness, for probes of orchestrators."""
     routes = api_router("operation")
     health = Health(
         status="ok", instance=container.settings.instance_name, version=version("paceline")

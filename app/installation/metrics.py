@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters of this process, and figures read from the database at each scrape.
+"""Prometheus metrics: counters of this process, and gauges read from the database at a scrape.
 
 Of a server of several processes each writes its metrics into a file every second; the process that
 answers a scrape adds up all files. ``process_…`` and ``python_…`` are those of that process alone.
@@ -51,17 +51,18 @@ from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
 from app.sessions.chunks.inbox import Backlog, backlog
 
-# Each writes its own into a file every second; the one that is asked adds up the others' files and
-# its own. What tells of a process itself (`process_…`, `python_…`) is that of the one that answers.
+# Each server process writes its metrics into its own file every second. The process that answers a
+# scrape adds the other processes' files to its own metrics. Metrics about a process itself
+# (`process_…`, `python_…`) are those of the answering process.
 
 
 WRITE_EVERY_S: Final = 1.0
-# All processes see the same disk.
+# Metrics with the same value in every process, which are not summed: all processes share the disk.
 _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
 
 
 class MetricsOfAll:
-    """Writes the metrics of this process, and adds up those of all processes.
+    """Writes the metrics of this process to its file, and sums the metrics of all processes.
 
     Parameters
     ----------
@@ -77,11 +78,11 @@ class MetricsOfAll:
         self._thread = threading.Thread(target=self._run, name="paceline-metrics", daemon=True)
 
     def start(self) -> None:
-        """Start writing, until the server ends."""
+        """Start the thread that writes the metrics until the server ends."""
         self._thread.start()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families of all processes."""
+        """Yield the metric families, summed over all processes."""
         texts = [generate_latest(self._registry).decode()]
         for number in range(self._place.of):
             path = self._place.directory / f"metrics-{number}"
@@ -103,12 +104,12 @@ class MetricsOfAll:
 
 
 def added(processes: Iterable[list[Metric]]) -> list[Metric]:
-    """Return families with samples added up over processes."""
+    """Return the metric families with their samples summed over processes."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
     families: dict[str, Metric] = {}
     for found in processes:
         for family in found:
-            # When counting began: no sum of it says anything.
+            # Unix times at which processes began to count: a sum of them has no meaning.
             if family.name.endswith("_created"):
                 continue
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
@@ -127,7 +128,7 @@ _JOB = ("project", "job")
 
 
 def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) -> Iterator[Metric]:
-    """Yield the metrics of jobs in their last whole minute, and of waiting pulses."""
+    """Yield metrics of jobs in their last whole minute, and of pulses that wait for a worker."""
     bodies = GaugeMetricFamily("paceline_pulse_waiting", "Bodies of pulses that wait.")
     bodies.add_metric((), waits.bodies)
     yield bodies
@@ -167,7 +168,7 @@ def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) 
 
 log = structlog.get_logger(__name__)
 
-# A label has few values: a peer may call a method whatever it likes.
+# A client may send any method name, and a label must have few values: other methods share a label.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD: Final = "other"
 
@@ -175,10 +176,11 @@ DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 
 class Exposition:
-    """The metrics of one application; a registry of its own lets tests build many."""
+    """The metrics of one application in a separate registry, so that tests can build many."""
 
     def __init__(self, container: Container, place: Place | None = None) -> None:
-        # What this process counts, and what is told.
+        # `registry` holds the metrics that this process counts, `told` all metrics that a scrape
+        # returns.
         self.registry = CollectorRegistry()
         self.told = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -262,7 +264,7 @@ class _Counted(Collector):
             self._all.start()
 
     def describe(self) -> list[Metric]:
-        # As below: nothing is collected at start.
+        # Without this the registry would collect the metrics at start.
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -270,14 +272,14 @@ class _Counted(Collector):
 
 
 class RequestMetrics:
-    """ASGI middleware that counts and times requests by the route that answered them."""
+    """ASGI middleware that counts and times requests by the template of their route."""
 
     def __init__(self, app: ASGIApp, metrics: Exposition) -> None:
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request and count it."""
+        """Handle a request and count it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -297,7 +299,8 @@ class RequestMetrics:
         try:
             await self.app(scope, receive, observed_send)
         finally:
-            # An exception that gets here is answered with 500 outside of this middleware.
+            # No status: an exception passed through, which a middleware outside of this one answers
+            # with 500.
             self.metrics.requests.labels(method, route_of(scope), status or 500).inc()
 
 
@@ -308,7 +311,7 @@ class _DatabaseCollector(Collector):
         self._container = container
 
     def describe(self) -> list[Metric]:
-        # Without this the registry would ask the database at start.
+        # Without this the registry would query the database at start.
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -376,7 +379,7 @@ def _inbox(waits: Backlog, now: datetime) -> Iterator[Metric]:
     age = GaugeMetricFamily(
         "paceline_inbox_oldest_seconds", "Age of the oldest chunk that waits; 0 without one."
     )
-    # One that comes while they are read is later than their time.
+    # A chunk that arrives during the reading transaction is later than the transaction's `now`.
     since = 0.0 if waits.oldest_at is None else (now - waits.oldest_at).total_seconds()
     age.add_metric((), max(since, 0.0))
     yield age
@@ -441,5 +444,5 @@ def router(metrics: Exposition) -> APIRouter:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the template of the route that took the request, so that a label has few values."""
+    """Return the route template of a request: as a label it has few values."""
     return getattr(scope.get("route"), "path", "unmatched")

@@ -1,4 +1,4 @@
-"""Tables of the installation: heartbeats of workers, and the durations of analyses."""
+"""Tables of the installation: heartbeats of workers, and counts of analyses by duration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 
 
 class WorkerHeartbeat(Base):
-    """A living worker process; /readyz and the dashboard read it."""
+    """The last heartbeat of a worker process; /readyz and the dashboard read it."""
 
     __tablename__ = "worker_heartbeat"
 
@@ -31,17 +31,17 @@ class WorkerHeartbeat(Base):
 
 
 class AnalysisDuration(Base):
-    """Running counts of analyses by duration; retention does not lower them."""
+    """Number of analyses in one range of durations; retention does not lower it."""
 
     __tablename__ = "analysis_duration"
 
-    # the longest duration of the range
+    # upper limit of the range of durations
     limit_s: Mapped[float] = mapped_column(primary_key=True, autoincrement=False)
     analyses: Mapped[int] = mapped_column(BigInteger)
     total_s: Mapped[float]
 
 
-# An analysis counts with the first of them that it does not exceed.
+# Upper limits of the ranges: an analysis counts in the first range whose limit it does not exceed.
 LIMITS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, math.inf)
 
 
@@ -49,13 +49,14 @@ LIMITS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, ma
 class DurationHistogram:
     """Cumulative histogram of the durations of analyses."""
 
-    # by the limit in seconds, rising; the last one is infinite and counts all
+    # pairs of upper limit in seconds and number of analyses up to it, ascending; the last limit is
+    # infinite
     at_most: tuple[tuple[float, int], ...]
     total_s: float
 
 
 def count_duration(tx: UnitOfWork, duration_s: float) -> None:
-    """Count an analysis; last in its transaction, for other workers wait for the row."""
+    """Count an analysis; call it last in a transaction, as other workers wait for the row lock."""
     limit_s = LIMITS_S[bisect.bisect_left(LIMITS_S, duration_s)]
     counted = insert(AnalysisDuration).values(limit_s=limit_s, analyses=1, total_s=duration_s)
     tx.session.execute(
@@ -70,7 +71,7 @@ def count_duration(tx: UnitOfWork, duration_s: float) -> None:
 
 
 def analysis_durations(tx: Reads) -> DurationHistogram:
-    """Return the histogram since the database was created."""
+    """Return the histogram of all analyses since the database was created."""
     rows = tx.session.execute(
         select(AnalysisDuration.limit_s, AnalysisDuration.analyses, AnalysisDuration.total_s)
     ).all()

@@ -1,7 +1,7 @@
-"""The metrics of `/metrics`, sent by OTLP every minute as well.
+"""Send the metrics of `/metrics` by OTLP every minute; record a span for each request.
 
-They are the same families, read from the same registry, so that no metric is declared twice; only
-the server sends any, as only the server has `/metrics`.
+The sent metrics are the families of `/metrics`, read from the same registry, so that no metric is
+declared twice; only the server sends metrics, as only the server has `/metrics`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ log = structlog.get_logger(__name__)
 
 
 class ExportCounts(Collector):
-    """Counts of this process's exports by outcome."""
+    """Counts of this process's OTLP exports by outcome."""
 
     def describe(self) -> list[Metric]:
-        """Return none, so that registration does not collect."""
+        """Return no families, so that registration does not collect any."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
+        """Yield the metric families of the counts."""
         exports = CounterMetricFamily(
             "paceline_otlp_exports",
             "Batches of traces and metrics sent by OTLP, by outcome.",
@@ -126,7 +126,7 @@ def sending_metrics(registry: CollectorRegistry) -> Iterator[None]:
 
 
 def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: int) -> MetricsData:
-    """Return Prometheus families as OTLP metrics; sums are cumulative.
+    """Return Prometheus metric families as OTLP metrics; sums are cumulative.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: 
 
 
 def _sent(family: Metric, since_ns: int, now_ns: int) -> SentMetric | None:
-    """Return a family; None if it has no sample."""
+    """Return a metric family as an OTLP metric; None if the family has no sample."""
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
         AggregationTemporality,
         Gauge,
@@ -186,7 +186,7 @@ def _numbers(samples: Sequence[Sample], since_ns: int, now_ns: int) -> list[Numb
 def _distributions(
     samples: Sequence[Sample], since_ns: int, now_ns: int
 ) -> list[HistogramDataPoint]:
-    """Return histograms: OTLP counts within bounds, Prometheus up to them."""
+    """Return OTLP histograms: counts within buckets, from Prometheus' counts up to bounds."""
     from opentelemetry.sdk.metrics.export import HistogramDataPoint  # noqa: PLC0415 - an extra
 
     up_to: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
@@ -211,7 +211,8 @@ def _distributions(
                 sum=sums.get(labels, 0.0),
                 bucket_counts=within,
                 explicit_bounds=[bound for bound in bounds if not math.isinf(bound)],
-                # Prometheus keeps neither; absent, as the encoder takes None.
+                # Prometheus stores no minimum and no maximum; the encoder omits fields that are
+                # None.
                 min=None,  # type: ignore[arg-type]
                 max=None,  # type: ignore[arg-type]
             )
@@ -219,12 +220,12 @@ def _distributions(
     return points
 
 
-# ---- A span for each request: the beginning of a trace, or a part of the caller's --------------
-# Written here and not by OpenTelemetry's instrumentation of ASGI: that one names spans before the
-# route is known, makes two more for each part of a body, and keeps addresses with their queries.
+# Spans of requests: each starts a trace or continues the caller's. OpenTelemetry's ASGI
+# instrumentation is not used: it names spans before the route is known, records two more spans for
+# each part of a body, and stores URLs with their queries.
 
 
-# Asked for every few seconds, by what wants to know whether the server lives.
+# Orchestrators and Prometheus request these every few seconds: spans of them would fill the traces.
 UNTRACED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 SERVER_ERROR: Final = 500
 
@@ -236,7 +237,7 @@ class RequestSpans:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request within its span."""
+        """Handle a request within its span."""
         if scope["type"] != "http" or scope["path"] in UNTRACED or not is_on():
             await self.app(scope, receive, send)
             return

@@ -29,13 +29,13 @@ from app.platform.settings import Settings
 from app.platform.telemetry import METRICS, TRACES, obstacle, wanted
 from app.quotas.usage import Use, uses
 
-# Tables whose size is told one by one; the rest is told together.
+# Number of largest tables with a size of their own; the sizes of the other tables are summed.
 TABLES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Numbers of queued, running and dead tasks of a kind."""
+    """Numbers of queued, running and dead tasks of one kind."""
 
     kind: str
     queue: str
@@ -47,7 +47,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """A table with its indices, bytes; rows are PostgreSQL's own estimate."""
+    """A table's bytes including indices, and PostgreSQL's estimate of its number of rows."""
 
     name: str
     bytes: int
@@ -56,15 +56,15 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """An installation as its operator sees it."""
+    """The installation's state, for its operator."""
 
     now: datetime
     instance: str
     version: str
-    # revision, expected: of the schema: of the database, and what this program needs
+    # revision: schema revision of the database; expected: schema revision that this program needs
     revision: str | None
     expected: str | None
-    # whether it lacks revisions of this program
+    # whether the database lacks schema revisions of this program
     behind: bool
     postgres: str  # version of the server
     status: InstallationStatus
@@ -75,7 +75,7 @@ class Overview:
 
 
 def overview(container: Container, tx: Reads) -> Overview:
-    """Return the installation."""
+    """Return the installation's state."""
     revision, postgres, size = tx.session.execute(
         text(
             "SELECT (SELECT version_num FROM alembic_version), current_setting('server_version'), "
@@ -139,9 +139,10 @@ def _tables(tx: Reads) -> list[TableSize]:
 
 
 OLDEST_POSTGRES: Final = 15
-# Two servers and two workers of the default sizes.
+# Connections that two servers and two workers of the default sizes open.
 LEAST_CONNECTIONS: Final = 60
-# Messages are ids, and a few thousand wait at most; a Redis with less is not for that.
+# A message is an id, and at most a few thousand wait; a Redis with less memory is meant for
+# something else.
 LEAST_REDIS_BYTES: Final = 64 * 1024**2
 NO_EVICTION: Final = "noeviction"
 MOST_APART_S: Final = 5.0
@@ -158,7 +159,7 @@ _DATABASE: Final = text(
 
 
 def surroundings(settings: Settings, engine: Engine) -> Iterator[Part]:
-    """Yield the check of each part, with advice if it fails."""
+    """Yield the check of each component around the server, with advice if the check fails."""
     yield from _database(engine)
     if settings.broker_url is not None and settings.broker_url.startswith("redis"):
         yield from _redis(settings.broker_url)
@@ -206,7 +207,7 @@ def _database(engine: Engine) -> Iterator[Part]:
 
 
 def _clock(whose: str, now_s: float, began_s: float) -> Part:
-    """Return the offset of a clock from this machine's, at the middle of the request."""
+    """Check a clock against this machine's at the midpoint of the request."""
     apart_s = now_s - (began_s + time.time()) / 2
     near = abs(apart_s) <= MOST_APART_S
     return Part(
@@ -221,7 +222,7 @@ def _clock(whose: str, now_s: float, began_s: float) -> Part:
 
 def _redis(url: str) -> Iterator[Part]:
     client = redis.Redis.from_url(
-        # What Celery calls a socket.
+        # Celery and redis-py use different URL schemes for a Unix socket.
         url.replace("redis+socket://", "unix://", 1),
         socket_connect_timeout=_WAIT_S,
         socket_timeout=_WAIT_S,
@@ -236,7 +237,7 @@ def _redis(url: str) -> Iterator[Part]:
         yield Part("broker memory", ready=False, detail=str(error))
         return
     yield _clock("broker", seconds + microseconds / 1e6, began_s)
-    # Unset it is 0, and Redis takes what there is.
+    # An unset `maxmemory` reads as 0: Redis then uses all memory of the machine.
     limit, policy = int(memory["maxmemory"]), str(memory["maxmemory_policy"])
     wrong = None
     if policy != NO_EVICTION:
@@ -255,7 +256,7 @@ def _redis(url: str) -> Iterator[Part]:
 
 
 def _port(settings: Settings) -> Part:
-    """Return whether a server answers at its port, or the port is free."""
+    """Check that a Paceline server answers at the configured port, or that the port is free."""
     name = f"port {settings.port}"
     if settings.port == 0:
         return Part(name, ready=True, detail="any free one")

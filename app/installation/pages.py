@@ -1,4 +1,4 @@
-"""Pages of ingest and of the installation, and their CSV files."""
+"""Pages of ingest health and of the installation, and their CSV files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.web.pages import Pages
 from app.web.tables import Table, csv_file, one_of
 from app.web.time_ranges import Range, TimeQueryParam, range_choices
 
-# File name → what makes it of what arrives.
+# CSV file name → function that returns its table from ingest health.
 INGEST: Final[Mapping[str, Callable[[IngestHealth], Table]]] = {
     "open": lambda found: Table.of(OpenSession, found.open),
     "producers": lambda found: Table.of(Lagging, found.lagging),
@@ -55,7 +55,7 @@ def _quotas(found: Overview, settings: Settings) -> Table:
     )
 
 
-# File name → what makes it of an installation.
+# CSV file name → function that returns its table from the installation's state.
 INSTALLATION: Final[Mapping[str, Callable[[Overview, Settings], Table]]] = {
     "queues": lambda found, _: Table.of(Queue, found.queues),
     "workers": lambda found, _: Table.of(WorkerStatus, found.status.workers),
@@ -66,7 +66,7 @@ INSTALLATION: Final[Mapping[str, Callable[[Overview, Settings], Table]]] = {
 
 
 def ingest_heading(found: IngestHealth, about: Range) -> str:
-    """Return the heading of the page of ingest."""
+    """Return the heading of the page of ingest health."""
     missing = [session for session in found.open if session.missing]
     if missing:
         one = missing[0]
@@ -111,7 +111,7 @@ _DAY: Final = timedelta(days=1)
 
 
 def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the pages of ingest and of the installation to the dashboard."""
+    """Add the pages of ingest health and of the installation to the dashboard."""
 
     @routes.get("/ingest")
     def ingest_route(container: Here, time: TimeQueryParam) -> Response:

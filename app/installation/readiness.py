@@ -29,7 +29,7 @@ from app.platform.object_store import Objects, ObjectStore
 from app.platform.settings import Settings
 from app.sessions.models.tables import Session
 
-# A worker that has missed this many heartbeats in a row is taken for gone.
+# A worker counts as dead after this number of missed heartbeats in a row.
 MISSED_HEARTBEATS: Final = 3
 
 
@@ -47,7 +47,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstallationStatus:
-    """Counts by state, including zeros."""
+    """Numbers of sessions and task runs by state, including zeros, and the workers."""
 
     sessions: Mapping[SessionState, int]
     tasks: Mapping[TaskState, int]
@@ -56,7 +56,7 @@ class InstallationStatus:
 
 
 def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
-    """Return counts of sessions and task runs, and the workers with heartbeats.
+    """Return the numbers of sessions and task runs by state, and the workers with heartbeats.
 
     Raises
     ------
@@ -96,13 +96,13 @@ def _age_s(time: datetime, now: datetime) -> float:
     return max(0.0, (now - time).total_seconds())
 
 
-# Drivers name hosts, ports and accounts: that is for the log.
+# Error messages of drivers contain hosts, ports and accounts, which only the log may show.
 NO_ANSWER: Final = "does not answer; the log says why"
 NO_WRITES: Final = "takes no writes; the log says why"
-# How redis-py calls that: at maxmemory, on a replica, and where its disk is full.
+# Errors of redis-py for a refused write: at maxmemory, on a replica, and with a full disk.
 REFUSES_WRITES: Final = frozenset({"OutOfMemoryError", "ReadOnlyError", "ResponseError"})
 
-# Of an answer about everything; orchestrators' probes wait for one second and more.
+# Time limit of a readiness check of all components: probes of orchestrators wait 1 s or more.
 BUDGET_S: Final = 0.8
 WRITTEN_KEY: Final = "paceline-ready"
 WRITTEN_FOR_S: Final = 60
@@ -112,7 +112,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that the server needs, and the reason why it is not ready."""
+    """A component that the server needs, and the reason if it is not ready."""
 
     name: str
     ready: bool
@@ -131,7 +131,7 @@ class ReadinessProbe:
         self._looks: dict[str, Future[tuple[Part, ...]]] = {}
 
     def now(self, budget_s: float = BUDGET_S) -> tuple[Part, ...]:
-        """Return the checks of all parts; never raises for a failed one."""
+        """Return the checks of all components; a failed check does not raise."""
         begun = {
             "database": self._look("database", _database_and_workers),
             "broker": self._look("broker", _broker_alone),
@@ -185,14 +185,14 @@ def _database(container: Container) -> tuple[Part, ...]:
         return (Part("database", ready=False, detail=NO_ANSWER),)
     try:
         with container.engine.connect() as connection:
-            # Only a database that takes writes gives one.
+            # Only a database that accepts writes assigns a transaction id.
             connection.execute(select(func.pg_current_xact_id()))
     except SQLAlchemyError as error:
         _log.warning("not ready", part="database", error=str(error).splitlines()[0])
         return (Part("database", ready=False, detail=NO_WRITES),)
     database = Part("database", ready=True, detail="answers")
     if not is_behind(current):
-        # The version before keeps working while it is replaced.
+        # During an update the previous version keeps running on the new schema.
         later = "" if current == expected else ", of a later version"
         return database, Part("schema", ready=True, detail=f"revision {current}{later}")
     detail = f"revision {current}, this code needs {expected}: run `paceline migrate`"
@@ -200,7 +200,7 @@ def _database(container: Container) -> tuple[Part, ...]:
 
 
 def broker_part(container: Container, *, quietly: bool = False) -> Part:
-    """Check that the broker answers and takes messages; log why not.
+    """Check that the broker answers and accepts messages; log the reason if it does not.
 
     Parameters
     ----------
@@ -209,14 +209,15 @@ def broker_part(container: Container, *, quietly: bool = False) -> Part:
     """
     settings = container.settings
     if settings.broker_url is None:
-        # Files: there is nothing to connect to, only a directory to write to.
+        # The broker is a directory: there is no connection to test, only write access.
         ready = os.access(settings.data_dir / "broker", os.W_OK)
         return Part("broker", ready=ready, detail="files" if ready else "directory not writable")
     try:
         with make_celery(settings).connection_for_write() as connection:
             connection.connect()
             if connection.transport.driver_type == "redis":
-                # It answers also where it takes no message: at its maxmemory, or read-only.
+                # A Redis at its maxmemory or in read-only mode accepts connections but no messages:
+                # test a write.
                 channel = cast("Any", connection.default_channel)
                 channel.client.set(WRITTEN_KEY, "1", ex=WRITTEN_FOR_S)
     except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
@@ -241,8 +242,8 @@ def _workers(container: Container) -> Part:
     return Part("workers", ready=True, detail=f"{len(alive)} alive")
 
 
-# The store is asked to do it with an object of its own; unlike `readiness` this is for a person who
-# asks, not for every look at the server.
+# The check of the object store writes and deletes an object, so it runs only when an operator
+# requests it and is not part of `ReadinessProbe`.
 
 
 NAME: Final = "object store"
@@ -258,8 +259,8 @@ class Placed:
 
 
 def placed(tx: Reads) -> Placed:
-    """Count the blobs of all projects."""
-    # Every blob has a first part.
+    """Count the blobs of all projects, by place of storage."""
+    # Part 0 exists for every blob, so counting these parts counts blobs.
     here = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
     there = select(func.count()).select_from(BlobObject)
     return Placed(tx.session.execute(here).scalar_one(), tx.session.execute(there).scalar_one())
@@ -287,8 +288,8 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
 
 
 def _refused(store: ObjectStore) -> str | None:
-    """Return the first operation that the store refuses."""
-    # In the order of the listing right before its own key, and no other.
+    """Return the message for the first operation that the store refuses; None if all succeed."""
+    # A listing that starts after this key begins with the probe's own key.
     before = f"probe-{uuid.uuid4()}"
     key, data = f"{before}.", os.urandom(PROBE_BYTES)
 
@@ -312,7 +313,8 @@ def _refused(store: ObjectStore) -> str | None:
     return None
 
 
-# Each statement reads an index of what is open, or of one day: no history makes a scrape slower.
+# Each statement reads an index of open rows, or of one day, so a long history does not slow a
+# scrape.
 
 
 FAILURES_OVER: Final = timedelta(days=1)
@@ -325,15 +327,15 @@ OPEN_INCIDENTS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class OpenWork:
-    """Counts of open work, including zeros."""
+    """Numbers of open task runs, deliveries and incidents, including zeros."""
 
-    # by kind, queue and state
+    # number of task runs by kind, queue and state
     tasks: Mapping[tuple[str, str, TaskState], int]
-    # those that are not over
+    # number of unfinished deliveries by state
     deliveries: Mapping[DeliveryState, int]
-    # given up, of those made within a day
+    # deliveries given up, among those created within the last day
     failed_deliveries: int
-    # those that are not resolved
+    # number of unresolved incidents by state
     incidents: Mapping[IncidentState, int]
 
 
@@ -370,7 +372,8 @@ def open_work(tx: Reads, kinds: Mapping[str, TaskKind]) -> OpenWork:
     return OpenWork(
         tasks=none
         | {
-            # A kind of another version has no queue here.
+            # Task runs of a kind that only another version knows have no queue here and are left
+            # out.
             (row[0], kinds[row[0]].queue, row[1]): row[2]
             for row in tasks
             if row[0] in kinds

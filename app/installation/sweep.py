@@ -1,4 +1,4 @@
-"""Use case: find work whose message or worker was lost.
+"""Use case: recover task runs whose message or worker was lost.
 
 A message may be lost, a worker killed, the broker away: the rows say what is still to be done. A
 pass needs neither the broker (what it publishes may be lost again, the next pass is seconds away)
@@ -33,21 +33,20 @@ from app.retention.objects import collect_objects
 from app.retention.rules import keep_to_rules
 from app.sessions.chunks.intake import seal_silent
 
-# Any number that nothing else in the database locks. Two sweepers at once would publish twice;
-# harmless, and work for nothing.
+# Advisory lock; an arbitrary number that nothing else in the database locks. Two sweepers at once
+# would do no harm, but publish each message twice.
 SWEEP_LOCK: Final = 0x7061_6365_7377
 
-# Only the head of a queue is published again, in the order in which it would be worked on anyway.
-# With all of it, a backlog of a thousand sessions would put a thousand messages into the broker
-# every 15 s while each one waits its turn.
+# Task runs published again per queue and pass, in the order in which workers would take them.
+# Publishing all would send a thousand messages every 15 s for a backlog of a thousand sessions,
+# while each session waits its turn.
 HEAD: Final = 64
 
-# Expired leases taken in one pass: each is a few statements in the same transaction, which should
-# stay short.
+# Limit of the expired leases handled in one pass: each takes a few statements in the same
+# transaction, which has to stay short.
 EXPIRED: Final = 256
 
-# A worker that was not seen for so long is of no interest any more; rows of every restart
-# would otherwise stay forever.
+# Heartbeats older than this are deleted: otherwise the rows of every restart would stay forever.
 HEARTBEAT_KEPT: Final = timedelta(hours=1)
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +54,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """Counts of one pass; all zero if another process was sweeping."""
+    """Numbers of changes in one pass; all zero if another process was sweeping."""
 
     republished: int = 0  # queued task runs whose message may be lost
     expired: int = 0  # task runs of killed workers that are queued again
@@ -65,7 +64,7 @@ class SweepResult:
 
 
 def sweep(container: Container) -> SweepResult:
-    """Do one pass over the task runs, and one over the alerts."""
+    """Do one pass over task runs, alerts, actions, deleted projects, retention and objects."""
     result = _sweep_tasks(container)
     sweep_alerts(container)
     sweep_actions(container)
@@ -77,7 +76,7 @@ def sweep(container: Container) -> SweepResult:
 
 
 def _sweep_tasks(container: Container) -> SweepResult:
-    """Do one pass, in one transaction, unless another process is doing one."""
+    """Do one pass over the task runs in one transaction, unless another process is doing a pass."""
     with container.everywhere().uow() as tx:
         if not tx.session.execute(select(func.pg_try_advisory_xact_lock(SWEEP_LOCK))).scalar_one():
             return SweepResult()
@@ -106,7 +105,7 @@ def _sweep_tasks(container: Container) -> SweepResult:
 
 def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
     lease_s = container.settings.lease_s
-    # SKIP LOCKED: a row that is locked is being finished, renewed or given back right now.
+    # SKIP LOCKED: a locked row's task run is being finished, renewed or given back by its worker.
     rows = tx.session.execute(
         select(
             TaskRun.id,
@@ -128,7 +127,7 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
     ).all()
     queued = dead = 0
     for run_id, token, kind, subject_id, attempt, project_id, counts in rows:
-        # The constraint ck_task_run_claim says that a running task run has a token.
+        # The cast is safe: by the constraint ck_task_run_claim a running task run has a token.
         seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt, project_id)
         state = expire(container, tx, seen, _killed(attempt), counts=counts)
         _log.warning("lease is over", run=str(run_id), attempt=attempt, counts=counts, state=state)

@@ -1,4 +1,4 @@
-"""The page of quotas: what each project has used of them."""
+"""The page of quotas: each project's use of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class QuotaLine:
-    """One quota of a project; `percent` is None without a limit."""
+    """One quota of a project; `percent` is None if the quota has no limit."""
 
     title: str
     used: str
@@ -29,12 +29,12 @@ class QuotaLine:
 
     @property
     def full(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the quota is used up."""
         return self.percent is not None and self.percent >= _PERCENT
 
 
 def quota_lines(use: Use, settings: Settings) -> tuple[QuotaLine, ...]:
-    """Return the lines of the page for a project."""
+    """Return the use of each quota by a project, as lines of the page."""
     lines = []
     for quota in QUOTAS:
         used, limit = quota.used(use), quota.limit(settings)
@@ -50,7 +50,7 @@ def quota_lines(use: Use, settings: Settings) -> tuple[QuotaLine, ...]:
 
 
 def add_usage_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the pages of quotas and of what is kept to the dashboard."""
+    """Add the pages of quotas and of retention to the dashboard."""
     add_retention_page(routes, pages)
 
     @routes.get("/quotas")

@@ -1,4 +1,4 @@
-"""The registry of quotas, what a project has used of them, and the refusal of what exceeds them."""
+"""The registry of quotas, each project's use of them, and the refusal of requests over a quota."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from app.sessions.models.tables import Intake, Session
 from app.tensor.models import TensorGroup
 
 HOUR: Final = timedelta(hours=1)
-# What is stored goes by retention or by hand, an open session by silence.
+# Retry-After of a refusal, in seconds. Stored data are deleted by retention or by users, open
+# sessions are sealed after minutes of silence.
 STORED_RETRY_S: Final = 3600.0
 OPEN_RETRY_S: Final = 120.0
 
 
 class QuotaExceededError(TryLaterError):
-    """A project has used up one of its quotas; the code says which."""
+    """A project has used up one of its quotas; the error code names the quota."""
 
     code = "quota.exceeded"
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a project has used."""
+    """A project's use of its quotas."""
 
     sessions_this_hour: int
     """New sessions since the full hour."""
@@ -63,7 +64,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A kind of quota."""
+    """A quota of a project: its limit and its use."""
 
     name: str  # in metrics, in the setting ``PACELINE_QUOTA_…``, and in the code ``quota.…``
     title: str  # for people
@@ -137,15 +138,17 @@ PROBED_DEVICES: Final = Quota(
     lambda _: STORED_RETRY_S,
 )
 
-# What is summed up in `ProjectUsage` as it is stored; what is open, which is counted when it is
-# asked for; and what only few requests make anew: these are counted where they do.
+# SUMMED: running sums in `ProjectUsage`, updated when a session is stored. STORED adds the numbers
+# of open sessions and producers, which are counted on demand. MADE: rows that few requests create;
+# the creating transaction counts them.
 SUMMED: Final = (SESSIONS, BYTES, OPERATIONS)
 STORED: Final = (*SUMMED, OPEN_SESSIONS, PRODUCERS)
 MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS, PROBED_DEVICES)
-# A line there, a setting and a problem code: page, metrics and refusals follow.
+# A new quota needs an entry in this tuple, a setting and a problem code; the page, metrics and
+# refusals read the tuple.
 QUOTAS: Final = STORED + MADE
 
-# By what `Use` calls it, too.
+# Table whose rows count against the quota, by the quota's name, which is also a field of `Use`.
 _MADE_IN: Final[dict[str, type[OfProject]]] = {
     JOBS.name: Job,
     ATTEMPTS.name: Attempt,
@@ -166,14 +169,14 @@ _SUMMED_USE: Final = (
     .select_from(_ID)
     .outerjoin(ProjectUsage, ProjectUsage.project_id == _ID.c.id)
 )
-# Of each session.
+# Prepared, as the statement runs for each session.
 _PREPARED: Final = Prepared(_SUMMED_USE)
 
 
 def use_of(
     tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE, *, opened: bool = True
 ) -> Use:
-    """Return what a project has used.
+    """Return a project's use of its quotas.
 
     Parameters
     ----------
@@ -182,7 +185,8 @@ def use_of(
     opened : bool
         Whether what is open is counted; else it stays 0.
     """
-    # One statement: who stores a chunk waits for it, and others wait for who stores.
+    # One statement instead of one per count: `count` runs it under the lock that other senders of
+    # the project wait for.
     counts: dict[str, ColumnElement[int]] = {
         quota.name: select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery()
         for quota in made
@@ -220,7 +224,7 @@ def summed_use(
     operations: int,
     **counts: int,
 ) -> Use:
-    """Return the use of a row of `ProjectUsage` with the other counts."""
+    """Return the use from the columns of a `ProjectUsage` row and from the other counts."""
     this_hour = hour_of(now)
     return Use(
         sessions_this_hour=hour_sessions if hour == this_hour else 0,
@@ -232,7 +236,7 @@ def summed_use(
 
 
 def uses(tx: Reads) -> dict[int, Use]:
-    """Return what each project has used, with one statement."""
+    """Return the use of quotas by each project, read with one statement."""
     hour = hour_of(tx.now)
     counted = {
         "open_sessions": _by_project(func.count(), Session, Session.state == SessionState.OPEN),
@@ -270,12 +274,12 @@ def _by_project(
 
 
 def hour_of(time: datetime) -> datetime:
-    """Return the full hour of a time."""
+    """Return the beginning of the hour that contains a time."""
     return time.replace(minute=0, second=0, microsecond=0)
 
 
 def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
-    """Return the error of an exceeded limit."""
+    """Return the error for a quota whose limit is exceeded."""
     return QuotaExceededError(
         f"The project's quota is used up: {quota.title.lower()}, {limit:,}.",
         code=f"quota.{quota.name}",
@@ -283,7 +287,8 @@ def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
     )
 
 
-# Of each session and each batch of chunks: to put it together anew takes ten times as long.
+# SQL as text: the statement runs for each session and each batch of chunks, and building it with
+# SQLAlchemy takes ten times as long.
 _COUNT: Final = """
 INSERT INTO project_usage AS was (project_id, hour, hour_sessions, bytes, operations)
 VALUES (%(project)s, %(hour)s, %(sessions)s, %(bytes)s, %(operations)s)
@@ -298,7 +303,7 @@ RETURNING hour, hour_sessions, bytes, operations
 
 
 def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quota, ...]) -> None:
-    """Refuse a request whose quota is used up, before it costs anything.
+    """Refuse a request whose quota is used up, before the request's body is processed.
 
     Parameters
     ----------
@@ -327,7 +332,7 @@ def count(  # noqa: PLR0913 - one of each
     operations: int,
     quotas: tuple[Quota, ...] = STORED,
 ) -> None:
-    """Add to a project's use; call it last in the transaction that stores.
+    """Add to a project's use; call it last in the transaction that stores the data.
 
     Parameters
     ----------
@@ -348,7 +353,8 @@ def count(  # noqa: PLR0913 - one of each
         "bytes": size,
         "operations": operations,
     }
-    # Waits for others of the project: what they stored is seen by what follows.
+    # The upsert waits for concurrent transactions of the project, so the counts below include their
+    # rows.
     cursor = connection_of(tx).execute(_COUNT, given, prepare=True)
     ((hour, hour_sessions, stored_bytes, stored_operations),) = cursor.fetchall()
     if set(quotas) <= set(SUMMED):
@@ -365,7 +371,7 @@ def count(  # noqa: PLR0913 - one of each
 
 
 def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
-    """Refuse an item beyond its quota, in the transaction that created it.
+    """Refuse a created row if it exceeds its quota, within the transaction that created it.
 
     Others of the project that make or store something wait from then on.
 
@@ -382,14 +388,15 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:
-    """Recompute a project's stored sums, after sessions or traces were deleted or moved.
+    """Recompute a project's stored sums after sessions or traces were deleted or moved.
 
     Parameters
     ----------
     tx : UnitOfWork
         The one that takes them away, as the last that it does: the sum is exact whoever is killed.
     """
-    # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
+    # The lock orders concurrent transactions: each has committed and is part of the sums, or adds
+    # to them afterwards.
     hour = _wait_for_others(tx, project_id)
     there = Session.trace_removed_at.is_(None)
     stored = tx.session.execute(
@@ -409,7 +416,7 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
 
 
 def _wait_for_others(tx: UnitOfWork, project_id: int) -> datetime:
-    """Lock a project's row, created if missing, and return its current hour."""
+    """Lock a project's usage row, created if missing, and return the row's hour."""
     hour = hour_of(tx.now)
     return tx.session.execute(
         insert(ProjectUsage)

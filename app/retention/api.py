@@ -1,4 +1,4 @@
-"""Routes of retention: analyze again, pin, delete, export, rules."""
+"""Routes of retention: rules, exports, deletion, pins, and repeated analysis of sessions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NEW: Final = RetentionRules()
 
 
 class SelectionBody(BaseModel):
-    """Which sessions are analyzed again: those in these states, of one job or of all."""
+    """Sessions to analyze again: those in these states, of one job or of all jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class SelectionBody(BaseModel):
 
 
 class JobChangeBody(BaseModel):
-    """What changes of a job; what is not named stays."""
+    """Changes of a job; properties that are not named stay as they are."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ class JobChangeBody(BaseModel):
 
 
 class UseBody(BaseModel):
-    """Number and size of the items of a kind."""
+    """Number and bytes of the stored items of a kind."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -79,7 +79,7 @@ class UseBody(BaseModel):
 
 
 class KeepBody(BaseModel):
-    """How much of a kind is kept, the oldest going first; null is no limit."""
+    """Limits of a kind's age and size; the oldest items are deleted first; null means no limit."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
@@ -88,7 +88,7 @@ class KeepBody(BaseModel):
 
 
 class KeepRowsBody(BaseModel):
-    """The same of what comes every second: parts of a day count, an hour at least."""
+    """The same limits for rows that arrive each second; `days` may be a fraction, 1 h at least."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
@@ -97,7 +97,7 @@ class KeepRowsBody(BaseModel):
 
 
 class RetentionBody(BaseModel):
-    """What a project keeps; a kind that is not named is kept as in a new project."""
+    """Retention rules of a project; a kind that is not named gets the rule of a new project."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
@@ -114,13 +114,13 @@ class RetentionBody(BaseModel):
 
 
 class LossesBody(BaseModel):
-    """How many of each kind rules would take away now; a kind that loses none is not in it."""
+    """Number of items of each kind that the rules would delete now; zeros are left out."""
 
     losses: dict[str, int]
 
 
 class RetentionStateBody(BaseModel):
-    """What a project keeps, and what there is of each kind."""
+    """Retention rules of a project, and the number and bytes of the stored items of each kind."""
 
     rules: RetentionBody
     uses: dict[str, UseBody]
@@ -134,7 +134,7 @@ JobName = Annotated[str, Path(description="Name of the job.")]
 
 
 def router() -> APIRouter:
-    """Return the routes of what is kept."""
+    """Return the routes of retention."""
     routes = api_router("retention", "/api/v1")
     _sessions(routes)
     _jobs(routes)
@@ -146,7 +146,7 @@ def router() -> APIRouter:
 def _sessions(routes: APIRouter) -> None:
     @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
     def post_many(here: Here, body: SelectionBody) -> ManyAgain:
-        """Queue them, the newest first: after an update, or once what broke is repaired."""
+        """Queue the selected sessions, newest first, for example after an update."""
         selection = Selection(
             tuple(SessionState(state) for state in body.states), body.job, body.before
         )
@@ -159,24 +159,24 @@ def _sessions(routes: APIRouter) -> None:
         responses={409: problems.described("Its operations still arrive, or are gone")},
     )
     def post_again(here: Here, session: uuid.UUID) -> Again:
-        """Keep its report until the new one is there."""
+        """Queue another analysis; the session's report stays until the new report replaces it."""
         return analyze_again(here, session)
 
     @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
     def put_pin(here: Here, session: uuid.UUID) -> Response:
-        """Retention leaves it alone from now on."""
+        """Exempt the session from the retention rules."""
         pin_session(here, session, pinned=True)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Unpin a session")
     def delete_pin(here: Here, session: uuid.UUID) -> Response:
-        """Let it go with the others of its age."""
+        """Subject the session to the retention rules again."""
         pin_session(here, session, pinned=False)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
     def remove_session(here: Here, session: uuid.UUID) -> Response:
-        """Hide it at once; its storage is freed within minutes."""
+        """Hide the session at once; its storage is freed within minutes."""
         delete_session(here, session)
         return Response(status_code=NO_CONTENT)
 
@@ -184,7 +184,7 @@ def _sessions(routes: APIRouter) -> None:
 def _jobs(routes: APIRouter) -> None:
     @routes.patch("/jobs/{job}", status_code=NO_CONTENT, summary="Rename or archive a job")
     def patch_job(here: Here, job: JobName, body: JobChangeBody) -> Response:
-        """Make what is sent under the old name another job from now on."""
+        """Rename or archive a job; sessions sent under its old name form another job."""
         if body.archived is not None:
             archive_job(here, job, archived=body.archived)
         if body.name is not None:
@@ -193,7 +193,7 @@ def _jobs(routes: APIRouter) -> None:
 
     @routes.delete("/jobs/{job}", status_code=NO_CONTENT, summary="Delete a job")
     def remove_job(here: Here, job: JobName) -> Response:
-        """With its sessions, reports, incidents and tensor-parallel groups."""
+        """Delete the job with its sessions, reports, incidents and tensor-parallel groups."""
         delete_job(here, job)
         return Response(status_code=NO_CONTENT)
 
@@ -201,7 +201,7 @@ def _jobs(routes: APIRouter) -> None:
 def _retention(routes: APIRouter) -> None:
     @routes.get("/retention", summary="What the project keeps")
     def get_retention(here: Here) -> RetentionStateBody:
-        """Return the rules, and what there is of each kind."""
+        """Return the retention rules, and the number and bytes of the stored items of each kind."""
         return _state(here)
 
     @routes.put(
@@ -210,7 +210,7 @@ def _retention(routes: APIRouter) -> None:
         responses={422: problems.described("A rule cannot be used")},
     )
     def put_retention(here: Here, body: RetentionBody) -> RetentionStateBody:
-        """Take away, within minutes, what is over the rules, the oldest first."""
+        """Store the rules; items that exceed them are deleted within minutes, the oldest first."""
         set_rules(here, retention_rules(body.model_dump()))
         return _state(here)
 
@@ -220,7 +220,7 @@ def _retention(routes: APIRouter) -> None:
         responses={422: problems.described("A rule cannot be used")},
     )
     def post_preview(here: Here, body: RetentionBody) -> LossesBody:
-        """Count it; nothing is changed."""
+        """Count the items that the rules would delete; nothing is changed."""
         rules = retention_rules(body.model_dump())
         with here.reading() as tx:
             return LossesBody(losses=losses_of(tx, rules))
@@ -247,7 +247,7 @@ def _exports(routes: APIRouter) -> None:
         responses=answers,
     )
     def get_session_export(here: Here, session: uuid.UUID) -> StreamingResponse:
-        """Return metadata, operations as Parquet, report and heatmaps."""
+        """Return a tar file with metadata, operations as Parquet, report and heatmaps."""
         return _download(export_session(here, session), f"paceline-session-{session}")
 
     @routes.get(
@@ -257,7 +257,7 @@ def _exports(routes: APIRouter) -> None:
         responses=answers,
     )
     def get_job_export(here: Here, job: JobName) -> StreamingResponse:
-        """Return all its sessions, the oldest first."""
+        """Return all sessions of the job as a tar file, the oldest first."""
         return _download(export_job(here, job), "paceline-job")
 
     @routes.get(
@@ -267,7 +267,7 @@ def _exports(routes: APIRouter) -> None:
         responses=answers,
     )
     def get_project_export(here: Here) -> StreamingResponse:
-        """Return all its sessions, the oldest first."""
+        """Return all sessions of the project as a tar file, the oldest first."""
         return _download(export_project(here), "paceline-project")
 
 

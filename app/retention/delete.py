@@ -1,4 +1,4 @@
-"""Use cases: delete a session, or a job with all that it has.
+"""Use cases: delete a session, or a job with everything that belongs to it.
 
 What is deleted goes, in one transaction that moves no data, to a project of its own that is deleted
 itself: from then on it is not found, its name and numbers are free, and an analysis that is under
@@ -24,7 +24,7 @@ from app.sessions.models.tables import Session
 from app.sessions.read import no_session
 from app.sessions.receive import no_job
 
-# Columns of a table that refers to a session and to its job.
+# A table with both columns refers to a session and to the session's job.
 _OF_BOTH: Final = {"session_id", "job_id"}
 
 
@@ -52,7 +52,7 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
         ).scalar_one()
         take_along(tx, select(Session.id).where(Session.id == session_id), grave)
         _drop_what_is_of_its_job(tx, session_id)
-        # The references of all rows that belong to it follow.
+        # ON UPDATE CASCADE moves the rows that refer to the session.
         tx.session.execute(
             update(Session)
             .where(Session.id == session_id)
@@ -92,7 +92,7 @@ def delete_job(container: Container, job: str) -> None:
 
 
 def _drop_what_is_of_its_job(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete the host readings of a session, which refer to its former job."""
+    """Delete rows that refer to a session and to its former job, such as host readings."""
     for mapper in Base.registry.mappers:
         if set(mapper.columns.keys()) >= _OF_BOTH:
             of_session = mapper.class_.session_id == session_id

@@ -53,7 +53,7 @@ def export_session(container: Container, session_id: uuid.UUID) -> Iterator[byte
 
 
 def export_job(container: Container, job: str) -> Iterator[bytes]:
-    """Return the sessions of a job as a tar file, the oldest first.
+    """Return the sessions of a job as a tar file, piece by piece, the oldest first.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def export_job(container: Container, job: str) -> Iterator[bytes]:
 
 
 def export_project(container: Container) -> Iterator[bytes]:
-    """Return all sessions of a project as a tar file, the oldest first."""
+    """Return all sessions of a project as a tar file, piece by piece, the oldest first."""
     with container.uow() as tx:
         sessions = list(
             tx.session.execute(select(Session.id).order_by(Session.received_at)).scalars()
@@ -110,7 +110,7 @@ def _tar(container: Container, sessions: Sequence[uuid.UUID]) -> Iterator[bytes]
     pieces = _Pieces()
     with tarfile.open(fileobj=pieces, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for session_id in sessions:
-            # Deleted meanwhile.
+            # A session that was deleted during the export is left out.
             with suppress(NotFoundError):
                 for name, content, made_at in _files(container, session_id):
                     entry = tarfile.TarInfo(name)
@@ -177,16 +177,17 @@ def _listed(row: SessionRow) -> dict[str, object]:
     }
 
 
-# What is there stays until the new analysis is through: a report is replaced as a whole.
+# A session's report stays until the new analysis has succeeded, which replaces the whole report.
 
 
-# Queued in one transaction: each is a few statements.
+# Sessions queued in one transaction: each takes a few statements, and the transaction has to stay
+# short.
 BATCH: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A session to analyze again; `queued` is false if its analysis was already pending."""
+    """The outcome for one session; `queued` is false if an analysis of it was already pending."""
 
     session: uuid.UUID
     state: SessionState
@@ -195,7 +196,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which sessions are analyzed again."""
+    """The sessions to analyze again."""
 
     states: tuple[SessionState, ...] = (SessionState.FAILED,)
     """Of those that are through."""
@@ -207,7 +208,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ManyAgain:
-    """How many sessions were queued, and how many more there are to queue.
+    """Number of queued sessions, and number of selected sessions that are left to queue.
 
     `before` is what to ask with for the rest: those that were queued are not found again.
     """
@@ -257,7 +258,7 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
 
 
 def analyze_many_again(container: Container, selection: Selection, limit: int) -> ManyAgain:
-    """Queue another analysis of many sessions, the newest first, in small transactions.
+    """Queue another analysis of the selected sessions, the newest first, in small transactions.
 
     Cut off in the middle, what was queued stays so; asked again, the rest follows.
 

@@ -1,4 +1,4 @@
-"""The registry of what retention covers: how much there is of a kind, and how it is deleted."""
+"""The registry of kinds with a retention rule: how their items are selected and deleted."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from app.pulse.models import PulseBlock, PulseNotice, PulseSpan
 from app.retention.models import AUDIT_DAYS, DoomedBlob, Keep, KeepAudit, KeepRows, RetentionRules
 from app.sessions.models.tables import Chunk, Session, StoredReport
 
-# Single steps that long before and after something was noticed are kept, and that long.
+# Pulses of single steps within this time before and after a notice are kept, for this number of
+# days.
 AROUND: Final = timedelta(minutes=15)
 AROUND_KEPT: Final = timedelta(days=90)
-# What a row takes in addition to its columns: its head, and its place in the page.
+# PostgreSQL's overhead of a row in bytes: the row header and the item pointer of its page.
 _ROW_BYTES: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A query of the items of a kind, with key, time and size."""
+    """A query of the items of a kind, with the key, time and size of each item."""
 
     table: type[Base]  # what is selected from
-    # key, at, size: column: what `Kind.remove` takes, how old it is counted, and its bytes
+    # SQL expressions: the key that `Kind.remove` takes, the time from which age counts, the bytes
     key: ColumnElement[Any]
     at: ColumnElement[Any]
     size: ColumnElement[int]
@@ -52,21 +53,21 @@ class Kind:
     """A kind of data with a retention rule."""
 
     name: str  # of the member of `RetentionRules`
-    # title, what: for people: its name, and what it is for
+    # title: name on pages; what: use of the data, in words
     title: str
     what: str
     items: Callable[[int, datetime], Items]  # takes the project and the time; returns what there is
-    # Takes a transaction and keys, and removes what they name.
+    # takes a transaction and the keys of items, and deletes these items
     remove: Callable[[UnitOfWork, Sequence[Any]], None]
 
     def keep(self, rules: RetentionRules) -> Keep | KeepAudit | KeepRows:
-        """Return the rule of this kind."""
+        """Return the rule of this kind from a project's rules."""
         found: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
         return found
 
 
 def _blob_bytes(*blobs: ColumnElement[Any]) -> ColumnElement[int]:
-    # The length of what is stored outside of its row is known without reading it.
+    # `octet_length` of a value stored out of line (TOAST) does not read the value.
     size = func.coalesce(func.sum(func.octet_length(BlobPart.data)), 0)
     here = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
     size = func.coalesce(func.sum(BlobObject.bytes), 0)
@@ -96,7 +97,7 @@ def _locked(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> list[uuid.UUID]:
 
 
 def _doom(tx: UnitOfWork, blobs: Sequence[uuid.UUID | None]) -> None:
-    """Hand blobs to the sweeper, which deletes them part by part."""
+    """Mark blobs for deletion; the sweeper deletes them part by part."""
     named = [{"blob_id": blob} for blob in blobs if blob is not None]
     if named:
         tx.session.execute(insert(DoomedBlob), named)
@@ -203,7 +204,7 @@ def _hangs(_project_id: int, _now: datetime) -> Items:
 
 
 def _remove_hangs(tx: UnitOfWork, hangs: Sequence[uuid.UUID]) -> None:
-    # Their files go with them.
+    # The foreign key deletes the rows of the hang's files.
     tx.session.execute(delete(StoredHang).where(StoredHang.id.in_(hangs)))
 
 
@@ -245,7 +246,7 @@ def _remove_pulse_spans(tx: UnitOfWork, spans: Sequence[int]) -> None:
 
 def _probes(_project_id: int, _now: datetime) -> Items:
     newer, devices = aliased(HostProbe), aliased(HostProbe)
-    # What is known of a host, and what others are compared with, is its latest one.
+    # The latest probe of each host stays: pages show it, and other hosts are compared with it.
     probed_since = exists().where(newer.host == HostProbe.host, newer.at > HostProbe.at)
     of_it = select(func.count()).where(devices.id == HostProbe.id).scalar_subquery()
     return Items(
@@ -253,7 +254,7 @@ def _probes(_project_id: int, _now: datetime) -> Items:
         key=HostProbe.id.expression,
         at=HostProbe.at.expression,
         size=_row_bytes(HostProbe) * of_it,
-        # One for the devices of each.
+        # A probe has a row per device; the row of device 0 stands for the probe.
         there=HostProbe.device == 0,
         may_go=probed_since,
     )
@@ -282,7 +283,7 @@ def _remove_task_runs(tx: UnitOfWork, runs: Sequence[uuid.UUID]) -> None:
 
 def _deliveries(_project_id: int, _now: datetime) -> Items:
     newer = aliased(AlertDelivery)
-    # The last message to a channel about a job is what the channel knows.
+    # The last message about a job to a channel stays: it is the state that the channel shows.
     told_since = exists().where(
         newer.channel_id == AlertDelivery.channel_id,
         newer.group_id == AlertDelivery.group_id,
@@ -318,7 +319,7 @@ def _remove_audit(tx: UnitOfWork, entries: Sequence[int]) -> None:
     tx.session.execute(delete(AuditEntry).where(AuditEntry.id.in_(entries)))
 
 
-# A line here and a member of `RetentionRules`: sweeper, page and API follow.
+# A new kind needs an entry here and a member of `RetentionRules`; sweeper, page and API read both.
 KINDS: Final = (
     Kind(
         "traces",

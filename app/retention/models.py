@@ -1,4 +1,4 @@
-"""Retention rules of a project, and the tables of rules, usage and blobs to delete."""
+"""Retention rules of a project; tables of rules, of usage, and of blobs to delete."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from app.errors import PacelineError
 from app.platform.database.columns import Base, JsonDocument, OfProject, in_project
 from app.platform.validation import field_faults
 
-# A hundred years.
+# Longest retention time: a hundred years.
 _MAX_DAYS: Final = 36_525
-# The database refuses to delete entries of the audit log that are younger.
+# A trigger of the database refuses to delete entries of the audit log younger than this, in days.
 AUDIT_DAYS: Final = 730
 
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
@@ -25,36 +25,36 @@ Bytes = Annotated[int, Field(ge=0, le=2**62)]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a kind is kept: the oldest goes first."""
+    """Limits of a kind's age and size; the oldest items are deleted first."""
 
-    # What is older goes; None: at any age it stays.
+    # age in days from which items are deleted; None: no limit of age
     days: Annotated[int, Field(ge=1, le=_MAX_DAYS)] | None = None
     bytes: Bytes | None = None  # what is over it goes; None: however much there is
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRows:
-    """How much is kept of what comes every second: parts of a day count."""
+    """Limits for rows that arrive every second; `days` may be a fraction."""
 
-    # days, bytes: as of `Keep`
+    # days, bytes: as in `Keep`
     days: Annotated[float, Field(ge=1 / 24, le=_MAX_DAYS, allow_inf_nan=False)] | None = 0.25
     bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAudit:
-    """How much of the audit log is kept; nothing of the last two years goes."""
+    """Limits for the audit log; entries of the last two years are always kept."""
 
-    # days, bytes: as of `Keep`
+    # days, bytes: as in `Keep`
     days: Annotated[int, Field(ge=AUDIT_DAYS, le=_MAX_DAYS)] | None = AUDIT_DAYS
     bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What a project keeps, by kind; these are also what one keeps without changes."""
+    """Retention rules of a project, by kind; the defaults apply to a project without changes."""
 
-    # traces, heatmaps, reports: of sessions, counted from when these were received
+    # traces, heatmaps, reports: age counts from the reception of the session
     traces: Keep = Keep()
     heatmaps: Keep = Keep()
     reports: Keep = Keep()
@@ -63,13 +63,13 @@ class RetentionRules:
     pulse_spans: Keep = Keep(days=90)  # minutes and hours of pulses
     probes: Keep = Keep(days=180)  # of each host the latest stays
     task_runs: Keep = Keep(days=90)  # work that is over
-    # Messages that are over; of each channel and job the last stays.
+    # finished deliveries; the last delivery to each channel about each job stays
     deliveries: Keep = Keep(days=30)
     audit: KeepAudit = KeepAudit()
 
 
 class InvalidRetentionError(PacelineError):
-    """Invalid retention rules; the faults name the fields."""
+    """Invalid retention rules; the faults name the invalid fields."""
 
     code = "retention.invalid"
 
@@ -97,19 +97,20 @@ RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
 
 
 class Retention(OfProject, Base):
-    """What a project keeps; one without a row keeps what `RetentionRules` says by itself."""
+    """Stored retention rules of a project; a project without a row has the default rules."""
 
     __tablename__ = "retention"
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rules: Mapped[RetentionRules] = mapped_column(RETENTION)
-    # by the sweeper, to the end: it looks every few minutes
+    # time of the sweeper's last complete pass over the project; null: the next pass includes the
+    # project
     looked_at: Mapped[datetime | None]
 
 
 class DoomedBlob(OfProject, Base):
-    """A blob that nothing refers to any more; the sweeper takes it away part by part."""
+    """A blob without references; the sweeper deletes it part by part."""
 
     __tablename__ = "doomed_blob"
     __table_args__ = (in_project(),)
@@ -128,9 +129,9 @@ class ProjectUsage(OfProject, Base):
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # the hour that `hour_sessions` counts
+    # the hour in which `hour_sessions` counts received sessions
     hour: Mapped[datetime]
     hour_sessions: Mapped[int]
-    # of all its sessions that are there
+    # bytes of all stored sessions of the project
     bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)

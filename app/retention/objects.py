@@ -33,18 +33,18 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.object_store import ListedObject, Objects, new_key
 
-# Who deletes takes the row that refers to an object, in the transaction that decides it; who is
-# killed while it stores leaves an object without a row. Both are found here, in the store's own
-# listing: an object goes once it is a day old and a day has passed since a look found no row for
-# it. The second day is for backups: one that was made before the deletion finds its bytes still
-# there.
+# A deletion removes the row that refers to an object, in the transaction that decides the deletion;
+# a process that is killed while it stores leaves an object without a row. This module finds both
+# kinds of objects in the store's listing: an object is deleted once it is a day old and a day has
+# passed since a scan found no row for it. The second day is for backups: a database backup from
+# before the deletion still finds its objects.
 
 
-# A listing is a request for each thousand objects.
+# Interval of scans: a listing takes one request per thousand objects.
 LOOK_EVERY: Final = timedelta(hours=1)
-# The sweeper has other duties: it goes on where it stopped in its next pass.
+# Time limit of a pass, as the sweeper has other duties; the next pass continues the scan.
 PASS_LIMIT_S: Final = 10.0
-# A store that is away is not asked in every pass.
+# After an error of the store, passes skip the scan for this time.
 WAIT_AFTER_FAILURE: Final = timedelta(minutes=5)
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Numbers of blobs whose rows name an object, and of missing objects.
+    """Number and bytes of the blobs in the object store, and number of missing objects.
 
     `lost` is None if the store was not asked.
     """
@@ -87,7 +87,7 @@ def collect_objects(container: Container, kept: timedelta | None = None) -> int:
         for page in store.pages(after):
             with everywhere.uow() as tx:
                 if not _step(tx, after, page[-1].key):
-                    # Another sweeper is at it.
+                    # Another sweeper has continued the scan.
                     return gone
                 due = _unreferenced(tx, after, page, kept)
             store.delete(due)
@@ -111,7 +111,7 @@ def collect_objects(container: Container, kept: timedelta | None = None) -> int:
 
 
 def references(container: Container) -> References:
-    """Count the blobs in the object store and, with a store, its missing objects."""
+    """Count the blobs in the object store and, if a store is configured, the missing objects."""
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
         blobs, size = tx.session.execute(
@@ -146,7 +146,7 @@ def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
 def _unreferenced(
     tx: UnitOfWork, after: str | None, page: Sequence[ListedObject], kept: timedelta
 ) -> list[str]:
-    """Record unreferenced objects of a page; return those that have been so long enough."""
+    """Record a page's unreferenced objects; return those unreferenced for `kept` or longer."""
     keys = [listed.key for listed in page]
     rows = tx.session.execute(select(BlobObject.key).where(BlobObject.key.in_(keys))).scalars()
     referenced = set(rows)
@@ -154,10 +154,10 @@ def _unreferenced(
     lost = [
         listed.key for listed in page if listed.key not in referenced and listed.written_at <= old
     ]
-    # Listings are in the order of the bytes, which is not every database's.
+    # The store lists keys in the order of their bytes; the database's own collation may differ.
     noted = UnreferencedObject.key.collate("C")
     between = [noted <= keys[-1]] + ([] if after is None else [noted > after])
-    # Deleted by a pass that was killed then, or referred to again by a restored backup.
+    # Forget objects that a killed pass has deleted, or that a restored backup refers to again.
     tx.session.execute(
         delete(UnreferencedObject).where(*between, UnreferencedObject.key.not_in(lost))
     )
@@ -176,26 +176,26 @@ def _wait(tx: UnitOfWork, time_to_wait: timedelta, *, ended: bool) -> None:
     tx.session.execute(update(ObjectLook).values(due_at=tx.now + time_to_wait, **values))
 
 
-# Looked up at a time.
+# Blobs listed by one query.
 BLOBS: Final = 200
-# Of at most 4 MiB, taken away in one transaction.
+# Parts deleted in one transaction; a part has at most 4 MiB.
 PARTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Numbers of moved blobs and bytes."""
+    """Number and bytes of the moved blobs."""
 
     blobs: int = 0
     bytes: int = 0
 
     def with_one(self, size: int) -> Moved:
-        """Return the numbers increased by one blob."""
+        """Return the sums with one more blob of `size` bytes."""
         return Moved(self.blobs + 1, self.bytes + size)
 
 
 def move_to_store(container: Container, tell: Callable[[Moved], None]) -> Moved:
-    """Move the blobs of the database that are large enough into the object store.
+    """Move the blobs of the database above the size limit into the object store.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def move_to_database(container: Container, tell: Callable[[Moved], None]) -> Mov
     everywhere = container.everywhere()
     while True:
         with everywhere.uow() as tx:
-            # Whoever deletes it meanwhile waits.
+            # The row lock makes a concurrent deletion of the blob wait.
             row = (
                 tx.session.execute(
                     select(BlobObject).order_by(BlobObject.stored_at).limit(1).with_for_update()
@@ -241,7 +241,7 @@ def move_to_database(container: Container, tell: Callable[[Moved], None]) -> Mov
             if row is None:
                 return moved
             size = row.bytes
-            # What a move that was killed left.
+            # Parts that a killed move to the store has not deleted.
             tx.session.execute(delete(BlobPart).where(BlobPart.blob_id == row.blob_id))
             stored = StoredObject(row.key, row.bytes)
             write_parts(tx, row.blob_id, row.project_id, ObjectParts(objects.store, stored))
@@ -257,7 +257,7 @@ def _objects(container: Container) -> Objects:
 
 
 def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
-    """Yield the large blobs of the database, and those that a killed move left."""
+    """Yield the ids of large blobs in the database, and of blobs whose move was killed."""
     everywhere = container.everywhere()
     last: uuid.UUID | None = None
     size = func.sum(func.octet_length(BlobPart.data))
@@ -281,7 +281,7 @@ def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
 
 
 def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int | None:
-    """Write a blob's object and its row; None if it has one already or was deleted."""
+    """Write a blob to the store and return its bytes; None if it is in the store or was deleted."""
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
         if tx.session.get(BlobObject, blob_id) is not None:
@@ -297,7 +297,8 @@ def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int
     except NotFoundError:
         return None
     with everywhere.uow() as tx:
-        # Of the project that it is in by now; whoever moves or deletes it waits.
+        # A deletion moves a blob to another project, so the current project is read under a row
+        # lock.
         parts = tx.session.execute(
             select(BlobPart.project_id).where(BlobPart.blob_id == blob_id).with_for_update()
         ).scalars()
@@ -311,7 +312,7 @@ def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int
 
 
 def _parts(container: Container, blob_id: uuid.UUID) -> Iterator[bytes]:
-    """Yield the parts of a blob, each read in a transaction of its own."""
+    """Yield the parts of a blob; each part is read in its own transaction."""
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
         count = tx.session.execute(
@@ -326,7 +327,7 @@ def _parts(container: Container, blob_id: uuid.UUID) -> Iterator[bytes]:
 
 
 def _drop_parts(container: Container, blob_id: uuid.UUID) -> None:
-    """Delete the parts of a blob that is in the object store."""
+    """Delete the database parts of a blob that is in the object store."""
     everywhere = container.everywhere()
     while True:
         with everywhere.uow() as tx:

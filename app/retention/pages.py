@@ -25,7 +25,7 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class KindLine:
-    """A kind of what is kept; limits are as the form has them."""
+    """A kind of data with a retention rule; limits are texts of the form's fields."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class KindLine:
 
 
 def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine, ...]:
-    """Return a line for each kind of data."""
+    """Return the line of each kind of data."""
     lines = []
     for kind in KINDS:
         keep, use = kind.keep(rules), uses[kind.name]
@@ -64,12 +64,12 @@ def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine
 def _least_days(keep: Keep | KeepAudit | KeepRows) -> float:
     if isinstance(keep, KeepAudit):
         return AUDIT_DAYS
-    # Rounded up: what a form takes, the rules take, too.
+    # An hour in days, rounded up: the smallest value of the form must be valid for the rules.
     return 0.0417 if isinstance(keep, KeepRows) else 1
 
 
 def retention_heading(rules: RetentionRules) -> str:
-    """Return what the page says first: of what sessions hold, what goes and what stays."""
+    """Return the page's heading: which data of old sessions are deleted."""
     of_sessions = [kind for kind in KINDS if kind.name in ("traces", "heatmaps", "reports")]
     goes = [
         kind.title.lower()
@@ -84,7 +84,7 @@ def retention_heading(rules: RetentionRules) -> str:
 
 
 def add_retention_page(routes: APIRouter, pages: Pages) -> None:
-    """Add the page of what is kept to the dashboard."""
+    """Add the page of retention rules to the dashboard."""
 
     @routes.get("/retention")
     def retention_route(container: Here) -> Response:

@@ -45,12 +45,14 @@ from app.sessions.models.tables import Session
 from app.sessions.read import no_session
 from app.sessions.receive import check_new_job_name, no_job
 
-# How often a project is looked at, and how long a pass may take: the sweeper has other duties.
+# Interval between two passes over a project, and time limit of a pass: the sweeper has other
+# duties.
 LOOK_EVERY: Final = timedelta(minutes=5)
 PASS_LIMIT_S: Final = 10.0
-# Found by one look, which adds up sizes, and then removed without another.
+# Items returned by one query, which adds up the sizes of all items; they are deleted before the
+# next query.
 FOUND: Final = 5_000
-# In one transaction: rows, and parts of at most 4 MiB.
+# Rows, and blob parts of at most 4 MiB, deleted in one transaction.
 ROWS: Final = 200
 PARTS: Final = 16
 
@@ -59,7 +61,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Number and size of the items of a kind."""
+    """Number and bytes of the stored items of a kind, and the time of the oldest item."""
 
     count: int = 0
     bytes: int = 0
@@ -67,13 +69,13 @@ class Use:
 
 
 def rules_of(tx: Reads) -> RetentionRules:
-    """Return the retention rules of the transaction's project."""
+    """Return the retention rules of the project in the transaction's scope."""
     found = tx.session.execute(select(Retention.rules)).scalar()
     return RetentionRules() if found is None else found
 
 
 def uses_of(tx: Reads) -> dict[str, Use]:
-    """Return number and size of each kind in the transaction's project, with one statement."""
+    """Return the number and bytes of each kind's items in the project, with one statement."""
     project_id = cast("int", tx.scope.project_id)
     counted = []
     for kind in KINDS:
@@ -87,10 +89,10 @@ def uses_of(tx: Reads) -> dict[str, Use]:
 
 
 def set_rules(container: Container, rules: RetentionRules) -> None:
-    """Change a project's retention rules; the next passes of the sweeper apply them."""
+    """Change a project's retention rules; the sweeper's next passes apply them."""
     with container.uow() as tx:
         before = rules_of(tx)
-        # From now on, not only when it was to be looked at again.
+        # The next pass applies the rules, without waiting for the project's interval.
         _put(tx, container.project_id, rules=rules, looked_at=None)
         changed = [
             f"{kind.title.lower()}: {_said(kind.keep(rules).days, kind.keep(rules).bytes)}"
@@ -102,7 +104,7 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
 
 
 def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
-    """Return the number of items of each kind that rules would delete now."""
+    """Return the number of items of each kind that the rules would delete now."""
     found = {}
     for kind in KINDS:
         queries = [query.subquery() for query in _queries(tx, kind, rules)]
@@ -115,7 +117,7 @@ def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
 
 
 def keep_to_rules(container: Container) -> int:
-    """Do one pass over all projects that are due; return how much was removed."""
+    """Do one pass over all projects that are due; return the number of deleted items."""
     until_s = time.monotonic() + PASS_LIMIT_S
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
@@ -139,7 +141,7 @@ def keep_to_rules(container: Container) -> int:
 
 
 def keep_to_rules_now(container: Container) -> int:
-    """Apply the rules of all projects now; return how much was removed."""
+    """Apply the rules of all projects now; return the number of deleted items."""
     everywhere = container.everywhere()
     with everywhere.uow() as tx:
         tx.session.execute(update(Retention).values(looked_at=None))
@@ -152,7 +154,7 @@ def keep_to_rules_now(container: Container) -> int:
 
 
 def _look(container: Container, until_s: float) -> int:
-    """Remove the items of a project that exceed its rules, for a limited time."""
+    """Delete the items of a project that exceed its rules until a time; return their number."""
     with container.reading() as tx:
         rules = rules_of(tx)
     removed = 0
@@ -162,7 +164,7 @@ def _look(container: Container, until_s: float) -> int:
                 keys = _over(tx, kind, rules)
             for first in range(0, len(keys), ROWS):
                 if time.monotonic() > until_s:
-                    # It is looked at again at once.
+                    # `looked_at` is unchanged, so the next pass continues with this project.
                     return removed
                 some = keys[first : first + ROWS]
                 with container.uow() as tx:
@@ -178,7 +180,7 @@ def _look(container: Container, until_s: float) -> int:
 
 
 def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
-    """Return the next items of a kind to delete, the oldest first."""
+    """Return the keys of a kind's next items to delete, the oldest item first."""
     for query in _queries(tx, kind, rules):
         over = query.subquery()
         found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
@@ -188,7 +190,7 @@ def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
 
 
 def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[Any]]:
-    """Yield queries of items that are too old, and of items over the size."""
+    """Yield a query of the items over the age limit, and one of those over the size limit."""
     keep = kind.keep(rules)
     items = kind.items(cast("int", tx.scope.project_id), tx.now)
     key, at = items.key.label("key"), items.at.label("at")
@@ -198,7 +200,7 @@ def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[An
         )
     if keep.bytes is None:
         return
-    # From the newest on; what may not go counts, too.
+    # Running sum from the newest item on; it includes items that must not be deleted.
     total = func.sum(items.size).over(order_by=(items.at.desc(), items.key))
     summed = _from(
         items,
@@ -218,7 +220,7 @@ def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns
 
 
 def _collect(container: Container, until_s: float) -> int:
-    """Delete doomed blobs, `parts` in a transaction; return the deleted parts and objects."""
+    """Delete doomed blobs, `PARTS` parts a transaction; return the number of parts and objects."""
     gone = 0
     while time.monotonic() < until_s:
         with container.uow() as tx:
@@ -236,7 +238,8 @@ def _collect(container: Container, until_s: float) -> int:
                 BlobPart.blob_id == some.c.blob_id, BlobPart.part == some.c.part
             )
             gone += cast("CursorResult[Any]", tx.session.execute(parts)).rowcount
-            # The bytes of an object are collected once nothing refers to it.
+            # Deletes only the row; `collect_objects` later deletes the object, which no row refers
+            # to then.
             objects = delete(BlobObject).where(BlobObject.blob_id.in_(doomed))
             gone += cast("CursorResult[Any]", tx.session.execute(objects)).rowcount
             left = select(BlobPart.blob_id).where(BlobPart.blob_id.in_(doomed))
@@ -264,7 +267,7 @@ def _said(days: float | None, size: int | None) -> str:
 
 
 def pin_session(container: Container, session_id: uuid.UUID, *, pinned: bool) -> None:
-    """Pin a session, so that retention keeps it, or unpin it.
+    """Pin a session, which exempts it from retention, or unpin it.
 
     Raises
     ------
@@ -292,7 +295,7 @@ def pin_session(container: Container, session_id: uuid.UUID, *, pinned: bool) ->
 
 
 def rename_job(container: Container, job: str, name: str) -> None:
-    """Give a job another name; what is sent under the old one is another job from now on.
+    """Rename a job; sessions sent under the old name belong to another job from now on.
 
     Raises
     ------
@@ -323,7 +326,7 @@ def rename_job(container: Container, job: str, name: str) -> None:
 
 
 def archive_job(container: Container, job: str, *, archived: bool) -> None:
-    """Archive a job until it sends again, or unarchive it.
+    """Archive a job until its next session arrives, or unarchive it.
 
     Raises
     ------
@@ -342,7 +345,8 @@ def archive_job(container: Container, job: str, *, archived: bool) -> None:
             update(Job).where(Job.id == row.id).values(archived_at=func.now() if archived else None)
         )
         if archived:
-            # Its silence is meant; the next session makes rules look again.
+            # The silence of an archived job is intended: rules are evaluated again with the next
+            # session.
             tx.session.execute(
                 update(AlertGroup).where(AlertGroup.job_id == row.id).values(look_at=None)
             )

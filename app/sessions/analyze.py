@@ -40,9 +40,10 @@ from app.sessions.chunks.merge import merge_session
 from app.sessions.models.reports import delete_report, replace_report, stage_report
 from app.sessions.models.tables import COMPUTING, Intake, Session, StoredVerdict
 
-# Reason code: the replay deviates too far from the recording for a verdict (paper, section 2.4).
+# Reason code for a missing verdict: the replayed step time deviates too far from the recorded step
+# time (What-if paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
-# Latest sessions of the job that a session is compared with.
+# Number of the job's latest sessions that the analysis compares a session with.
 EARLIER_SESSIONS: Final = 16
 
 
@@ -126,7 +127,7 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
         finish(tx, claim)
         delete_report(tx, claim.subject_id)
         faults = list(error.faults)
-        # Producers whose recording ended early may be why there is no verdict.
+        # A missing verdict may be due to producers whose recording ended early.
         intake = tx.session.get(Intake, claim.subject_id)
         if intake is not None and intake.merged is not None:
             faults += [

@@ -1,4 +1,4 @@
-"""Health of ingest: open sessions, lagging producers, refused bodies, outcomes by job."""
+"""Health of ingest: open sessions, lagging producers, refused bodies, session outcomes by job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.sessions.models.tables import PRODUCERS_KEY, Chunk, IngestRefusal, Inta
 
 @dataclass(frozen=True, slots=True)
 class GuessingJob:
-    """A job whose latest session guesses names of hosts: its containers do not know them.
+    """A job whose latest session has guessed host names, as its containers do not know the hosts.
 
     `guessed` counts ranks, `example` is one guessed name.
     """
@@ -38,8 +38,9 @@ class GuessingJob:
 
 
 def guessing_jobs(tx: Reads, since: datetime) -> list[GuessingJob]:
-    """Return the jobs whose latest session since a time guesses hosts, most guesses first."""
-    # Lateral with limit 1: the metadata of large jobs are long, one per job is read.
+    """Return the jobs whose latest session since a time has guessed hosts, most guesses first."""
+    # A lateral join with limit 1 reads the metadata of one session per job: those of large jobs are
+    # long.
     latest = (
         select(
             Session.meta["guessed_hosts"].label("guessed"),
@@ -64,13 +65,13 @@ def guessing_jobs(tx: Reads, since: datetime) -> list[GuessingJob]:
     return sorted(jobs, key=lambda job: (-job.guessed, job.job))
 
 
-# Rows of each table; sums include all.
+# Limit of the rows of each table; sums include the rows left out.
 LISTED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A session that takes chunks.
+    """A session that still takes chunks.
 
     `cells` are DP × PP, `covered` those with operations; `longest_gap_s` is the longest between two
     chunks, `refused` counts refused chunks, `missing` are producers in the metadata without one.
@@ -93,7 +94,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Lagging:
-    """A producer of an open session; `behind` is its delay to the session's latest chunk."""
+    """A producer of an open session; `behind` is its delay after the session's latest chunk."""
 
     job: str
     session: uuid.UUID
@@ -107,7 +108,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Bodies refused for one reason; `last_job` is the name as its sender wrote it."""
+    """Bodies refused for one reason; `last_job` is the job name in the latest refused body."""
 
     code: str
     bodies: int
@@ -118,7 +119,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class JobIntake:
-    """Sessions of a job in a time range, by outcome; `silence` counts those sealed by silence."""
+    """Sessions of a job by outcome; `silence` counts sessions that were sealed after a silence."""
 
     job: str
     sessions: int
@@ -278,7 +279,7 @@ def _refusals(tx: Reads, since: datetime) -> list[Refusal]:
 
 
 def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
-    """Return the outcomes by job, jobs with problems first."""
+    """Return the session outcomes of each job, jobs with problems first."""
 
     def of(*states: str) -> ColumnElement[int]:
         return func.count().filter(Session.state.in_(states))
@@ -309,9 +310,10 @@ def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
     )
 
 
-# Age of the oldest refusal shown while a first job is connected.
+# Largest age of a refusal that is shown while a first job is being connected.
 RECENT: Final = timedelta(days=1)
-# Audit entries searched for refused senders: the log has no index for them.
+# Number of the newest audit entries that are searched for refused senders: the audit log has no
+# index for them.
 _NEWEST: Final = 500
 _AUTHORIZATION_CODES: Final = (UnauthenticatedError.code, ForbiddenError.code)
 _SENDING: Final = ("POST /api/v1/jobs/%", "PUT /api/v1/jobs/%")
@@ -348,7 +350,7 @@ def first_arrivals(tx: Reads) -> Arrivals:
     ).scalar_one()
     since = tx.now - RECENT
     newest = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(_NEWEST).subquery()
-    # Refused senders have no project.
+    # The audit entry of a refused sender belongs to no project.
     senders = tx.session.execute(
         select(newest.c.detail, newest.c.at)
         .where(
@@ -374,12 +376,12 @@ def first_arrivals(tx: Reads) -> Arrivals:
     )
 
 
-# Stored characters of a job's name: the sender of a refused body may have written anything.
+# Limit of the stored characters of a refused body's job name, which is not validated.
 MAX_CHARS: Final = 200
 
 
 def count_refused_body(container: Container, job: str, size: int, code: str) -> None:
-    """Count a refused body of `size` bytes, by day and reason."""
+    """Count a refused body of `size` bytes, by day and error code."""
     with container.uow() as tx:
         count_refusal(tx, job, size, code)
 

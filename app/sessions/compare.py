@@ -39,7 +39,7 @@ from app.sessions.read import SESSIONS, SessionRow, no_session
 
 @dataclass(frozen=True, slots=True)
 class ArrivalChange:
-    """How long others waited for a rank at collectives; None if it met no others."""
+    """Change of the time that other ranks wait for a rank at collectives."""
 
     rank: int
     """Global rank."""
@@ -54,12 +54,12 @@ class ArrivalChange:
 
     @property
     def change_s(self) -> float:
-        """Return the change of the time that others wait, in seconds per step."""
+        """Return the change of the time that each other rank waits, in seconds per step."""
         return (self.waited_for_after_s or 0.0) - (self.waited_for_before_s or 0.0)
 
 
 def arrival_changes(before: Arrivals | None, after: Arrivals | None) -> tuple[ArrivalChange, ...]:
-    """Return the changes of all ranks with collectives in either session, the largest first.
+    """Return the changes of all ranks with collectives in either session, largest change first.
 
     Empty where one of the sessions has no collectives over ranks.
     """
@@ -81,13 +81,13 @@ def arrival_changes(before: Arrivals | None, after: Arrivals | None) -> tuple[Ar
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_s), change.rank)))
 
 
-# Sessions of a job offered for a comparison: the latest with a verdict.
+# Limit of the sessions of a job offered for a comparison: the latest with a verdict.
 CHOICES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A session of a comparison; `report` is None if it has no verdict (yet)."""
+    """One session of a comparison; `report` is None while the session has no verdict."""
 
     row: SessionRow
     meta: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A session that can be compared."""
+    """A session that users can choose for the comparison."""
 
     id: uuid.UUID
     number: int
@@ -108,7 +108,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sessions, and what changed from the first to the second."""
+    """Two sessions, and the changes from the first to the second."""
 
     now: datetime
     a: Side
@@ -123,14 +123,14 @@ class Comparison:
 
     @property
     def same_shape(self) -> bool:
-        """Return whether both have the same workers."""
+        """Return whether both sessions have the same DP and PP sizes."""
         return (self.a.row.dp, self.a.row.pp) == (self.b.row.dp, self.b.row.pp)
 
 
 def compare_sessions(
     tx: Reads, a: uuid.UUID, b: uuid.UUID, incident: Incident | None = None
 ) -> Comparison:
-    """Return two sessions side by side.
+    """Return the comparison of two sessions.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def compare_sessions(
 def sessions_of_incident(
     tx: Reads, incident_id: uuid.UUID
 ) -> tuple[uuid.UUID, uuid.UUID, Incident]:
-    """Return the latest session of an incident, the last one until its resolution, the incident.
+    """Return an incident's latest session, the last session until its resolution, and the incident.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def sessions_of_incident(
 
 
 def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
-    """Return the last two sessions of a job with a verdict, the earlier one first.
+    """Return the job's last two sessions with a verdict, the earlier session first.
 
     Raises
     ------
@@ -252,13 +252,13 @@ def _choices(tx: Reads, job: str) -> list[Choice]:
     return [Choice(*row) for row in rows]
 
 
-# Latest sessions of a time range that are compared.
+# Limit of the sessions compared per time range: the latest ones of the range.
 MOST_SESSIONS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSide:
-    """A time range of a job; `until` is excluded."""
+    """A time range of a job with its sessions; `until` is excluded."""
 
     since: datetime
     until: datetime
@@ -267,12 +267,12 @@ class TimeSide:
 
     @property
     def step_times(self) -> list[float]:
-        """Return the median step of each session, seconds."""
+        """Return the median step time of each session in seconds, oldest session first."""
         return [facts.step_time_s for facts in self.sessions if facts.step_time_s is not None]
 
     @property
     def slowdown(self) -> float | None:
-        """Return the median slowdown."""
+        """Return the median of the sessions' slowdowns; None without a session."""
         slowdowns = [
             facts.headline.slowdown for facts in self.sessions if facts.headline is not None
         ]
@@ -280,11 +280,11 @@ class TimeSide:
 
     @property
     def layouts(self) -> frozenset[str]:
-        """Return the parallel sizes of the job's sessions."""
+        """Return the distinct parallel sizes of the sessions."""
         return frozenset(facts.layout for facts in self.sessions)
 
     def named(self, cause: str) -> int:
-        """Return the number of sessions with a cause."""
+        """Return the number of sessions whose verdict names a cause."""
         return sum(any(named.cause == cause for named in facts.causes) for facts in self.sessions)
 
 
@@ -299,7 +299,7 @@ class CauseCount:
 
 @dataclass(frozen=True, slots=True)
 class TimesComparison:
-    """Two time ranges of a job and what changed between them."""
+    """Two time ranges of a job, and the changes between them."""
 
     now: datetime
     job: str
@@ -313,7 +313,7 @@ class TimesComparison:
 
     @property
     def same_sizes(self) -> bool:
-        """Return whether the job had the same sizes throughout."""
+        """Return whether the job had the same parallel sizes in all sessions of both ranges."""
         return len(self.a.layouts | self.b.layouts) <= 1
 
 
@@ -323,7 +323,7 @@ def compare_times(
     before: tuple[datetime, datetime],
     after: tuple[datetime, datetime],
 ) -> TimesComparison:
-    """Return two time ranges of a job side by side.
+    """Return the comparison of two time ranges of a job.
 
     Parameters
     ----------

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from app.analysis.report.document import Report
 from app.analysis.trace.rank_metadata import KEYS
 
-# A change of less than this share of a step counts as none.
+# A smaller change, as a share of the step time, counts as no change.
 NEGLIGIBLE: Final = 0.01
-# Metadata with an entry per rank: their changes are summarized by host.
+# Metadata fields with an entry per rank: their changes are summarized by host.
 _BY_RANK: Final = frozenset({"hosts", "gpus", "producers", *KEYS}) - {"launcher"}
 
 
 class Change(StrEnum):
-    """The change of a cause."""
+    """Kind of change of a cause between two sessions."""
 
     GONE = "gone"
     CAME = "came"
@@ -38,7 +38,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseChange:
-    """A cause in two sessions."""
+    """A cause and its cost in two sessions."""
 
     cause: str
     before: float | None
@@ -50,7 +50,7 @@ class CauseChange:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field of the metadata that differs; None if a session does not have it."""
+    """A metadata field with different values; a value is None if its session lacks the field."""
 
     field: str
     before: str | None
@@ -59,14 +59,14 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanges:
-    """The changed fields of the metadata, and the number of equal ones."""
+    """The changed metadata fields, and the number of equal fields."""
 
     changed: tuple[FieldChange, ...]
     equal: int
 
 
 def cause_changes(before: Report, after: Report) -> tuple[CauseChange, ...]:
-    """Return the causes of either session, the largest change first."""
+    """Return the causes found in either session, the cause with the largest change first."""
     shares = [_shares(report) for report in (before, after)]
     names = dict.fromkeys((*shares[0], *shares[1]))
     changes = [_change(name, shares[0].get(name), shares[1].get(name)) for name in names]
@@ -76,7 +76,7 @@ def cause_changes(before: Report, after: Report) -> tuple[CauseChange, ...]:
 
 
 def _shares(report: Report) -> dict[str, float]:
-    """Return the cost of each cause, as a share of the mean step."""
+    """Return the cost of each cause as a share of the mean step time."""
     steps = report.step_times.simulated
     mean_s = sum(steps) / len(steps)
     shares: dict[str, float] = {}
@@ -125,7 +125,7 @@ def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Met
 
 
 def _places(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
-    """Yield the hosts that were removed and added, or the number of ranks that moved."""
+    """Yield the removed and the added hosts, or the number of ranks on another host."""
     sides = [side.get("hosts") or {} for side in (before, after)]
     if sides[0] == sides[1]:
         return
@@ -156,12 +156,12 @@ def _text(value: object) -> str:
     return str(value)
 
 
-# The distribution of U is exact up to this number of steps on each side, without ties.
+# Up to this number of steps per session, and without ties, the exact distribution of U is used.
 EXACT_UP_TO: Final = 20
-# Fewer steps on a side allow no test and no interval.
+# Smallest number of steps per session for a test and an interval.
 FEWEST: Final = 3
 DRAWS: Final = 2_000
-# A difference with at least this p may be chance.
+# A difference whose p is at least this large may be due to chance.
 SIGNIFICANT: Final = 0.05
 _QUANTILES: Final = (0.025, 0.975)
 _SEED: Final = 0
@@ -171,7 +171,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The step times of a later session against those of an earlier one."""
+    """The difference of the step times of a later and an earlier session."""
 
     before_s: float
     """Mean step time."""
@@ -189,17 +189,17 @@ class Difference:
 
     @property
     def least_p(self) -> float:
-        """Return the smallest p that the test can give for this number of steps."""
+        """Return the smallest p that the test can yield for these numbers of steps."""
         return 2.0 / math.comb(sum(self.steps), self.steps[0])
 
     @property
     def tells(self) -> bool:
-        """Return whether the number of steps suffices for a significant p at all."""
+        """Return whether the numbers of steps suffice for a significant p."""
         return self.p is not None and self.least_p < SIGNIFICANT
 
     @property
     def real(self) -> bool:
-        """Return whether the interval excludes a difference of 0."""
+        """Return whether the interval of the difference excludes 0."""
         return self.ci95_s is not None and not self.ci95_s[0] <= 0.0 <= self.ci95_s[1]
 
 
@@ -237,7 +237,7 @@ def mann_whitney(a: FloatArray, b: FloatArray) -> float:
     >>> round(mann_whitney(ages_m, ages_f), 4)
     0.1111
     """
-    # Pairs in which a is larger; ties count half.
+    # U: number of pairs with a > b; ties count half.
     larger = (a[:, None] > b[None, :]).sum() + 0.5 * (a[:, None] == b[None, :]).sum()
     u = float(max(larger, a.size * b.size - larger))
     _, ties = np.unique(np.concatenate((a, b)), return_counts=True)
@@ -247,10 +247,10 @@ def mann_whitney(a: FloatArray, b: FloatArray) -> float:
 
 
 def _exact(u: float, m: int, n: int) -> float:
-    """Return twice the share of orders of m and n values whose U is at least as large."""
+    """Return the exact two-sided p: twice the share of orders whose U is at least as large."""
     counts = np.zeros(m * n + 1)
     counts[0] = 1.0
-    # Coefficients of the Gaussian binomial: the number of orders by U.
+    # The coefficients of the Gaussian binomial are the numbers of orders with each U.
     for i in range(1, m + 1):
         for value in range(m * n, n + i - 1, -1):
             counts[value] -= counts[value - n - i]
@@ -270,7 +270,7 @@ def _approximate(u: float, m: int, n: int, ties: NDArray[np.intp]) -> float:
 
 
 def _interval(a: FloatArray, b: FloatArray) -> tuple[float, float]:
-    """Return the bootstrap 95 % interval of the difference of the means."""
+    """Return the bootstrap 95 % interval of the difference of the mean step times, in seconds."""
     generator = np.random.default_rng(_SEED)
     drawn_a, drawn_b = (
         generator.choice(side, size=(DRAWS, side.size)).mean(axis=1) for side in (a, b)

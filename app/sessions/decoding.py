@@ -46,19 +46,20 @@ from app.sessions.recordings.choose import (
 )
 from app.sessions.recordings.read import Reading, read_files, with_not_read
 
-# A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
+# Limit of a trace's header line, which lists host and GPU of each rank: about 1 MiB for 16,384
+# ranks.
 MAX_HEADER_BYTES: Final = 8 * MIB
 
-# Bodies from this size on are parsed by compiled code: 20,000 operations as gzip.
+# Bodies of at least this size, about 20,000 operations as gzip, are parsed by compiled code.
 COMPILED_FROM_BYTES: Final = 256 * 1024
 
-# A larger body is decoded before any of it is written: a rollback costs the database as much as a
-# commit, and the transaction would be idle for seconds.
+# A larger body is decoded before the database writes any of it: a rollback costs the database as
+# much as a commit, and the transaction would be idle for seconds.
 KEPT_BYTES: Final = 64 * MIB
 
 
 def trace_limits(settings: Settings) -> Limits:
-    """Return the limits of decoding one body."""
+    """Return the size limits for decoding one body."""
     return Limits(
         max_decompressed_bytes=settings.max_decompressed_bytes,
         max_rows=settings.max_rows,
@@ -75,7 +76,7 @@ class Read:
 
 
 class Decoding:
-    """A body that is decoded in another thread, from `begin` on."""
+    """The decoding of a body in another thread, which `begin` starts."""
 
     def __init__(self, settings: Settings, body: Body) -> None:
         self._settings = settings
@@ -84,7 +85,7 @@ class Decoding:
 
     @cached_property
     def kept(self) -> TraceFormat | None:
-        """Return the format of a body that is stored as it was sent; None of any other.
+        """Return the format of a body that is stored as sent; None if the body is converted.
 
         Raises
         ------
@@ -104,14 +105,14 @@ class Decoding:
         return recognized if is_stored_as_received(recognized, magic) else None
 
     def begin(self) -> Future[Read]:
-        """Start decoding once; raises what `kept` does."""
+        """Start decoding unless it has started; raises what `kept` raises."""
         if self._reading is None:
             threads = _decoders(self._settings.ingest_concurrency)
             self._reading = threads.submit(_read, self._settings, self._body, self.kept)
         return self._reading
 
     def result(self) -> Read:
-        """Wait until the body is decoded; raises what `decode` and `read_files` do."""
+        """Return the decoded body once it is complete; raises as `decode` and `read_files`."""
         return self.begin().result()
 
     def as_it_came(self) -> Iterator[bytes]:
@@ -124,18 +125,18 @@ class Decoding:
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the decoded operations packed for storage, in parts; raises what `result` does."""
+        """Yield the decoded operations, packed for storage, in parts; raises as `result`."""
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:
-        """Wait until the body is no longer read: its file may be closed then."""
+        """Wait until the thread no longer reads the body, whose file may then be closed."""
         if self._reading is not None and not self._reading.cancel():
             wait([self._reading])
 
 
 @contextlib.contextmanager
 def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
-    """Provide the decoding of a body; it starts on demand, and ends with the block."""
+    """Provide the decoding of a body; it starts on demand and ends with the context."""
     decoded = Decoding(settings, body)
     try:
         yield decoded
@@ -145,7 +146,7 @@ def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
 
 @cache
 def _decoders(threads: int) -> ThreadPoolExecutor:
-    """Return the pool of decoding threads, one per body that is stored at a time.
+    """Return the pool of decoding threads: one thread per body that is stored at a time.
 
     Threads are reused: the first use of a new thread's memory takes a fifth of the time of decoding
     a body of a megabyte.
@@ -161,7 +162,8 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     limits = trace_limits(settings)
     magic = body.begin(len(ZSTD_MAGIC))
     if body.size >= COMPILED_FROM_BYTES and magic.startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{")):
-        # On the first large body: other processes need no compiler.
+        # Imported with the first large body, since the import loads the compiler, which other
+        # processes do not need.
         from app.analysis.trace.readers import ndjson_compiled as plain  # noqa: PLC0415 - see above
 
         plain.warm_up()
@@ -196,13 +198,13 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
 
 
-# States sent at the start of an event stream.
+# Limit of the states sent at the start of an event stream.
 MAX_STATES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A session's state and the time of its change, in µs since 1970 of the database's clock."""
+    """A session's state and the time of its change: µs since 1970 by the database's clock."""
 
     project_id: int
     session: uuid.UUID
@@ -211,12 +213,12 @@ class StateChange:
 
 
 def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[StateChange]:
-    """Return the states of sessions, in the order of their changes."""
+    """Return the states of sessions, sorted by the time of change."""
     return _states(tx, _state_rows().where(Session.id.in_(ids)))
 
 
 def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[StateChange]:
-    """Return the states of pending and recently changed sessions, in the order of their changes.
+    """Return the states of pending and recently changed sessions, sorted by the time of change.
 
     Parameters
     ----------
@@ -235,7 +237,7 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
 
 
 def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
-    # Newest first, so that the limit keeps the latest; `_states` reverses them.
+    # Newest first, so that the limit drops the oldest changes; `_states` reverses the order.
     return (
         select(Session.project_id, Session.id, Session.state, Session.state_changed_at)
         .order_by(Session.state_changed_at.desc())
@@ -246,7 +248,8 @@ def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
 def _states(tx: Reads, query: Select[int, uuid.UUID, SessionState, datetime]) -> list[StateChange]:
     rows = tx.session.execute(query).all()
     return [
-        # Not through a float of µs, which loses digits and the order of quick changes.
+        # Integer arithmetic: a float of µs would lose digits, and with them the order of quick
+        # changes.
         StateChange(project, session, state, int(at.timestamp()) * 1_000_000 + at.microsecond)
         for project, session, state, at in reversed(rows)
     ]
@@ -254,7 +257,7 @@ def _states(tx: Reads, query: Select[int, uuid.UUID, SessionState, datetime]) ->
 
 @dataclass(frozen=True)
 class Body:
-    """A request body, received completely."""
+    """A request body that was received completely."""
 
     source: Path | bytes
     """A file with its bytes, or the bytes themselves."""
@@ -275,17 +278,17 @@ class Body:
 
     @cached_property
     def sha256(self) -> bytes:
-        """Return the SHA-256 digest of the bytes."""
+        """Return the SHA-256 digest of the body's bytes."""
         return hashlib.sha256(self.content()).digest() if self.digest is None else self.digest
 
     @property
     def in_memory(self) -> bool:
-        """Return whether it is in memory instead of a file: such a body is small."""
+        """Return whether the body is in memory instead of a file; only small bodies are."""
         return isinstance(self.source, bytes)
 
     @property
     def path(self) -> Path:
-        """Return the file with its bytes.
+        """Return the path of the file with the body's bytes.
 
         Raises
         ------
@@ -297,10 +300,10 @@ class Body:
         return self.source
 
     def begin(self, size: int) -> bytes:
-        """Return its first `size` bytes."""
+        """Return the body's first `size` bytes."""
         with open_body(self.source) as file:
             return file.read(size)
 
     def content(self) -> bytes:
-        """Return its bytes."""
+        """Return the body's bytes."""
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()

@@ -1,4 +1,4 @@
-"""Sessions by job: latest of each job, history of a job in pages, neighbors of a session."""
+"""Sessions by job: latest sessions, a job's history in pages, neighbors of a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.lists import Page, PageRequest, read, read_page
 
 
 def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
-    """Return the slowdowns of finished sessions in order, None without a verdict."""
+    """Return the slowdowns of finished sessions in their order; None without a verdict."""
     return [
         None if session.headline is None else session.headline.slowdown
         for session in sessions
@@ -33,13 +33,13 @@ def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
     ]
 
 
-# Latest sessions of a job in a list of jobs: the points of its sparkline.
+# Latest sessions of each job in a list of jobs: the points of the job's sparkline.
 FLEET_SESSIONS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """A job and its latest sessions, oldest first; there is at least one."""
+    """A job and its latest sessions, oldest first; it has at least one session."""
 
     name: str
     sessions: tuple[SessionRow, ...]
@@ -48,13 +48,13 @@ class JobSummary:
 
     @property
     def latest(self) -> SessionRow:
-        """Return the session that was received last."""
+        """Return the job's session that was received last."""
         return self.sessions[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Jobs by name, with the database's time when they were read."""
+    """Jobs by name, with the database's time at which they were read."""
 
     now: datetime
     jobs: tuple[JobSummary, ...]
@@ -67,7 +67,7 @@ def fleet(
     per_job: int = FLEET_SESSIONS,
     until: datetime | None = None,
 ) -> Fleet:
-    """Return every job with its latest sessions; of an archived job only later ones.
+    """Return each job with its latest sessions; an archived job with those since its archiving.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def fleet(
     recent = func.row_number().over(
         partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
     )
-    # Only keys are sorted: rows of sessions are long.
+    # The subquery sorts only keys, since rows of sessions are long.
     ranked = select(Session.id, recent.label("recent")).join(Job)
     if job is not None:
         ranked = ranked.where(Job.name == job)
@@ -119,13 +119,13 @@ def fleet(
 
 
 _ONSETS: Final = TypeAdapter(tuple[Onset | None])
-# Sessions per page.
+# Number of sessions on a page of the history.
 PAGE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The sessions of a job in a time range."""
+    """A page of a job's sessions in a time range, with statistics of the range."""
 
     page: Page[SessionRow]
     verdicts: int  # sessions with a verdict
@@ -141,7 +141,7 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """A session among those of its job."""
+    """A session with the earlier sessions and the next session of its job."""
 
     sessions: Sequence[SessionRow]  # it and those before it, oldest first
     after: SessionRow | None
@@ -156,7 +156,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     request: PageRequest,
     slow: float,
 ) -> JobHistory:
-    """Return the sessions of a job in a time range.
+    """Return a page of a job's sessions in a time range, with statistics of the range.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
 
 
 def around(tx: Reads, row: SessionRow) -> Around:
-    """Return a session with those of its job before it, and the one after it."""
+    """Return a session with the earlier sessions of its job and the next session."""
     same_time = Session.received_at == row.received_at
     earlier = or_(Session.received_at < row.received_at, and_(same_time, Session.id >= row.id))
     later = or_(Session.received_at > row.received_at, and_(same_time, Session.id < row.id))

@@ -1,4 +1,4 @@
-"""Request documents of sessions: batches of chunks and what-if questions, from JSON."""
+"""Parse request documents of sessions: batches of chunks and what-if questions in JSON."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from app.errors import BodyTooLargeError, Fault, InvalidQuestionError, PacelineE
 from app.platform.validation import Written, faults_of
 
 MAX_CHUNKS: Final = 256
-# The whole batch is in memory while it is stored.
+# Limit of a batch, which is completely in memory while it is stored.
 MAX_BATCH_BYTES: Final = 64 * MIB
 MAX_LISTING_BYTES: Final = MIB
 
 
 class InvalidBatchError(PacelineError):
-    """A body that is no batch of chunks."""
+    """The body is no batch of chunks."""
 
     code = "batch.malformed"
 
 
 class ListedChunk(BaseModel):
-    """One chunk of a batch."""
+    """The description of one chunk in the first line of a batch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ class ListedChunk(BaseModel):
 
 
 class Listing(BaseModel):
-    """The chunks of a batch."""
+    """The first line of a batch: the list of its chunks."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +64,7 @@ class Listing(BaseModel):
 
 
 def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
-    """Return the chunks of a batch, with the bytes of each.
+    """Return the listed chunks of a batch, with the bytes of each chunk.
 
     A batch is a line of JSON, ``{"chunks": [{"producer", "n", "final", "bytes"}, …]}``, followed by
     the bytes of the chunks in this order.
@@ -99,11 +99,11 @@ def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
         return [(chunk, file.read(chunk.bytes)) for chunk in listed]
 
 
-# Each change is one more pass over all operations while the answer occupies a slot of the server:
-# without a limit one question blocks others for minutes.
+# Limit of the changes in a question: each takes a pass over all operations while the request
+# occupies a slot of the server, so an unlimited question could block others for minutes.
 MOST_CHANGES: Final = 100
 
-# Fault codes by pydantic's error type; all others are `type`.
+# Fault codes by pydantic's error type; all other error types get the code `type`.
 CODES: Final = {
     "extra_forbidden": "unknown_key",
     "enum": "choice",
@@ -117,7 +117,7 @@ CODES: Final = {
 
 
 def _list_of(what: str) -> WrapValidator:
-    """Return a validator with one fault for the whole list instead of one per item."""
+    """Return a validator that reports one fault for a list instead of one fault per item."""
 
     def check(value: object, inner: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -144,7 +144,7 @@ OpType = Annotated[
 
 
 class WrittenSelection(Written):
-    """Operations that meet every condition given."""
+    """Conditions that select operations; an operation has to meet all of them."""
 
     op_types: Annotated[tuple[OpType, ...], _list_of(", ".join(TYPE_NAMES))] = ()
     steps: Annotated[tuple[Count, ...], _list_of("steps")] = ()
@@ -154,7 +154,7 @@ class WrittenSelection(Written):
 
 
 class WrittenChange(Written):
-    """Give the selected operations their recorded or ideal duration, or their peers', × `scale`."""
+    """Duration of the selected operations: recorded, ideal or that of their peers, × `scale`."""
 
     select: WrittenSelection = WrittenSelection()
     duration: BaseDurations = BaseDurations.IDEAL
@@ -162,7 +162,7 @@ class WrittenChange(Written):
 
 
 class WrittenQuestion(Written):
-    """Changes of durations; of several that select an operation the last one counts."""
+    """Changes of durations; an operation takes the last change that selects it."""
 
     base: Annotated[
         Literal[BaseDurations.RECORDED, BaseDurations.IDEAL],
@@ -176,7 +176,7 @@ class WrittenQuestion(Written):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise `InvalidQuestionError`, which no caller takes for a validation error of its own."""
+        """Raise `InvalidQuestionError`, which callers do not take for their validation error."""
         try:
             question = inner(value)
         except ValidationError as error:
@@ -188,7 +188,7 @@ class WrittenQuestion(Written):
         return question
 
     def question(self) -> Question:
-        """Return the question."""
+        """Return the what-if question of a JSON document."""
         return Question(
             self.base,
             tuple(

@@ -1,4 +1,4 @@
-"""Read sessions: lists, the state of one session, its report and its heatmaps."""
+"""Read sessions: lists, one session's state, its report and its heatmaps."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from app.sessions.models.tables import (
 )
 from app.web.lists import Column, Listing, read
 
-# Producers listed for one session.
+# Limit of the producers listed for one session.
 MAX_PRODUCERS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session as lists show it, with its verdict once there is one."""
+    """A session in a list, with its verdict if it has one."""
 
     id: uuid.UUID
     job: Annotated[str, Column(Job.name)]
@@ -75,30 +75,30 @@ class SessionRow:
 
     @property
     def headline(self) -> Slowdown | None:
-        """Return the slowdown; None without a verdict or while the session is analyzed again."""
+        """Return the headline slowdown; None without a verdict or while it is analyzed again."""
         if self.state is not SessionState.ANALYZED or self.verdict is None:
             return None
         return self.verdict.headline
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return the slowdown, or without a verdict the known loss of the named causes."""
+        """Return the slowdown or, if it is withheld, the known loss of the named causes."""
         return None if self._reported is None else self._reported.known
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the largest known loss costs in each hour of running."""
+        """Return the GPU-hours that the largest known loss costs per hour of training."""
         lost = None if self._reported is None else self._reported.lost
         return None if lost is None else self.world * lost
 
     @property
     def losses(self) -> Losses | None:
-        """Return the losses of the time budget; they need no verdict."""
+        """Return the losses of the time budget, which exist also without a verdict."""
         return None if self._reported is None else self._reported.losses
 
     @property
     def shares(self) -> Shares | None:
-        """Return the shares of the time budget; they need no verdict."""
+        """Return the shares of the time budget, which exist also without a verdict."""
         return None if self._reported is None else self._reported.shares
 
     @property
@@ -130,19 +130,19 @@ SESSIONS: Final = Listing(
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """The latest analysis of a session."""
+    """The state of a session's latest analysis."""
 
     state: TaskState  # of the task run
     attempt: int  # counts from 1 once a worker has claimed it
     position: int | None  # place in the queue, from 1; None unless queued
-    # error_code, error: why it is dead
+    # error_code, error: why the task run is dead
     error_code: str | None
     error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerView:
-    """The chunks of one producer of a session."""
+    """Counts of the chunks that one producer sent to a session."""
 
     producer: str
     chunks: int
@@ -153,10 +153,10 @@ class ProducerView:
 
 @dataclass(frozen=True, slots=True)
 class IntakeView:
-    """How a session came in chunks; `seals_at` unless another one comes before."""
+    """The intake of a session in chunks; each further chunk postpones `seals_at`."""
 
     chunks: int
-    # refused_chunks, refused_bytes: of chunks that were not taken
+    # refused_chunks, refused_bytes: number and bytes of the refused chunks
     refused_chunks: int
     refused_bytes: int
     last_chunk_at: datetime
@@ -170,7 +170,7 @@ class IntakeView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One session without its report."""
+    """A session with its metadata, intake and analysis, without its report."""
 
     row: SessionRow
     meta: Mapping[str, Any]
@@ -190,7 +190,7 @@ class SessionView:
 def list_sessions(
     tx: Reads, limit: int, job: str | None = None, state: SessionState | None = None
 ) -> list[SessionRow]:
-    """Return sessions, newest first; only those of a job, in a state, if given."""
+    """Return sessions, newest first; optionally only those of a job or in a state."""
     where: list[ColumnElement[bool]] = []
     if job is not None:
         where.append(Job.name == job)
@@ -200,7 +200,7 @@ def list_sessions(
 
 
 def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> SessionView:
-    """Return one session.
+    """Return one session with its metadata, intake and the state of its analysis.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def no_session(session_id: uuid.UUID) -> NotFoundError:
 
 
 def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
-    """Return the error for a session whose trace is not stored yet, or no longer."""
+    """Return the error for a session whose trace is not stored yet or was deleted."""
     if removed_at is not None:
         return NotFoundError(
             f"The operations were deleted on {removed_at:%Y-%m-%d}; the report stays "
@@ -336,8 +336,8 @@ def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
     return NotFoundError(f"The session is {state}; its chunks are no trace.", code="report.none")
 
 
-# Sessions whose heatmaps stay in memory: stepping through a session must not read a report of
-# megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
+# Number of sessions whose heatmaps stay in memory: paging through a session's steps must not read a
+# report of megabytes each time. The heatmaps of 1,024 × 64 workers and 50 steps have 13 MB.
 CACHED_HEATMAPS: Final = 4
 
 
@@ -370,7 +370,7 @@ def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:
 
 
 def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArray[np.float32]:
-    """Return the slowdowns S_w of all workers in one step, float32 of shape (dp, pp).
+    """Return the slowdown S_w of each worker in one step, float32, shape (dp, pp).
 
     S_w is the slowdown if only this worker kept its recorded durations.
 
@@ -433,7 +433,7 @@ class _Heatmaps:
 
 
 class _HeatmapCache:
-    """The most recently used heatmaps, by blob; a blob never changes."""
+    """Cache of the most recently used heatmaps by blob id; blobs are immutable."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -38,7 +38,7 @@ from app.sessions.recordings.choose import NotRead
 
 log = structlog.get_logger(__name__)
 
-# A session that comes in one body belongs to the first attempt: only chunks name theirs.
+# A session sent in one body belongs to the first attempt, since only chunks name an attempt.
 FIRST_ATTEMPT: Final = 1
 
 _KNOWN: Final = Prepared(
@@ -53,7 +53,8 @@ _next_number = select(func.coalesce(func.max(Session.number), 0) + 1).where(
     Session.job_id == bindparam("of_job"), Session.attempt == FIRST_ATTEMPT
 )
 _NEXT_NUMBER: Final = Prepared(_next_number)
-# Also numbers the session and notifies listeners; no row where the job has the same session.
+# Inserts a session, numbers it and notifies listeners; returns no row if the job has an equal
+# session.
 _MADE: Final = Prepared(
     insert(Session)
     .values(attempt=FIRST_ATTEMPT, state=SessionState.QUEUED, number=_next_number.scalar_subquery())
@@ -61,19 +62,19 @@ _MADE: Final = Prepared(
     .returning(Session.number, notification(Session.id))
 )
 
-# Attempts to find or make a job while others make and delete it.
+# Limit of the attempts to find or create a job while other transactions create and delete it.
 TRIES: Final = 10
 
 
 class InvalidJobNameError(PacelineError):
-    """A job's name that would not survive in an address or on a page."""
+    """A job's name that cannot be used in a URL or on a page."""
 
     code = "job.invalid_name"
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The session of a received body; `created` is false where an equal body was stored before.
+    """The session of a received body; `created` is false if an equal body was stored before.
 
     `unmapped` counts contents of the recording without an operation, `not_read` lists files of an
     archive that are no recordings.
@@ -90,7 +91,7 @@ class Receipt:
 
 
 class _AlreadyStoredError(Exception):
-    """An equal body is stored, possibly by a concurrent request: roll back this one's writes."""
+    """An equal body is stored, possibly by a concurrent request: roll back this request."""
 
     def __init__(self, receipt: Receipt) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class _AlreadyStoredError(Exception):
 
 
 def check_job_name(name: str) -> None:
-    """Check a job's name.
+    """Check that a job's name can be used in a URL and on a page.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def check_job_name(name: str) -> None:
 
 
 def check_new_job_name(name: str) -> None:
-    """Check the name of a new job.
+    """Check the name of a new job, which must also not look like the name of another job.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def no_job(job: str) -> NotFoundError:
 
 
 def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
-    """Find or make a job and return its id; its row is locked until the commit.
+    """Find or create a job and return its id; the job's row stays locked until the commit.
 
     Raises
     ------
@@ -155,7 +156,7 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
 
 
 def receive_session(container: Container, job: str, body: Body) -> Receipt:
-    """Decode a body, store it durably and queue its analysis; return its receipt after the commit.
+    """Decode a body, store it durably and queue its analysis; return the receipt after the commit.
 
     An archive of a folder is one session of all recordings in it. The same bytes with the same
     metadata are the same session of a job, also when they arrive twice at the same time.
@@ -205,7 +206,8 @@ def _received(container: Container, job: str, body: Body, decoded: Decoding) -> 
         check_room(tx, container.settings, container.project_id, SUMMED)
         as_sent = decoded.kept is not None
         if as_sent and container.objects is None:
-            # It is decoded while the database writes it: no transaction is idle for long.
+            # The body is decoded while the database writes it, so that the transaction is not idle
+            # for long.
             decoded.begin()
             return _store(container, tx, job, content, body, decoded, Staged(decoded.as_it_came()))
     if as_sent:
@@ -236,12 +238,13 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     decoding: Decoding,
     staged: Staged,
 ) -> Receipt:
-    # The blob first: once the job's row is locked, other sessions of the job wait. A body in memory
-    # is decoded under the lock, which takes milliseconds.
+    # The blob is written before the job's row is locked, as other sessions of the job wait for the
+    # lock. A body in memory is decoded under the lock, which takes milliseconds.
     blob_id = write_blob(tx, staged)
     if not body.in_memory:
         decoding.result()
-    # Locks the job's row: numbers are in order, and only one of two equal bodies passes.
+    # Locks the job's row: sessions are numbered in order, and only one of two equal bodies is
+    # stored.
     job_id = make_job(container, tx, job)
     session_id = uuid.uuid4()
     tx.enqueue(ANALYZE_SESSION, session_id)
@@ -301,14 +304,14 @@ MAX_RUN_CHARACTERS: Final = 200
 
 
 class InvalidRunError(PacelineError):
-    """A run's name that would not survive on a page."""
+    """A run's name that cannot be shown on a page."""
 
     code = "run.invalid_name"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReceipt:
-    """The number of an attempt; `created` unless it was announced before."""
+    """The number of an attempt; `created` is false if the start was announced before."""
 
     number: int
     created: bool
@@ -328,7 +331,7 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
     if not (0 < len(run_id) <= MAX_RUN_CHARACTERS and run_id.isprintable()):
         raise InvalidRunError(f"A run has 1 to {MAX_RUN_CHARACTERS} printable characters.")
     with container.uow() as tx:
-        # Locks the job's row: numbers are in order.
+        # Locks the job's row, so that attempts are numbered in order.
         job_id = make_job(container, tx, job)
         present = tx.session.execute(
             select(Attempt.number).where(
@@ -362,7 +365,7 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
 
 
 def finish_job(container: Container, job: str) -> None:
-    """Note that a job has ended: from now on its silence is no incident.
+    """Record that a job has ended: from now on its silence is no incident.
 
     Late sessions of its last start may still arrive; a session of another start reopens the job
     (`app.incidents.grouping.FINISH_GRACE`).
@@ -378,25 +381,26 @@ def finish_job(container: Container, job: str) -> None:
         ).scalar()
         if job_id is None:
             raise no_job(job)
-        # Ends an incident about its silence.
+        # The next look at the job's alerts ends an incident about its silence.
         tx.session.execute(
             update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
         )
     log.info("job finished", job=job)
 
 
-# A worker of more bytes returns free memory after an analysis: sessions of that size are rare, and
-# allocating again costs a few milliseconds per million operations.
+# Memory in bytes above which a worker returns free memory to the system after an analysis. Such
+# large sessions are rare, and allocating again costs a few milliseconds per million operations.
 LARGE: Final = 1 << 30
 _RESIDENT: Final = Path("/proc/self/statm")
 
-# Peak memory per operation of an analysis, measured on synthetic jobs of 0.3 to 2 M operations.
+# _OPERATION_BYTES: peak memory of an analysis per operation, measured on synthetic jobs of 0.3 to 2
+# M operations.
 _GIB: Final = 1024 * MIB
 _OPERATION_BYTES: Final = 200
 
 
 def over_limit(container: Container, session_id: uuid.UUID) -> MemoryLimitError:
-    """Return the error for a session whose analysis exceeded the memory limit, with its need."""
+    """Return the error for an analysis over the memory limit, with the estimated need."""
     limit_bytes = container.settings.analysis_memory_limit_kib * KIB
     with container.reading() as tx:
         query = select(Session.operations).where(Session.id == session_id)
@@ -411,7 +415,7 @@ def over_limit(container: Container, session_id: uuid.UUID) -> MemoryLimitError:
 
 
 def give_back(above: int = LARGE) -> bool:
-    """Return free memory to the system if the process has more than `above` bytes (Linux).
+    """Return free memory to the system if the process uses more than `above` bytes (Linux only).
 
     Returns whether it did.
     """
@@ -425,5 +429,5 @@ def give_back(above: int = LARGE) -> bool:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of the process in bytes; Linux only."""
+    """Return the process's resident memory in bytes (Linux only)."""
     return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

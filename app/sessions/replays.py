@@ -1,4 +1,4 @@
-"""Replay stored sessions: timelines of steps and what-if questions.
+"""Replay stored sessions to get timelines of steps and answers to what-if questions.
 
 The most recently used sessions stay prepared in memory: with 1,024 × 16 workers, preparing takes
 seconds, and a step of a prepared session a few milliseconds.
@@ -35,7 +35,7 @@ from app.platform.settings import MIB
 from app.sessions.models.tables import Session
 from app.sessions.read import get_session, no_session, no_trace
 
-# Sessions loaded at a time, each completely in memory.
+# Limit of the sessions that are loaded at a time, each of them completely in memory.
 AT_ONCE: Final = 2
 WAIT_S: Final = 10.0
 
@@ -50,7 +50,7 @@ class StoredTrace:
     meta: Mapping[str, Any]  # metadata document, normalized
 
     def unpack(self) -> Trace:
-        """Return the decompressed operations; call it after the transaction."""
+        """Return the decompressed operations; call it after the transaction, as it takes long."""
         return read_stored(self.parts, parse_metadata(self.meta))
 
 
@@ -68,7 +68,7 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
 
 
 def trace_blob(tx: Reads, session_id: uuid.UUID) -> uuid.UUID:
-    """Return the blob with the operations of a session; raises what `stored_trace` does."""
+    """Return the blob id of a session's operations; raises what `stored_trace` raises."""
     row = tx.session.execute(
         select(Session.trace_blob, Session.state, Session.trace_removed_at).where(
             Session.id == session_id
@@ -85,7 +85,7 @@ def trace_blob(tx: Reads, session_id: uuid.UUID) -> uuid.UUID:
 def perfetto_timeline(
     stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """Return one step as a Chrome trace with hosts, piece by piece.
+    """Return one step as a Chrome trace with host names, in pieces.
 
     Raises
     ------
@@ -105,7 +105,8 @@ def perfetto_timeline(
             workers = zip(
                 trace.dp[rows[first]].tolist(), trace.pp[rows[first]].tolist(), strict=True
             )
-            # Reversed, so that the lowest rank of a worker remains: the rank that is analyzed.
+            # Reversed, so that the lowest rank of each worker overwrites the others: the analysis
+            # uses this rank.
             rank_of = dict(reversed(list(zip(workers, ranks.tolist(), strict=True))))
             names = trace.meta.hosts
             hosts = {worker: names[rank] for worker, rank in rank_of.items() if rank in names}
@@ -115,36 +116,37 @@ def perfetto_timeline(
 
 @contextlib.contextmanager
 def whole_session() -> Iterator[None]:
-    """Take one of the few turns to hold a whole session in memory.
+    """Wait for one of the `AT_ONCE` turns to hold a whole session in memory.
 
     Raises
     ------
     BusyError
         All turns stay taken.
     """
-    # Callers wait without a database connection and without a trace.
+    # Callers have no open database connection and no trace in memory while they wait.
     if not _turns.acquire(timeout=WAIT_S):
         raise BusyError("Others are asking; try again in a few seconds.")
     try:
         yield
     finally:
-        # The process would keep the memory otherwise.
+        # Without this, Arrow's memory pool would keep the memory.
         pa.default_memory_pool().release_unused()
         _turns.release()
 
 
-# Blob of the trace, and the adaptations that are switched off.
+# Key of a prepared session: the blob of its trace, and the adaptations that are switched off.
 Key = tuple[uuid.UUID, frozenset[Name]]
 
-# Limit of the prepared sessions of a process; a larger session is prepared for each question.
+# Memory limit of all prepared sessions of a process; a larger session is prepared for each
+# question.
 MOST_BYTES: Final = 512 * MIB
-# A prepared session is dropped once it has not been used for so long.
+# A prepared session is dropped after this time without a use.
 FORGOTTEN_AFTER_S: Final = 300.0
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A prepared session with its lock: concurrent replays would write to the same arrays."""
+    """A prepared session with its lock, as concurrent replays would write to the same arrays."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
     replayed: Replayed | None = None
@@ -153,7 +155,7 @@ class _Place:
 
 
 class PreparedSessions:
-    """Cache of prepared sessions, the least recently used first.
+    """Cache of prepared sessions, sorted by last use, the oldest first.
 
     Parameters
     ----------
@@ -173,13 +175,13 @@ class PreparedSessions:
 
     @property
     def held(self) -> int:
-        """Return the number of prepared sessions."""
+        """Return the number of prepared sessions in the cache."""
         with self._lock:
             return sum(place.replayed is not None for place in self._places.values())
 
     @contextlib.contextmanager
     def of(self, key: Key, prepare: Callable[[], Replayed]) -> Iterator[Replayed]:
-        """Lock a session for replays; prepare it where it is not cached.
+        """Lock a session for replays; prepare the session if it is not cached.
 
         Raises
         ------
@@ -202,7 +204,7 @@ class PreparedSessions:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Drop unused sessions, then the oldest ones until the rest is within the limit."""
+        """Drop unused sessions, then the least recently used ones while over the limit."""
         with self._lock:
             before_s = time.monotonic() - self._forgotten_after_s
             total = sum(place.size_bytes for place in self._places.values())
@@ -264,7 +266,7 @@ def prepared_session(
 
 
 def _size_bytes(replayed: Replayed) -> int:
-    """Return the memory of a prepared session, bytes: its values, which dominate."""
+    """Return a prepared session's memory in bytes: its arrays of values, which dominate."""
     return sum(
         group.layout.start_ns.nbytes
         + group.layout.duration_ns.nbytes

@@ -1,4 +1,4 @@
-"""Routes that take chunks, seal sessions, and note the starts and the end of a job."""
+"""Routes that take chunks, seal sessions, announce starts of a job and note its end."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from app.web.bodies import asked, described
 
 log = structlog.get_logger(__name__)
 
-# Largest 32-bit integer of the database.
+# Limit of numbers in a request: the largest 32-bit integer, which the database columns can hold.
 MAX_NUMBER: Final = (1 << 31) - 1
-# Lower, to leave room: a whole session gets the number after the highest one.
+# Limit of session numbers in a request. It is below `MAX_NUMBER`, as a session sent in one body
+# gets the number after the highest session number.
 MAX_SESSION_NUMBER: Final = 1_000_000_000
 
 SESSION_ROUTE: Final = "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}"
@@ -52,18 +53,18 @@ Number = Annotated[
 
 
 class ChunkQuery(QueryMetadata):
-    """Metadata as for a whole session, and whether the producer sends more."""
+    """Query of a chunk: metadata as for a whole session, and the mark of the last chunk."""
 
     final: bool = Field(default=False, description="The producer's last chunk.")
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"final", "format"})
         return parse_metadata(given) if given else None
 
 
 class ChunkNames(SessionNames):
-    """Parameters in the path of a chunk."""
+    """Parameters in the URL path of a chunk."""
 
     attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
     session: int = Field(
@@ -73,11 +74,11 @@ class ChunkNames(SessionNames):
     n: int = Field(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")
 
     def path(self) -> ChunkPath:
-        """Return the path of the chunk."""
+        """Return the chunk's path: job, attempt, session, producer and number."""
         return ChunkPath(self.job, self.attempt, self.session, self.producer, self.n)
 
 
-# Most chunks have no query; validating one takes time.
+# Validated once, since validation takes time and most chunks have no query.
 _NO_QUERY: Final = ChunkQuery.model_validate({})
 
 BATCH_CONTENT: Final = {
@@ -89,7 +90,7 @@ BATCH_CONTENT: Final = {
 
 
 class ChunkOutcome(BaseModel):
-    """Outcome of one chunk: `status` is that of its answer if it were sent alone."""
+    """Outcome of one chunk of a batch; `status` is the HTTP status of the same chunk sent alone."""
 
     producer: str
     n: int
@@ -104,7 +105,7 @@ class ChunkOutcome(BaseModel):
 
     @classmethod
     def of(cls, listed: ListedChunk, outcome: ChunkReceipt | PacelineError) -> Self:
-        """Return the outcome of one chunk."""
+        """Return the outcome of a listed chunk from its receipt or its error."""
         if isinstance(outcome, ChunkReceipt):
             return cls(
                 producer=listed.producer,
@@ -123,7 +124,7 @@ class ChunkOutcome(BaseModel):
 
 
 class BatchBody(BaseModel):
-    """Outcomes of the chunks of a batch, in its order."""
+    """Outcomes of the chunks of a batch, in the order of the batch."""
 
     chunks: list[ChunkOutcome]
 
@@ -146,7 +147,7 @@ def router() -> APIRouter:
         | {"parameters": described(ChunkNames, "path") + described(ChunkQuery, "query")},
     )
     async def put_chunk(request: Request) -> Response:
-        """Store a part of a trace; answered only once it is durable.
+        """Store a chunk of a trace; answered only once the chunk is durable.
 
         Chunks may come in any order, late, and from several producers at once. The first one makes
         the session, which stays `open` until it is sealed. Workers decode the others: what they
@@ -193,7 +194,7 @@ def router() -> APIRouter:
         session: Number,
         query: Annotated[ChunkQuery, Query()],
     ) -> Response:
-        """Store parts of a trace, each as `PUT …/chunks/{producer}/{n}` would.
+        """Store chunks of a trace, each as `PUT …/chunks/{producer}/{n}` would store it.
 
         The body is a line of JSON, `{"chunks": [{"producer", "n", "final", "bytes"}]}`, followed by
         the bytes of each chunk. Each is stored completely or not at all and has its own outcome; an
@@ -276,7 +277,7 @@ def _count_outcomes(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
 
 
 class RunBody(BaseModel):
-    """A start of a job, as its launcher tells it."""
+    """A start of a job, as the job's launcher announces it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -289,7 +290,7 @@ class RunBody(BaseModel):
 
 
 class AttemptBody(BaseModel):
-    """The number of an attempt, as addresses of chunks have it."""
+    """The number of an attempt, for the URLs of its chunks."""
 
     job: str
     attempt: int
@@ -298,14 +299,14 @@ class AttemptBody(BaseModel):
 
 
 def attempts_router() -> APIRouter:
-    """Return the routes of a job's starts and its end."""
+    """Return the routes that announce a job's starts and note its end."""
     routes = api_router("ingest")
 
     @routes.post("/api/v1/jobs/{job}/finish", status_code=204, summary="Say that a job has ended")
     def post_finish(
         container: Here, job: Annotated[str, Path(description="Name of the job.")]
     ) -> Response:
-        """Its silence is no incident; a later start of the job takes that back."""
+        """Record that the job has ended: its silence is no incident until it starts again."""
         finish_job(container, job)
         return Response(status_code=204)
 
@@ -324,7 +325,7 @@ def attempts_router() -> APIRouter:
         job: Annotated[str, Path(description="Name of the job; made if it is new.")],
         body: RunBody,
     ) -> JSONResponse:
-        """Give each start of the job its number, in the order in which they are announced.
+        """Assign an attempt number to a start of the job, in the order of announcement.
 
         The same run and restart are the same attempt, also for other clients.
         """

@@ -1,4 +1,4 @@
-"""Server-sent events: the states of all sessions, or of one.
+"""Server-sent events: changes of the states of all sessions, or of one session.
 
 Each event is `state` with data ``{"session": id, "state": state}``. Its id is the time of the
 change: a browser that reconnects sends it to receive the changes it missed.
@@ -17,7 +17,8 @@ from app.access.guard import Here, api_router
 from app.errors import NotFoundError
 from app.sessions.api.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
 
-# The largest integer that is exact in JavaScript; the year 2255 in microseconds.
+# Limit of event ids, which are times in µs: the largest integer that is exact in JavaScript, in the
+# year 2255.
 MAX_EVENT_ID: Final = 2**53 - 1
 
 LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
@@ -30,7 +31,8 @@ def router(live: LiveStates) -> APIRouter:
     async def fleet_stream(
         container: Here, last_event_id: LastEventId = None
     ) -> AsyncIterator[Stream]:
-        # Subscribe before reading: no change is lost between the two.
+        # Subscribe before reading the states: otherwise changes between the two steps would be
+        # lost.
         with live.stream(container.project_id) as stream:
             margin_us = int(LONGEST_TRANSACTION_S * 1e6)
             after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
@@ -71,7 +73,7 @@ def router(live: LiveStates) -> APIRouter:
 
 
 async def _events(stream: Stream) -> AsyncIterator[ServerSentEvent]:
-    # Tells a new event source that it is connected, before any change.
+    # Sent before any change, so that a new event source knows that it is connected.
     yield ServerSentEvent(comment="open")
     async for state in stream:
         yield ServerSentEvent(

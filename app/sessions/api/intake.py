@@ -1,4 +1,4 @@
-"""Intake of request bodies: from the network to the database, shared by sessions and chunks.
+"""Intake of request bodies, from the network to the database, for whole sessions and chunks.
 
 The event loop streams, counts, hashes and spools a body, within its own limits (`app.web.bodies`)
 and the server's byte budget. Then a thread of a separate limiter stores it, so that many senders
@@ -53,12 +53,13 @@ from app.web import problems
 from app.web.bodies import arriving
 from app.web.problems import RETRY_AFTER_S
 
-# Bodies and bytes of one transaction.
+# Limits of the bodies and of their bytes in one transaction.
 MOST: Final = 64
 MOST_BYTES: Final = 4 * MIB
-# Requests answered in one turn of the event loop.
+# Requests answered in one turn of the event loop, so that other requests get turns between them.
 ANSWERED_AT_ONCE: Final = 8
-# A transaction of that many bodies makes the next one gather for longer.
+# After a transaction of at least this number of bodies, the next transaction waits longer for
+# bodies.
 _MANY: Final = 8
 
 Item = TypeVar("Item")
@@ -108,7 +109,8 @@ class BatchWriter(Generic[Item, Outcome]):
         self._queue: deque[_Waiting[Item, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        # One transaction at a time: bodies that come meanwhile form the next.
+        # Only one transaction runs at a time; bodies that arrive meanwhile form the next
+        # transaction.
         self._limiter = CapacityLimiter(1)
 
     @property
@@ -119,7 +121,7 @@ class BatchWriter(Generic[Item, Outcome]):
     async def receive(
         self, container: Container, item: Item, *, size: int, group: Hashable = None
     ) -> Outcome | None:
-        """Store a body; return its outcome, or None as `store` does.
+        """Store a body; return the outcome that `store` returns for the body, or None.
 
         Parameters
         ----------
@@ -154,7 +156,7 @@ class BatchWriter(Generic[Item, Outcome]):
                         if not waiting.outcome.done():
                             waiting.outcome.set_exception(error)
                 else:
-                    # Answered while the next batch is stored.
+                    # The requests of this batch are answered while the next batch is stored.
                     answering = asyncio.create_task(_answer(batch, outcomes))
                     self._answering.add(answering)
                     answering.add_done_callback(self._answering.discard)
@@ -162,7 +164,7 @@ class BatchWriter(Generic[Item, Outcome]):
             self._storing = None
 
     def _take(self) -> list[_Waiting[Item, Outcome]]:
-        """Dequeue the oldest body and those of its group that fit into one transaction."""
+        """Dequeue the oldest body, with bodies of its group that fit into one transaction."""
         group = self._queue[0].group
         batch: list[_Waiting[Item, Outcome]] = []
         others: list[_Waiting[Item, Outcome]] = []
@@ -181,7 +183,7 @@ class BatchWriter(Generic[Item, Outcome]):
 async def _answer(
     batch: Sequence[_Waiting[Item, Outcome]], outcomes: Sequence[Outcome | None]
 ) -> None:
-    """Resolve the waiting requests, a few per turn of the event loop, so that pages get turns."""
+    """Resolve waiting requests, a few per turn of the event loop, so that pages get turns too."""
     for number, (waiting, outcome) in enumerate(zip(batch, outcomes, strict=True), 1):
         if not waiting.outcome.done():
             waiting.outcome.set_result(outcome)
@@ -193,22 +195,24 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Threads that write and hash bodies; storing has its own limiter.
+# Threads that write and hash bodies; threads that store bodies have a separate limiter.
 SPOOL_THREADS: Final = 4
 
-# Moving average of the time to store a body: its start, and the weight of the latest body.
+# Initial value, in seconds, of the moving average of the time to store a body, and the weight of
+# the latest body in it.
 STORING_S: Final = 0.1
 LAST_COUNTS: Final = 0.1
-# A body that would wait for longer is refused with Retry-After: senders time out.
+# A body with a longer expected wait is refused with Retry-After, before its sender times out.
 LONGEST_WAIT_S: Final = 30.0
-# A refused body up to this size is read, so that its connection can be used again.
+# A refused body up to this size is read to its end, so that the connection can be used again.
 DRAINED_BYTES: Final = MIB
-# Bodies up to this size stay in memory and share a transaction with others.
+# A body up to this size stays in memory and is stored in one transaction with other bodies.
 SMALL_BYTES: Final = MIB // 4
 
-# Pulses wait for others: nothing depends on the answer, a worker reads them every two seconds, and
-# each transaction takes 8 ms of the interpreter from pages. Where many come, they wait for longer:
-# a small part of the interval between two bodies of a host.
+# Pulses wait before they are stored together: no sender depends on the answer, a worker reads
+# pulses every two seconds, and each transaction occupies the interpreter for 8 ms in which no page
+# is served. When many pulses arrive they wait longer, up to a small share of the interval between
+# two pulses of a host.
 PULSES_GATHER_S: Final = 0.1
 MANY_PULSES_GATHER_S: Final = 0.5
 MANY_PULSES_SHARE: Final = 0.1
@@ -216,32 +220,32 @@ PULSES_TOGETHER: Final = 256
 
 MULTIPART: Final = "multipart/form-data"
 
-# Media types that say nothing about the bytes (curl sends the form's by default): the decoder
-# detects the format.
+# Media types that do not identify the format (curl sends the form's by default): the decoder
+# detects the format from the bytes.
 UNDECLARED: Final = frozenset(
     {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
 )
-# Media types of compressions.
+# Media types of compressed bodies.
 COMPRESSED: Final = frozenset(
     media_type for known in COMPRESSIONS for media_type in known.media_types
 )
 DECLARED: Final = frozenset(
     media_type for known in FORMATS.values() for media_type in known.media_types
 )
-# Media types of text formats, which may come with a content coding; the decoder undoes it.
+# Media types of text formats: only these may have a Content-Encoding, which the decoder undoes.
 TEXT: Final = frozenset(
     media_type for known in FORMATS.values() if known.text for media_type in known.media_types
 )
 
-# First bytes of a body by its content coding.
+# Magic bytes that start a body, by its Content-Encoding.
 ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
 
-# nginx's status for a closed connection; only logs have it.
+# nginx's status for a connection that the client closed; it appears only in logs.
 CLIENT_CLOSED_REQUEST: Final = 499
 
 
 def _content(*more: str) -> dict[str, Any]:
-    """Return the OpenAPI request body of a route that takes traces, or bodies of `more` types."""
+    """Return the OpenAPI request body of a route that takes traces and the media types `more`."""
     types = (*(known.media_types[0] for known in FORMATS.values()), *more)
     return {
         "requestBody": {
@@ -269,10 +273,10 @@ def _content(*more: str) -> dict[str, Any]:
 
 
 TRACE_CONTENT: Final = _content()
-# A whole session may also come as an archive of its files.
+# A whole session may also arrive as an archive of its files.
 SESSION_CONTENT: Final = _content("application/x-tar", "application/zip")
 
-# Refusals of every route that takes a trace.
+# Responses for refused bodies, common to all routes that take a trace.
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     413: problems.described("Over a limit, as it is or decompressed"),
     415: problems.described("A format or content encoding that is not known"),
@@ -282,13 +286,13 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class UnsupportedEncodingError(PacelineError):
-    """The Content-Encoding is not allowed for this body, or does not match its bytes."""
+    """The Content-Encoding is not allowed for the body, or does not match the body's bytes."""
 
     code = "encoding.unsupported"
 
 
 class QueryMetadata(BaseModel):
-    """Sizes of the job, if neither the body nor a part `meta` has them."""
+    """Query with the job's sizes, for traces without them in the body or in the part `meta`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -308,14 +312,14 @@ class QueryMetadata(BaseModel):
     )
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"format", "labels"})
         return parse_metadata(given) if given else None
 
 
 @dataclass(frozen=True, slots=True)
 class _BodyHeaders:
-    """The description of a body that has arrived: media type, encoding, metadata."""
+    """Description of a received body: media type, Content-Encoding, metadata."""
 
     encoding: str | None
     content_type: str | None
@@ -324,11 +328,11 @@ class _BodyHeaders:
     labels: str | None
 
     def of_file(self, spooled: SpooledBody) -> Body:
-        """Return the spooled body with this description."""
+        """Return a body in a spool file, with this description."""
         return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
 
     def in_memory(self, content: bytes) -> Body:
-        """Return the body in memory with this description."""
+        """Return a body in memory, with this description."""
         return self._body(content, len(content), None, content)
 
     def _body(self, source: Path | bytes, size: int, digest: bytes | None, head: bytes) -> Body:
@@ -348,7 +352,7 @@ class _BodyHeaders:
 
 
 def ingest_of(request: Request) -> Ingest:
-    """Return the intake of the application of a request."""
+    """Return the `Ingest` of the application that handles a request."""
     ingest: Ingest = request.app.state.ingest
     return ingest
 
@@ -396,7 +400,7 @@ class Ingest:
         held_bytes: int | None = None,
         most_bytes: int | None = None,
     ) -> R:
-        """Receive one body and store it; return the outcome.
+        """Receive one body and store it; return the outcome that `store` returns.
 
         Parameters
         ----------
@@ -504,7 +508,7 @@ class Ingest:
         return reader.finish()
 
     def _queue_s(self) -> float:
-        """Return the expected time that a body waits to be stored."""
+        """Return the expected time that a body waits until it is stored, in seconds."""
         waiting = self._store_limiter.statistics().tasks_waiting
         return waiting / self._settings.ingest_concurrency * self._storing_s
 
@@ -513,7 +517,8 @@ class Ingest:
         try:
             return store(body())
         finally:
-            # Threads may overwrite each other's update: it is an estimate.
+            # Not locked: threads may overwrite each other's update, which is acceptable for an
+            # estimate.
             self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
 
     def _waiting(self) -> int:

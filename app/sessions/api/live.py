@@ -29,14 +29,15 @@ log = structlog.get_logger(__name__)
 
 RECONNECT_S: Final = 1.0
 
-# Lifetime of a stream: its browser reconnects, which fails with a revoked token or an expired
-# sign-in.
+# Lifetime of a stream. The browser then reconnects, which fails if the token was revoked or the
+# sign-in has expired.
 STREAM_LASTS_S: Final = 300.0
 
-# A change has the time of its transaction's start and becomes visible with the commit.
+# After a reconnection, changes of this period are read again: a change has the start time of its
+# transaction, but becomes visible only with the commit.
 LONGEST_TRANSACTION_S: Final = 120.0
 
-# Without keepalives a broken connection stays unnoticed for hours.
+# Without TCP keepalives a broken connection would stay unnoticed for hours.
 CONNECTION: Final = {
     "application_name": "paceline events",
     "connect_timeout": "10",
@@ -47,7 +48,7 @@ CONNECTION: Final = {
 
 
 class Stream:
-    """The unsent changes of one client: the latest state of each session.
+    """The unsent changes for one client: the latest state of each changed session.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ class Stream:
         self._closed = False
 
     def push(self, states: Sequence[StateChange]) -> None:
-        """Add states; a later one of the same session replaces one that was not sent."""
+        """Add states; a later state of a session replaces an unsent earlier state."""
         for state in states:
             if state.project_id == self._project_id and self._only in (None, state.session):
                 self._pending.pop(state.session, None)
@@ -74,7 +75,7 @@ class Stream:
             self._wake.set()
 
     def close(self) -> None:
-        """End the stream once what it holds was sent."""
+        """End the stream once its unsent changes are sent."""
         self._closed = True
         self._wake.set()
 
@@ -90,7 +91,7 @@ class Stream:
 
 
 class LiveStates:
-    """Listens to the database and feeds the streams; used on one event loop.
+    """Listens to the database and passes changes to the streams; used on one event loop only.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ class LiveStates:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Listen while the block runs."""
+        """Listen to the database while the block runs."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             listener = tasks.create_task(self._listen())
@@ -124,13 +125,13 @@ class LiveStates:
                 listener.cancel()
 
     def close_soon(self) -> None:
-        """End all streams, also later ones; may be called from any thread."""
+        """End all open streams and each later stream at once; may be called from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._close)
 
     @contextlib.contextmanager
     def stream(self, project_id: int, only: uuid.UUID | None = None) -> Iterator[Stream]:
-        """Return a stream of the changes from now on; it ends after `lasts_s`."""
+        """Return a stream of the changes from now on; the stream ends after `lasts_s`."""
         stream = Stream(project_id, only)
         end = asyncio.get_running_loop().call_later(self._lasts_s, stream.close)
         if self._closed:
@@ -155,7 +156,7 @@ class LiveStates:
                     self._conninfo, autocommit=True
                 ) as connection:
                     await connection.execute(f"LISTEN {SESSION_CHANNEL}")
-                    # Changes without a listener are read from the tables.
+                    # Changes during which this process did not listen are read from the tables.
                     silent_s = time.monotonic() - heard_at_s
                     since_s = silent_s + LONGEST_TRANSACTION_S
                     await self._feed(partial(recent, self._everywhere, since_s))
@@ -179,7 +180,7 @@ class LiveStates:
 
 
 async def states(container: Container, ids: Collection[uuid.UUID]) -> list[StateChange]:
-    """Return the states of these sessions, in the order in which they changed."""
+    """Return the states of these sessions, sorted by the time of change."""
 
     def read() -> list[StateChange]:
         with container.reading() as tx:
@@ -191,7 +192,7 @@ async def states(container: Container, ids: Collection[uuid.UUID]) -> list[State
 async def recent(
     container: Container, since_s: float, after_us: int | None = None
 ) -> list[StateChange]:
-    """Call `recent_states` in a thread."""
+    """Call `recent_states` in a thread and return its result."""
 
     def read() -> list[StateChange]:
         with container.reading() as tx:
@@ -201,7 +202,7 @@ async def recent(
 
 
 def _conninfo(url: URL) -> str:
-    """Return what libpq needs for the same database.
+    """Return libpq's connection parameters for the database of a SQLAlchemy URL.
 
     Not the URL as text: SQLAlchemy writes a blank as "+", which libpq takes for one.
     """

@@ -44,7 +44,7 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 @cache
 def report_schemas() -> dict[str, Any]:
-    """Return the JSON Schemas of ``paceline.report/1``, by name of OpenAPI's component.
+    """Return the JSON Schemas of ``paceline.report/1`` by the name of their OpenAPI component.
 
     Its parts are called ``Report.Sizes`` and so on: request bodies have types of the same names.
     Descriptions are the types' docstrings.
@@ -60,13 +60,13 @@ def report_schemas() -> dict[str, Any]:
 
 
 def reference() -> dict[str, str]:
-    """Return the reference to the report's component, for routes."""
+    """Return the reference to the OpenAPI component of reports, for the schemas of routes."""
     return {"$ref": _REFERENCE.format(model=NAME)}
 
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
-# Causes of a session in a list.
+# Limit of the causes of each session in a list.
 LISTED_CAUSES: Final = 2
 
 StateFilter = Annotated[
@@ -80,7 +80,7 @@ DpRanks = Annotated[
 
 
 class SizesBody(BaseModel):
-    """Parallelism of the job."""
+    """Parallel sizes of the job."""
 
     dp: int
     pp: int
@@ -109,7 +109,7 @@ class HeadlineBody(BaseModel, extra="allow"):
 
 
 class SessionBody(BaseModel):
-    """A session; the numbers of its verdict are null until there is one.
+    """A session; the numbers of its verdict are null until it has a verdict.
 
     `session` counts the sessions of a job from 1; `id` is the address. `slowdown`, `waste` and
     `gpu_hours_lost` are of the published S; what people are shown is in `headline`. What retention
@@ -142,7 +142,7 @@ class SessionBody(BaseModel):
 
 
 class SessionDetailBody(SessionBody):
-    """A session with its metadata and the state of its analysis.
+    """A session with its metadata, its intake and the state of its analysis.
 
     `intake` is null if it came in one body.
     """
@@ -155,7 +155,7 @@ class SessionDetailBody(SessionBody):
 
 
 class SessionListBody(BaseModel):
-    """Sessions, newest first."""
+    """A page of sessions, newest first."""
 
     sessions: list[SessionBody]
 
@@ -247,11 +247,11 @@ def router() -> APIRouter:
         dp: DpRanks = None,
         format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
     ) -> Response:
-        """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
+        """Return a step's timeline: a Chrome trace for Perfetto, or columns (`format=lanes`)."""
         if format == "perfetto":
             with container.reading() as tx:
                 stored = stored_trace(tx, session)
-            # Streamed: a step of a large job does not fit into memory.
+            # Streamed, since the timeline of a step of a large job does not fit into memory.
             pieces = perfetto_timeline(stored, step, dp)
             return StreamingResponse(pieces, media_type="application/json")
         with prepared_session(container, session) as replayed:
@@ -285,13 +285,13 @@ def _columns(lanes: Lanes) -> dict[str, list[Any]]:
         "start_ns": np.rint(lanes.start_ns).astype(np.int64).tolist(),
         "begin_ns": np.rint(lanes.begin_ns).astype(np.int64).tolist(),
         "end_ns": np.rint(lanes.end_ns).astype(np.int64).tolist(),
-        # JSON has no NaN, the only value that differs from itself.
+        # JSON has no NaN: null replaces it. NaN is the only value that differs from itself.
         "ratio": [ratio if ratio == ratio else None for ratio in ratios],  # noqa: PLR0124
     }
 
 
 def session_body(row: SessionRow) -> SessionBody:
-    """Return the body for a session of a list."""
+    """Return the response body of one session of a list."""
     return SessionBody(**_session(row))
 
 
@@ -382,7 +382,7 @@ EXAMPLE = {
 
 
 class ReferenceBody(BaseModel):
-    """The reference of the answer's `slowdown`, the same as that of the session's headline.
+    """The reference of the answer's `slowdown`, which is also that of the session's headline.
 
     `kind` is `causes`, the job without its causes, or `published`, the ideal of S.
     """
@@ -393,7 +393,7 @@ class ReferenceBody(BaseModel):
 
 
 class AnswerBody(BaseModel):
-    """Step time with the changes; `gain` is the share of today's simulated step time saved.
+    """Step time with the changes; `gain` is the saved share of the current simulated step time.
 
     Both are counted as those of a recommended fix: what restores durations gains no more than the
     job loses against `reference`. `replayed_step_time_s` is what the replay says. `slowdown` is S
@@ -422,7 +422,7 @@ def what_if_router() -> APIRouter:
         session: uuid.UUID,
         question: Annotated[WrittenQuestion, Body(openapi_examples={"fix": {"value": EXAMPLE}})],
     ) -> AnswerBody:
-        """Answer what the step time would be.
+        """Return the step time that a replay with changed durations yields.
 
         Everything takes its `base` duration, `recorded` or `ideal`, but for what a change selects
         (every condition of it has to hold): that takes its recorded or ideal duration times
@@ -456,7 +456,7 @@ def compare_router() -> APIRouter:
 
     @routes.get("/sessions/{session}/compare/{other}", summary="What changed between two sessions")
     def get_comparison(container: Here, session: uuid.UUID, other: uuid.UUID) -> ComparisonBody:
-        """`session` is the one before, `other` the one after."""
+        """Compare two sessions: `session` is the earlier side, `other` the later side."""
         with container.reading() as tx:
             comparison = compare_sessions(tx, session, other)
         return ComparisonBody(

@@ -1,4 +1,4 @@
-"""Routes that take whole sessions in one body and folders file by file, and answers of intake."""
+"""Routes that take a whole session in one body, or a folder file by file, and their answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class RefusedChunkBody(BaseModel):
-    """A chunk that was acknowledged and could not be taken when it was decoded."""
+    """A chunk that was acknowledged, but refused when it was decoded."""
 
     producer: str
     chunk: int
@@ -57,7 +57,7 @@ class RefusedChunkBody(BaseModel):
 
     @classmethod
     def of(cls, refused: RefusedChunk) -> Self:
-        """Return the body for a refused chunk."""
+        """Return the response body of a refused chunk."""
         return cls(
             producer=refused.producer,
             chunk=refused.number,
@@ -68,13 +68,13 @@ class RefusedChunkBody(BaseModel):
 
 
 class SessionNames(BaseModel):
-    """Parameters in the path of a session."""
+    """Parameters in the URL path of a session."""
 
     job: str = Field(description="Name of the job; made if it is new.")
 
 
 class ReceiptBody(BaseModel):
-    """The address and state of a received session."""
+    """The URL and the state of a received session."""
 
     session: uuid.UUID
     url: str
@@ -107,7 +107,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     not_read: Sequence[NotRead] = (),
     refused: Sequence[RefusedChunk] = (),
 ) -> Response:
-    """Return the answer of a route that takes a session, a chunk, a file or a seal."""
+    """Return the response of a route that takes a session, a chunk, a file or a seal."""
     url = f"/sessions/{session}"
     body = ReceiptBody(
         session=session,
@@ -136,7 +136,7 @@ async def take_chunk(  # noqa: PLR0913 - of one request
     check: Callable[[], None] = lambda: None,
     soon: Callable[[Body], Awaitable[ChunkReceipt | None]] | None = None,
 ) -> Response:
-    """Receive a body that is one chunk of a session; return the answer."""
+    """Receive a body as one chunk of a session; return the response."""
     ingest = ingest_of(request)
     try:
         receipt = await ingest.receive(
@@ -167,7 +167,7 @@ async def take_chunk(  # noqa: PLR0913 - of one request
 
 
 def router() -> APIRouter:
-    """Return the route that takes sessions."""
+    """Return the route that takes whole sessions."""
     routes = api_router("ingest")
 
     @routes.post(
@@ -183,7 +183,7 @@ def router() -> APIRouter:
         | {"parameters": described(SessionNames, "path") + described(QueryMetadata, "query")},
     )
     async def post_session(request: Request) -> Response:
-        """Store a trace; answered only once it is durable.
+        """Store a trace; answered only once the trace is durable.
 
         An archive of a folder (tar, plain or compressed with gzip or zstd, or zip) is one session
         of all recordings in it, a file a rank; `not_read` lists the other files.
@@ -238,7 +238,7 @@ Folder = Annotated[
 
 
 class FileQuery(QueryMetadata):
-    """Metadata as for a whole session, and which file it is."""
+    """Query of a file in a folder: metadata as for a whole session, and the file's name."""
 
     name: str = Field(
         min_length=1,
@@ -251,13 +251,13 @@ class FileQuery(QueryMetadata):
     )
 
     def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
+        """Return the metadata from the query, or None if the query has none."""
         given = self.model_dump(exclude_none=True, exclude={"name", "ranks", "format"})
         return parse_metadata(given) if given else None
 
 
 class FolderBody(BaseModel):
-    """The stored files of a folder and their session; empty without one."""
+    """The stored files of a folder and their session; without stored files both are empty."""
 
     session: uuid.UUID | None = None
     number: int | None = None
@@ -269,7 +269,7 @@ class FolderBody(BaseModel):
 
 
 class SealBody(BaseModel):
-    """The files of a folder that were not sent."""
+    """The files of a folder that were not sent or were refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -281,7 +281,7 @@ class SealBody(BaseModel):
 
 
 def folders_router() -> APIRouter:
-    """Return the routes that take folders."""
+    """Return the routes that take folders file by file."""
     routes = api_router("ingest")
 
     @routes.post(
@@ -300,7 +300,7 @@ def folders_router() -> APIRouter:
         container: Here,  # noqa: ARG001 - who asks was let in
         request: Request,
     ) -> Response | FolderLook:
-        """Look at the beginnings of a folder's files; nothing is stored.
+        """Return which files of a folder are recordings, judged by their beginnings; store nothing.
 
         The body is a line of JSON, `{"files": [{"name", "size", "head", "tail"}]}`, followed by the
         first `head` and the last `tail` bytes of each file.
@@ -347,7 +347,7 @@ def folders_router() -> APIRouter:
         folder: Folder,
         query: Annotated[FileQuery, Query()],
     ) -> Response:
-        """Store a recording; answered only once it is durable.
+        """Store a recording of a folder; answered only once the recording is durable.
 
         The first one makes the session, which stays `open` until it is sealed. Without that it is
         discarded an hour after its last file.

@@ -1,4 +1,4 @@
-"""Spool request bodies to disk, within a byte budget, and parse multipart ones on the way."""
+"""Spool request bodies to disk within a byte budget; parse multipart bodies while they arrive."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 
-# Bytes written and hashed at once in a thread: with smaller pieces, switching threads dominates.
+# Bytes that a thread writes and hashes at once: with smaller pieces, thread switches dominate the
+# time.
 FLUSH_BYTES: Final = MIB
-# A body up to this size stays in memory until it is complete, while all such bodies together have
-# at most `HELD_TOGETHER_BYTES`: writing and reading one takes as long as hashing it.
+# A body up to this size stays in memory until it is complete, as long as all bodies in memory have
+# at most `HELD_TOGETHER_BYTES`: writing a body to disk and reading it again takes as long as
+# hashing it.
 HELD_BYTES: Final = 8 * MIB
 HELD_TOGETHER_BYTES: Final = 64 * MIB
 
 
 class ByteBudget:
-    """The limit of bytes spooled at once; used on the event loop only.
+    """The limit of bytes spooled at a time; used on the event loop only.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ class ByteBudget:
         self._shared = shared
 
     def reserve(self, count: int) -> None:
-        """Take `count` bytes.
+        """Reserve `count` bytes of the budget.
 
         Raises
         ------
@@ -64,18 +66,18 @@ class ByteBudget:
         self._use(count)
 
     def release(self, count: int) -> None:
-        """Give `count` bytes back."""
+        """Return `count` reserved bytes to the budget."""
         self._use(-count)
 
     def hold(self, count: int) -> bool:
-        """Take `count` bytes of this process's memory limit; return False if fewer are left."""
+        """Reserve `count` bytes of this process's memory limit; return False if fewer are left."""
         if self._held + count > HELD_TOGETHER_BYTES:
             return False
         self._held += count
         return True
 
     def let_go(self, count: int) -> None:
-        """Give `count` bytes of memory back."""
+        """Return `count` reserved bytes to the memory limit."""
         self._held -= count
 
     def _use(self, count: int) -> None:
@@ -95,7 +97,7 @@ class SpooledBody:
 
 
 class Spool:
-    """The temporary file of one body; it has no name, so a killed process leaves nothing behind.
+    """The temporary file of one body; without a name, so that a killed process leaves no file.
 
     Parameters
     ----------
@@ -132,13 +134,13 @@ class Spool:
             self._file.close()
 
     async def write(self, data: bytes) -> None:
-        """Append to the body.
+        """Append data to the body.
 
         Raises
         ------
         BusyError, InsufficientStorageError
         """
-        # Bytes received, not Content-Length: an announcement costs its sender nothing.
+        # Reserve what was received, not the Content-Length, which a client can set to any value.
         self._budget.reserve(len(data))
         self.size += len(data)
         self._pending.write(data)
@@ -152,7 +154,7 @@ class Spool:
         return None if self._file is not None or self.size > most else self._pending.getvalue()
 
     async def finish(self) -> SpooledBody:
-        """Write the rest of the body and return it as a file.
+        """Write the unwritten bytes of the body and return the body as a file.
 
         Raises
         ------
@@ -192,7 +194,7 @@ class Spool:
 META_PART: Final = "meta"
 LABELS_PART: Final = "labels"
 TRACE_PART: Final = "trace"
-# Many times the usual Content-Disposition and Content-Type of a part.
+# Limit of a part's headers: many times the usual Content-Disposition and Content-Type.
 MAX_PART_HEADER_BYTES: Final = 4096
 
 
@@ -204,7 +206,7 @@ class MalformedMultipartError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class MultipartParts:
-    """The text parts next to the trace, and the content type of the part `trace`."""
+    """The text parts of a multipart body, and the content type of the part `trace`."""
 
     meta: str | None
     labels: str | None
@@ -212,7 +214,7 @@ class MultipartParts:
 
 
 class MultipartReader:
-    """Parser of one multipart body: texts stay in memory, the trace goes to a spool.
+    """Parser of one multipart body; text parts stay in memory, the part `trace` goes to a spool.
 
     Parameters
     ----------

@@ -36,14 +36,14 @@ from app.sessions.chunks.intake import ChunkWriter, DecodedChunk, chunk_writer, 
 from app.sessions.decoding import trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 
-# Chunks and bytes of a batch: they bound its transaction and its memory.
+# Limits of the chunks and bytes of a batch: they limit its transaction and its memory.
 BATCH: Final = 128
 BATCH_BYTES: Final = 16 * MIB
-# Lease of a batch; decoding one takes seconds.
+# Lease time of a batch; decoding a batch takes seconds.
 LEASE: Final = timedelta(seconds=60)
 # A chunk is refused once this many workers were killed while they decoded it.
 MAX_TRIES: Final = 3
-# Interval of polling for the batches of other workers.
+# Interval at which a worker checks whether other workers have finished their batches.
 OTHERS_S: Final = 0.2
 
 log = structlog.get_logger(__name__)
@@ -64,37 +64,37 @@ class _Batch:
 
 
 class KilledWorkerError(PacelineError):
-    """Every worker that began to decode a chunk was killed."""
+    """Every worker that began to decode the chunk was killed."""
 
     code = "chunk.worker_killed"
 
 
 class LargeChunkError(PacelineError):
-    """Decoding a chunk alone exceeded the memory limit."""
+    """Decoding the chunk exceeded the memory limit, even without other chunks."""
 
     code = "chunk.memory_limit"
 
 
 class UndecodableChunkError(PacelineError):
-    """Decoding a chunk failed unexpectedly."""
+    """Decoding the chunk raised an unexpected error."""
 
     code = "chunk.internal_error"
 
 
 class LateChunkError(PacelineError):
-    """A chunk reached the inbox after its session was merged."""
+    """The chunk reached the inbox after its session was merged."""
 
     code = "session.sealed"
 
 
 class DifferentChunkError(PacelineError):
-    """The session has another chunk under the same path."""
+    """The session has a different chunk of the same producer and number."""
 
     code = "chunk.differs"
 
 
 def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
-    """Absorb one batch of one session; return its number of chunks, 0 if none waits.
+    """Absorb one batch of one session; return its number of chunks, 0 if no chunk waits.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
     try:
         _store(within, batch, chunks, refusals)
     except QuotaExceededError as error:
-        # Chunk by chunk, so that only those over the quota are refused.
+        # Store the chunks one by one, so that only chunks over the quota are refused.
         _store(within, batch, (), refusals)
         for item, chunk in chunks:
             try:
@@ -117,7 +117,7 @@ def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
             except QuotaExceededError:
                 _store(within, batch, (), [_Refusal(item, error)])
     if left:
-        # End the leases of what was not decoded: any worker may claim it.
+        # End the leases of undecoded chunks, so that any worker may claim them.
         with within.uow() as tx:
             tx.session.execute(
                 update(InboxItem)
@@ -171,7 +171,8 @@ def _claim(container: Container, session_id: uuid.UUID | None) -> _Batch | None:
         ids: list[int] = []
         size = 0
         for row in rows:
-            # A chunk of a killed worker is decoded alone: it may have caused the kill.
+            # A chunk that a killed worker was decoding is decoded alone, as it may have caused the
+            # kill.
             if ids and (row.tries or size + row.body_bytes > BATCH_BYTES):
                 break
             ids.append(row.id)
@@ -209,7 +210,8 @@ def _decoded(
             try:
                 chunks.append((item, _decode(container, item)))
             except ObjectStoreError:
-                # An outage: the chunk stays and is tried again.
+                # An outage, not a fault of the chunk: the chunk stays in the inbox and is tried
+                # again.
                 raise
             except MemoryError:
                 if chunks:
@@ -273,7 +275,7 @@ def _store(
             .with_for_update(of=Intake, key_share=True)
         ).scalar()
         if job is None:
-            # The session was deleted.
+            # The session was deleted meanwhile.
             return
         producers = {chunk.producer for _, chunk in chunks}
         writer = chunk_writer(tx, batch.session_id, producers)
@@ -347,7 +349,7 @@ def _refuse(  # noqa: PLR0913 - one of each
     *,
     deleted: bool,
 ) -> None:
-    """Keep the reason of a refusal in the inbox, without the bytes; `deleted`: its row is gone."""
+    """Store a refusal in the inbox, without the chunk's bytes; `deleted`: insert the row again."""
     item, error = refusal.item, refusal.error
     refused = {
         "body": None,

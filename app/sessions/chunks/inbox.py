@@ -1,4 +1,4 @@
-"""The inbox: chunks as they were sent, durable, until a worker decodes them.
+"""The inbox stores chunks as they were sent, durably, until a worker decodes them.
 
 A request appends one row: it decodes nothing, waits for no other sender of the session, and
 notifies no listener. The row's foreign key locks the session's intake in shared mode until the
@@ -34,7 +34,7 @@ MAX_PRODUCER_CHARACTERS: Final = 200
 
 
 class InvalidProducerError(PacelineError):
-    """A producer's name that would not survive in an address or on a page."""
+    """A producer's name that cannot be used in a URL or on a page."""
 
     code = "producer.invalid_name"
 
@@ -71,14 +71,14 @@ class ChunkPath:
     folder: bytes | None = None
 
     def names_session(self) -> ColumnElement[bool]:
-        """Return the SQL condition that selects the session and its job."""
+        """Return the SQL condition that selects the chunk's session and job."""
         if self.folder is not None:
             return and_(Job.name == self.job, Session.content_sha256 == self.folder)
         return self.session_path.names_session()
 
     @property
     def session_path(self) -> SessionPath:
-        """Return the path of its session; not for a file of a folder."""
+        """Return the path of the chunk's session; not defined for a file of a folder."""
         return SessionPath(self.job, self.attempt, self.session)
 
 
@@ -111,7 +111,7 @@ class ChunkReceipt:
 
 
 def check_path(path: ChunkPath) -> None:
-    """Check the names in a chunk's path.
+    """Check the job's and the producer's name in a chunk's path.
 
     Raises
     ------
@@ -126,16 +126,17 @@ def check_path(path: ChunkPath) -> None:
         )
 
 
-# Larger bodies are decoded while their sender waits: decoding dominates their cost anyway.
+# A larger chunk is decoded before the answer, not appended to the inbox: decoding dominates its
+# cost anyway.
 LARGEST_BYTES: Final = 4 * MIB
-# Refused chunks listed for a session or a producer.
+# Limit of the refused chunks listed for a session or a producer.
 NAMED: Final = 20
 FULL_RETRY_S: Final = 30.0
 LOOK_EVERY_S: Final = 1.0
 
 
-# One statement for a batch of chunks. Bytes are sent as binary (%b): as text they are twice as
-# long.
+# One statement appends a batch of chunks. Bytes are sent in binary format (%b): in text format they
+# take twice the space.
 _APPEND: Final = """
 INSERT INTO inbox (project_id, kind, session_id, producer, number, sha256, final, body_bytes,
                    content_type, format_name, meta, body)
@@ -154,7 +155,7 @@ RETURNING producer, number
 
 
 class InboxFullError(TryLaterError):
-    """The inbox is over its limit of bytes or of age."""
+    """The inbox exceeds its limit of bytes or of age."""
 
     code = "inbox.full"
 
@@ -163,13 +164,13 @@ class SealedMeanwhileError(Exception):
     """The session was sealed before the chunks were appended."""
 
 
-# Producer and number: a chunk within its session.
+# Name of a chunk within its session: producer and number.
 ChunkName = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedChunk:
-    """A chunk as it was sent; `final` marks its producer's last one."""
+    """A chunk as it was sent; `final` marks the producer's last chunk."""
 
     path: ChunkPath
     body: Body
@@ -177,13 +178,13 @@ class ArrivedChunk:
 
     @property
     def name(self) -> ChunkName:
-        """Return its name within the session."""
+        """Return the chunk's name within the session: producer and number."""
         return self.path.producer, self.path.number
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Bodies that wait to be decoded."""
+    """Number, bytes and oldest time of the bodies that wait to be decoded."""
 
     bodies: int
     bytes: int
@@ -191,7 +192,7 @@ class Backlog:
 
 
 def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]) -> set[ChunkName]:
-    """Append chunks of a session with distinct names; return the names that were appended.
+    """Append chunks of a session with distinct names; return the names of the appended chunks.
 
     A refused chunk is replaced if the bytes differ; any other chunk of the same name stays.
 
@@ -218,7 +219,8 @@ def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]
         "body": [chunk.body.content() for chunk in chunks],
     }
     made = connection_of(tx).execute(_APPEND, given, prepare=True).fetchall()
-    # Read after the insert: its foreign key waits for a transaction that seals.
+    # Read after the insert, whose foreign key waits for a concurrent transaction that seals the
+    # session.
     sealed_at = tx.session.execute(
         select(Intake.sealed_at).where(Intake.session_id == session_id)
     ).scalar_one()
@@ -230,7 +232,7 @@ def append(tx: UnitOfWork, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]
 def refused_chunks(
     tx: Reads, session_id: uuid.UUID, producer: str | None = None
 ) -> tuple[RefusedChunk, ...]:
-    """Return the latest refused chunks of a session, of one producer or of all.
+    """Return the latest refused chunks of a session, of one producer or of all producers.
 
     They were acknowledged before they failed to decode.
     """
@@ -241,7 +243,7 @@ def refused_chunks(
 def refused_of_each(
     tx: Reads, session_id: uuid.UUID, producers: Sequence[str]
 ) -> Mapping[str, tuple[RefusedChunk, ...]]:
-    """Return the latest refused chunks by producer; producers without any are left out."""
+    """Return the latest refused chunks by producer, for producers with refused chunks."""
     by_producer: dict[str, list[RefusedChunk]] = {}
     for chunk in _refused(tx, session_id, producers, NAMED * len(producers)):
         by_producer.setdefault(chunk.producer, []).append(chunk)
@@ -268,7 +270,7 @@ def _refused(
 
 
 def new_producers(tx: Reads) -> int:
-    """Return the number of producers in the inbox without a decoded chunk."""
+    """Return the number of producers that have chunks in the inbox and none decoded."""
     decoded = exists().where(
         Chunk.session_id == InboxItem.session_id, Chunk.producer == InboxItem.producer
     )
@@ -291,7 +293,7 @@ def waiting_chunks(session_id: uuid.UUID) -> ScalarSelect[int]:
 
 
 def backlog(tx: Reads, kind: InboxKind = InboxKind.CHUNK) -> Backlog:
-    """Return the bodies of a kind that wait to be decoded, within the transaction's scope."""
+    """Return the backlog of bodies of a kind, within the transaction's scope."""
     bodies, size, oldest_at = tx.session.execute(
         select(
             func.count(InboxItem.id),
@@ -316,7 +318,7 @@ class Pressure:
         self._full: str | None = None
 
     def check(self, everywhere: Container) -> None:
-        """Refuse while workers are too far behind; call it outside any transaction.
+        """Refuse a body while workers are too far behind; call it outside any transaction.
 
         Raises
         ------

@@ -39,25 +39,26 @@ from app.sessions.receive import make_job, next_number
 log = structlog.get_logger(__name__)
 
 # A session is sealed after this time without a chunk, or after this multiple of its longest pause
-# so far: slow jobs are sampled with pauses of minutes.
+# so far if that is longer: slow jobs are sampled with pauses of minutes.
 SILENCE_S: Final = 120.0
 SILENT_GAPS: Final = 5.0
 
-# Sessions sealed in one pass of the sweeper: its transaction has to stay short.
+# Limit of the sessions that one pass of the sweeper seals: the pass is one transaction, which has
+# to stay short.
 SEALED_A_PASS: Final = 64
 
 # Reason code of a session that is discarded because files of its folder are missing.
 UPLOAD_INCOMPLETE: Final = "upload.incomplete"
 
-# Metadata key: the longest pause that a producer expects between two chunks, in seconds.
+# Metadata key: the longest pause between two chunks that a producer expects, in seconds.
 PAUSE_KEY: Final = "pause_s"
 
-# A folder is incomplete after this time without a file.
+# A folder counts as incomplete after this time without another file.
 FOLDER_SILENCE_S: Final = 3600.0
 
 
 def move_session(tx: UnitOfWork, session_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
-    """Set columns of a session whose state changes; notify the event streams on commit."""
+    """Set columns of a session with a new state; notify the event streams on commit."""
     tx.session.execute(
         update(Session).where(Session.id == session_id).values(state_changed_at=tx.now, **values)
     )
@@ -96,7 +97,7 @@ class ChunkWriter:
     blobs: dict[uuid.UUID, Staged] = field(default_factory=dict)
 
     def add(self, container: Container, tx: UnitOfWork, chunk: DecodedChunk) -> None:
-        """Add a chunk.
+        """Add a decoded chunk to the session.
 
         Raises
         ------
@@ -106,7 +107,7 @@ class ChunkWriter:
         session, intake = self.session, self.intake
         trace = chunk.decoded.trace
         added_format = chunk.decoded.trace_format
-        # Times counted from the start of their step do not mix with clock readings.
+        # Times relative to the start of their step cannot be combined with clock readings.
         if FORMATS[session.trace_format].step_relative != FORMATS[added_format].step_relative:
             raise ConflictError(
                 f"The session's chunks are {session.trace_format}; {added_format} has times of "
@@ -127,7 +128,7 @@ class ChunkWriter:
             intake.longest_gap_s = max(intake.longest_gap_s, gap_s)
         session.operations += len(trace)
         session.body_bytes += chunk.size
-        # A lower bound: the number of distinct steps is known after the merge.
+        # A lower bound: the number of distinct steps is known only after the merge.
         session.steps = max(session.steps, trace.step_count())
         if chunk.producer not in self.producers:
             self.producers.add(chunk.producer)
@@ -158,7 +159,7 @@ class ChunkWriter:
         self.operations += len(trace)
 
     def finish(self, container: Container, tx: UnitOfWork, *, first: bool) -> None:
-        """Write the chunks' operations and count them towards the quotas; last in the transaction.
+        """Write the chunks' operations and count them against the quotas; last in the transaction.
 
         Raises
         ------
@@ -177,7 +178,7 @@ class ChunkWriter:
 
 
 def chunk_writer(tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]) -> ChunkWriter:
-    """Return the writer of a session whose intake is locked."""
+    """Return the chunk writer of a session whose intake is locked."""
     before = tx.session.execute(
         select(Chunk.producer)
         .where(Chunk.session_id == session_id, Chunk.producer.in_(list(producers)))
@@ -189,13 +190,13 @@ def chunk_writer(tx: UnitOfWork, session_id: uuid.UUID, producers: Iterable[str]
 
 
 def lock_intake(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
-    """Lock the intake of a session; return the session's id, or None if there is none."""
+    """Lock the intake of a session; return the session's id, or None if there is no session."""
     return tx.session.execute(
         select(Intake.session_id)
         .join(Session, Session.id == Intake.session_id)
         .join(Job)
         .where(path.names_session())
-        # KEY SHARE: rows of the inbox may still refer to it, senders do not wait.
+        # FOR NO KEY UPDATE does not block senders, whose inbox rows refer to the intake.
         .with_for_update(of=Intake, key_share=True)
     ).scalar_one_or_none()
 
@@ -203,8 +204,8 @@ def lock_intake(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
 def create_session(
     container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Decoded
 ) -> uuid.UUID:
-    """Create the session of a first chunk and return its id; another chunk may have made it."""
-    # As in `receive_session`: the transaction that makes a session of a job locks the job's row.
+    """Create the session of a first chunk, unless another chunk created it; return its id."""
+    # Each transaction that creates a session locks the job's row first, as `receive_session` does.
     job_id = make_job(container, tx, path.job)
     made = lock_intake(tx, path)
     if made is not None:
@@ -248,7 +249,8 @@ def create_session(
             producers=0,
             last_chunk_at=tx.now,
             longest_gap_s=0.0,
-            # A large file over a slow line and a browser that sleeps take long.
+            # Files of a folder may come with long pauses: a large file over a slow connection, or a
+            # browser that sleeps.
             pause_s=0.0 if path.folder is None else FOLDER_SILENCE_S,
             refused_chunks=0,
             refused_bytes=0,
@@ -261,7 +263,7 @@ def create_session(
 
 
 def check_same_format(present: str, added: str, name: str) -> None:
-    """Refuse a file of a folder whose format differs from that of the earlier files."""
+    """Refuse a file of a folder if its format differs from that of the earlier files."""
     if present != added:
         title = FORMATS[added].title
         raise InvalidFolderError(
@@ -272,7 +274,7 @@ def check_same_format(present: str, added: str, name: str) -> None:
 
 
 def _pause_s(tx: UnitOfWork, intake: Intake, trace: Trace, *, final: bool) -> float:
-    """Return the pause to expect after a chunk, in seconds; 0 once a producer has ended."""
+    """Return the expected pause after a chunk, in seconds; 0 once a producer has ended."""
     expected_s = trace.meta.extra.get(PAUSE_KEY)
     if final:
         return 0.0
@@ -284,7 +286,7 @@ def _pause_s(tx: UnitOfWork, intake: Intake, trace: Trace, *, final: bool) -> fl
 
 @dataclass(frozen=True, slots=True)
 class SealReceipt:
-    """A sealed session; `sealed` is false where it was sealed before.
+    """A sealed session; `sealed` is false if the session was sealed before.
 
     `refused` are the chunks that failed to decode, among those decoded so far.
     """
@@ -297,7 +299,7 @@ class SealReceipt:
 
 
 def seal_session(container: Container, job: str, attempt: int, number: int) -> SealReceipt:
-    """Seal a session and queue its analysis; a sealed one stays as it is.
+    """Seal a session and queue its analysis; a sealed session stays as it is.
 
     Raises
     ------
@@ -329,7 +331,7 @@ def seal_session(container: Container, job: str, attempt: int, number: int) -> S
 
 
 def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
-    """Seal a session that came in chunks and queue its analysis; False if it was sealed before.
+    """Seal a session and queue its analysis; return False if the session was sealed before.
 
     The row lock waits for chunks that are being added or appended to the inbox, and orders two
     callers that seal: the analysis sees every acknowledged chunk.
@@ -345,13 +347,13 @@ def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
         update(Intake).where(Intake.session_id == session_id).values(sealed_at=tx.now, sealed_by=by)
     )
     move_session(tx, session_id, state=SessionState.QUEUED)
-    # The analysis belongs to the distributed trace of the session's first chunk.
+    # The analysis continues the distributed trace of the session's first chunk.
     tx.enqueue(ANALYZE_SESSION, session_id, row.project_id, caused_by=row.traceparent)
     return True
 
 
 def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
-    """Seal sessions without a chunk for too long; return how many.
+    """Seal sessions that received no chunk for too long; return the number of sealed sessions.
 
     Sessions of a folder's files are discarded instead.
 
@@ -363,7 +365,7 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     silence_s = func.least(
         func.greatest(SILENCE_S, SILENT_GAPS * Intake.longest_gap_s, Intake.pause_s), limit_s
     )
-    # SKIP LOCKED: a locked row is receiving a chunk.
+    # SKIP LOCKED: a session whose row is locked is receiving a chunk.
     silent = tx.session.execute(
         select(Intake.session_id, Session.content_sha256.is_not(None).label("of_folder"))
         .join(Session, Session.id == Intake.session_id)
@@ -385,7 +387,7 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
 
 
 def _discard_folder(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Discard a session whose folder arrived in part: it would misrepresent the job.
+    """Discard the session of an incomplete folder: its report would misrepresent the job.
 
     The digest is cleared, so that the same folder can be uploaded again as a new session.
     """
@@ -407,7 +409,7 @@ def _discard_folder(tx: UnitOfWork, session_id: uuid.UUID) -> None:
 
 
 def delete_chunk_blobs(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete the operations of a session's chunks; their rows stay, to recognize repeated ones."""
+    """Delete the operations of a session's chunks; rows stay, to recognize repeated chunks."""
     blobs = tx.session.execute(
         select(Chunk.blob).where(Chunk.session_id == session_id, Chunk.blob.is_not(None))
     ).scalars()
@@ -417,13 +419,13 @@ def delete_chunk_blobs(tx: UnitOfWork, session_id: uuid.UUID) -> None:
 
 
 def silence(longest_gap_s: float, limit_s: float, pause_s: float = 0.0) -> timedelta:
-    """Return the silence after which a session is sealed; `seal_silent` has the same in SQL."""
+    """Return the silence that seals a session; `seal_silent` computes the same in SQL."""
     longest_s = max(SILENCE_S, SILENT_GAPS * longest_gap_s, pause_s)
     return timedelta(seconds=min(longest_s, limit_s))
 
 
 def is_complete(tx: UnitOfWork, session: Session) -> bool:
-    """Return whether every expected producer of an open session is complete.
+    """Return whether each expected producer of an open session is complete.
 
     A producer is complete when its chunk of the highest number is final and none below is missing.
     Expected are the producers in the metadata; without such a list, all that sent a chunk, once
@@ -461,10 +463,10 @@ def is_complete(tx: UnitOfWork, session: Session) -> bool:
 def _has_waiting_chunks(
     session_id: uuid.UUID | InstrumentedAttribute[uuid.UUID],
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that chunks of a session wait in the inbox."""
+    """Return the SQL condition that the session has chunks waiting in the inbox."""
     return exists().where(InboxItem.session_id == session_id, InboxItem.code.is_(None))
 
 
 def no_chunks(number: int) -> ConflictError:
-    """Return the error for chunks or a seal of a session that came in one body."""
+    """Return the error for a chunk or a seal of a session that came in one body."""
     return ConflictError(f"Session {number} came whole, in one body.", code="session.whole")

@@ -75,11 +75,11 @@ class _StoredChunks:
 
 
 class _AlreadyMergedError(Exception):
-    """Another worker merged the chunks meanwhile: roll back this one's writes."""
+    """Another worker merged the chunks meanwhile: roll back the writes of this merge."""
 
 
 def merge_session(container: Container, session_id: uuid.UUID) -> None:
-    """Merge the chunks of a session, unless it has its trace already.
+    """Merge the chunks of a session into its trace, unless they are merged already.
 
     Raises
     ------
@@ -108,12 +108,13 @@ def merge_session(container: Container, session_id: uuid.UUID) -> None:
             coverage = replace(stored.coverage, ended_early=ended_early)
             _store(tx, session_id, coverage, merged, staged)
     except _AlreadyMergedError:
-        # Its trace is the same: the merge is deterministic.
+        # The merge is deterministic, so the other worker has stored the same trace.
         return
 
 
 def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _StoredChunks | None:
-    # FOR SHARE: a worker that lost its claim may be replacing the chunks by their trace.
+    # FOR SHARE: another worker whose claim has ended may be replacing the chunks by the merged
+    # trace.
     row = tx.session.execute(
         select(Session.meta, Session.trace_blob, Session.trace_format, Session.content_sha256)
         .where(Session.id == session_id)
@@ -202,7 +203,7 @@ def _coverage(intake: Intake, rows: Sequence[Chunk]) -> Chunks:
     return Chunks(
         chunks=len(rows),
         producers=tuple(producers.values()),
-        # Only a sealed session is merged.
+        # Not null: only sealed sessions are merged.
         sealed_by=cast("SealedBy", intake.sealed_by),
         refused_chunks=intake.refused_chunks,
         refused_bytes=intake.refused_bytes,
@@ -215,7 +216,7 @@ _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class FolderUpload:
-    """The files of a folder that are stored."""
+    """The stored files of a folder, and their session."""
 
     session: uuid.UUID
     number: int
@@ -225,7 +226,7 @@ class FolderUpload:
 
 
 def folder_path(job: str, folder: str, name: str) -> ChunkPath:
-    """Return the path of a file of a folder; a file is one chunk.
+    """Return the chunk path of a file of a folder; each file is one chunk.
 
     Raises
     ------
@@ -239,7 +240,7 @@ def folder_path(job: str, folder: str, name: str) -> ChunkPath:
     if not 0 < len(name) <= MAX_FILE_NAME_CHARS or "\0" in name:
         message = f"A file's name has 1 to {MAX_FILE_NAME_CHARS} characters."
         raise InvalidFolderError(message, code="folder.malformed")
-    # Prefixed: never equal to the digest of a body.
+    # The prefix keeps the digest different from that of any body.
     content = hashlib.sha256(b"folder " + folder.encode()).digest()
     return ChunkPath(job, FIRST_ATTEMPT, 0, name, 0, content)
 
@@ -247,7 +248,7 @@ def folder_path(job: str, folder: str, name: str) -> ChunkPath:
 def receive_file(
     container: Container, path: ChunkPath, body: Body, world: int | None
 ) -> ChunkReceipt:
-    """Decode a file of a folder and store it durably; the first creates the session.
+    """Decode a file of a folder and store it durably; the first file creates the session.
 
     Parameters
     ----------
@@ -263,7 +264,7 @@ def receive_file(
 
 
 def folder_upload(container: Container, job: str, folder: str) -> FolderUpload | None:
-    """Return the stored files of a folder; None if there are none."""
+    """Return the stored files of a folder; None if no file is stored."""
     path = folder_path(job, folder, "any")
     with container.reading() as tx:
         row = tx.session.execute(

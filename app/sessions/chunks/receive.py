@@ -1,4 +1,4 @@
-"""Receive chunks: store what producers send durably, before they are answered.
+"""Receive chunks: store them durably before the producers get an answer.
 
 A chunk of an existing session is appended to the inbox undecoded. The first chunk creates the
 session and is decoded before the answer; so are large chunks and files of a folder.
@@ -56,14 +56,14 @@ log = structlog.get_logger(__name__)
 
 
 class ChunkRefusedError(PacelineError):
-    """The same bytes were acknowledged before, and refused when they were decoded."""
+    """An equal chunk was acknowledged before, and refused when it was decoded."""
 
     code = "chunk.refused"
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenSession:
-    """An open session, as a new chunk finds it."""
+    """An open session, as read for a new chunk."""
 
     session: uuid.UUID
     number: int
@@ -75,7 +75,7 @@ class _OpenSession:
 
 
 class _AlreadyStoredError(Exception):
-    """Another request stored the same chunk first: roll back this one's writes."""
+    """Another request stored the same chunk first: roll back the writes of this request."""
 
     def __init__(self, receipt: ChunkReceipt) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _AlreadyStoredError(Exception):
 
 
 class _NotAppendedError(Exception):
-    """The chunk's path, its session or the seal appeared meanwhile: roll back and retry."""
+    """The session, an equal chunk or a seal appeared concurrently: roll back and try again."""
 
 
 def receive_chunk(
@@ -135,14 +135,14 @@ def receive_chunk(
         with container.uow() as tx:
             session = _find(tx, path, body)
             if isinstance(session, ChunkReceipt):
-                # A repeated body is recognized without decoding it.
+                # An equal chunk is stored, so this body need not be decoded.
                 return session
             _check_quotas(container, tx, session)
             if session is not None and to_inbox:
                 return _append(tx, session, path, body, final=final)
         return _add_now(container, path, body, final=final, to_inbox=to_inbox)
     except _NotAppendedError:
-        # This time the session, the chunk or the seal is found.
+        # The retry finds the session, the chunk or the seal that another request has stored.
         return receive_chunk(container, path, body, final=final, pressure=pressure)
 
 
@@ -162,7 +162,7 @@ def count_refused(container: Container, path: ChunkPath, size: int, code: str) -
 
 
 def _check_quotas(container: Container, tx: UnitOfWork, session: _OpenSession | None) -> None:
-    """Refuse a chunk over a quota before it is decoded.
+    """Refuse a chunk beyond a quota before it is decoded.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _append(
 def _add_now(
     container: Container, path: ChunkPath, body: Body, *, final: bool, to_inbox: bool
 ) -> ChunkReceipt:
-    """Decode a chunk and add it to its session, which the first one creates.
+    """Decode a chunk and add it to its session; a first chunk creates the session.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def _add_now(
 
 
 def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSession | None:
-    """Return the receipt of an equal chunk, else the chunk's session; None without a session.
+    """Return an equal stored chunk's receipt, else the open session; None without a session.
 
     Raises
     ------
@@ -368,16 +368,18 @@ def receive_together(
             wanted.setdefault(chunk.name, chunk)
     receipts = _store_batch(container, path, wanted)
     if receipts is None and wanted:
-        # The first one creates the session of the others.
+        # There is no session yet: the first chunk creates it.
         name, first = next(iter(wanted.items()))
         try:
             receipt = receive_chunk(container, first.path, first.body, final=first.final)
         except PacelineError:
-            # `receive_chunk` raises the reason again, for each of them.
+            # The caller passes each chunk to `receive_chunk`, which raises the error for each of
+            # them.
             return [None for _ in chunks]
         rest = {other: chunk for other, chunk in wanted.items() if other != name}
         receipts = {name: receipt, **(_store_batch(container, path, rest) or {})}
-    # Of two chunks with one name, `receive_chunk` compares the second with the first.
+    # If two chunks have the same name, the second gets None: `receive_chunk` compares it with the
+    # first.
     return [
         None
         if receipts is None or wanted.get(chunk.name) is not chunk
@@ -392,7 +394,7 @@ def receive_each(
     chunks: Sequence[ArrivedChunk],
     pressure: inbox.Pressure,
 ) -> list[ChunkReceipt | PacelineError]:
-    """Store chunks durably; return for each its receipt, or the error if it is not stored.
+    """Store chunks durably; return the receipt of each chunk, or the error if it is not stored.
 
     Raises
     ------
@@ -418,7 +420,7 @@ def receive_each(
 def _store_batch(
     container: Container, path: SessionPath, wanted: Mapping[ChunkName, ArrivedChunk]
 ) -> dict[ChunkName, ChunkReceipt] | None:
-    """Append chunks; return receipts of those appended, None if there is no open session."""
+    """Append chunks; return the receipts of appended chunks, None if there is no open session."""
     if not wanted:
         return {}
     try:
@@ -488,7 +490,7 @@ def _append_batch(
 def _check_batch_quotas(
     tx: UnitOfWork, container: Container, session_id: uuid.UUID, chunks: Sequence[ArrivedChunk]
 ) -> None:
-    """Refuse all chunks where one of them may be over a quota.
+    """Refuse all chunks of a batch if any of them may exceed a quota.
 
     Raises
     ------

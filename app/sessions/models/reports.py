@@ -1,4 +1,4 @@
-"""Store and read reports of sessions: one row and two blobs each.
+"""Store and read the reports of sessions: each report is one row and two blobs.
 
 The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file.
 """
@@ -27,13 +27,13 @@ from app.platform.blobs import Staged, delete_blob, read_blob, write_blob
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.sessions.models.tables import StoredReport, StoredVerdict
 
-# 3 is zstd's default: a report shrinks to a seventh, and higher levels gain a few percent.
+# zstd's default level: reports shrink to a seventh; higher levels save only a few percent more.
 ZSTD_LEVEL: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StagedReport:
-    """The blobs of a report that is not stored yet."""
+    """The staged blobs of a report whose row is not stored yet."""
 
     document: Staged
     heatmaps: Staged
@@ -68,7 +68,7 @@ def stage_report(
 def replace_report(
     tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport, verdict: SessionVerdict
 ) -> None:
-    """Store the report and verdict of a session, replacing earlier ones."""
+    """Store the report and verdict of a session; they replace the earlier ones."""
     delete_report(tx, session_id)
     tx.session.execute(
         insert(StoredReport).values(
@@ -81,7 +81,7 @@ def replace_report(
 
 
 def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete the report and verdict of a session, if present."""
+    """Delete the report and verdict of a session, if there are any."""
     tx.session.execute(delete(StoredVerdict).where(StoredVerdict.session_id == session_id))
     old = tx.session.execute(
         delete(StoredReport)
@@ -112,7 +112,7 @@ REPORT: Final = TypeAdapter(Report)
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The version fields of a document."""
+    """The version fields of a stored report document."""
 
     schema: str
     revision: int
@@ -122,7 +122,7 @@ _VERSION: Final = TypeAdapter(_Version)
 
 
 def open_report(text: bytes) -> Report:
-    """Return a stored report, upgraded to this revision; fields that an older one lacks are empty.
+    """Return a stored report upgraded to this version; fields that an older report lacks are empty.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def open_report(text: bytes) -> Report:
     try:
         report = REPORT.validate_json(text)
     except ValidationError:
-        # A report of an unknown version is invalid for that reason.
+        # If the version is unknown, that is the reason why the document is invalid.
         check_version(text)
         raise
     _require_known(report.schema, report.revision)
@@ -140,7 +140,7 @@ def open_report(text: bytes) -> Report:
 
 
 def check_version(text: bytes) -> None:
-    """Raise `UnknownDocumentError` for a stored report of a later version."""
+    """Raise `UnknownDocumentError` if a later version of Paceline stored the report."""
     version = _VERSION.validate_json(text)
     _require_known(version.schema, version.revision)
 

@@ -43,10 +43,10 @@ from app.platform.database.columns import (
 )
 from app.platform.database.states import InboxKind, SealedBy, SessionState
 
-# Key of the metadata: the producers to wait for before a session is sealed.
+# Metadata key of the list of producers that have to end before the session is sealed.
 PRODUCERS_KEY: Final = "producers"
 
-# Typed JSON documents of columns and of their parts.
+# Column types for JSON documents and for parts of documents.
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
 FAULTS: Final = JsonDocument(TypeAdapter(tuple[Fault, ...]))
 VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
@@ -56,17 +56,17 @@ COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 
 
 def _of_document(kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> MappedColumn[Any]:
-    """Return a column that a database trigger derives from the document."""
+    """Return a column whose value a database trigger derives from the document."""
     return mapped_column(kind, FetchedValue(), nullable=True)
 
 
 def _number(path: str) -> MappedColumn[Any]:
-    """Return a generated column: the number at a path of the document."""
+    """Return a generated column: the number at a JSON path of the document."""
     return mapped_column(Double, Computed(f"((document #>> '{path}'::text[]))::double precision"))
 
 
 class Session(OfProject, Base):
-    """One profiling session: its trace, state and reason of its state."""
+    """One profiling session: its trace, its state, and the reason of the state."""
 
     __tablename__ = "session"
     __table_args__ = (
@@ -77,25 +77,25 @@ class Session(OfProject, Base):
         one_of("state", SessionState),
         Index("ix_session_project_id_received_at_id", "project_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
-        # The latest sessions of each job.
+        # For queries of the latest sessions of each job.
         Index("ix_session_job_id_received_at", "job_id", "received_at"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
-    # Counts a job's sessions from 1; shown to users ("session 14").
+    # Number of the session within the job's attempt, from 1; shown to users ("session 14").
     number: Mapped[int]
-    # Digest of body and metadata, or of the beginnings and ends of the files of a folder, by which
-    # a repeated session is found. Null where it came in chunks, which have their own digests.
+    # Digest by which a repeated session is found: of body and metadata, or of the beginnings and
+    # ends of a folder's files. Null if the session came in chunks, which have digests of their own.
     content_sha256: Mapped[bytes | None]
     state: Mapped[SessionState] = mapped_column(StateColumn(SessionState))
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
-    # Metadata document as sent, normalized (`app.analysis.trace.metadata`).
+    # Normalized metadata document (`app.analysis.trace.metadata`).
     meta: Mapped[dict[str, Any]]
-    # Labels of the metadata, for lists: the metadata of a large job are long.
+    # Labels of the metadata, stored separately for lists: the metadata of a large job are long.
     labels: Mapped[dict[str, Any] | None]
     dp: Mapped[int]
     pp: Mapped[int]
@@ -107,22 +107,22 @@ class Session(OfProject, Base):
     body_bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)
     steps: Mapped[int]
-    # Null until the chunks of a session are merged.
+    # Blob of the trace; null until the session's chunks are merged.
     trace_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    # Exempt from the project's retention.
+    # Whether a user exempted the session from the project's retention.
     pinned: Mapped[bool] = mapped_column(server_default=text("false"))
-    # When retention deleted them.
+    # Times at which retention deleted the trace and the report.
     trace_removed_at: Mapped[datetime | None]
     report_removed_at: Mapped[datetime | None]
 
-    # Why there is no verdict: a stable code, a sentence, and details for the page.
+    # Why the session has no verdict: a stable code, a sentence, and details for the page.
     reason_code: Mapped[str | None]
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
 
 class StoredVerdict(OfProject, Base):
-    """The `SessionVerdict` of a report; it stays when retention deletes the report.
+    """The `SessionVerdict` of a report; it is kept when retention deletes the report.
 
     The database derives the columns for sorting, filters and sums from the document: lists need not
     read documents for them.
@@ -134,16 +134,16 @@ class StoredVerdict(OfProject, Base):
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     document: Mapped[SessionVerdict] = mapped_column(VERDICT)
     level: Mapped[str] = mapped_column(Computed("(document ->> 'level'::text)"))
-    # Of the headline; null without a verdict.
+    # Slowdown of the headline with its 95 % interval; null without a verdict.
     slowdown: Mapped[float | None] = _number("{headline,slowdown}")
     low: Mapped[float | None] = _number("{headline,ci95,0}")
     high: Mapped[float | None] = _number("{headline,ci95,1}")
-    # S of the paper.
+    # Slowdown S as the paper defines it.
     published: Mapped[float | None] = _number("{published,slowdown}")
     discrepancy: Mapped[float] = _number("{discrepancy}")
     step_time_s: Mapped[float | None] = _number("{step_time_s}")
     measured_s: Mapped[float | None] = _number("{measured_s}")
-    # The leading cause, and its host or else that of the slowest worker.
+    # The leading cause, and the cause's host, or the slowest worker's host if the cause has none.
     cause: Mapped[str | None] = mapped_column(Computed("(document #>> '{causes,0,cause}'::text[])"))
     host: Mapped[str | None] = mapped_column(
         Computed(
@@ -151,36 +151,38 @@ class StoredVerdict(OfProject, Base):
             "(document #>> '{worst,0,host}'::text[]))"
         )
     )
-    # A trigger derives these as the properties of `SessionVerdict` do.
-    # Share of a step known to be lost, also without a verdict.
+    # A trigger computes the columns below as the properties of `SessionVerdict` do. waste: share of
+    # a step known to be lost, also without a verdict.
     waste: Mapped[float | None] = _of_document(Double)
-    # Share of the time of the largest loss.
+    # Largest loss, as a share of the time.
     lost: Mapped[float | None] = _of_document(Double)
-    # Shares of the time lost to stragglers, between steps and to slower computing of all workers;
-    # null without a time budget.
+    # Shares of the time that are lost to stragglers, between steps, and to slower computing of all
+    # workers; null without a time budget.
     lost_to_stragglers: Mapped[float | None] = _of_document(Double)
     lost_between: Mapped[float | None] = _of_document(Double)
     lost_together: Mapped[float | None] = _of_document(Double)
-    # GPU-hours per hour, by cause.
+    # Lost GPU-hours per hour, by cause.
     lost_by_cause: Mapped[dict[str, float] | None] = _of_document(JSONB)
     shares: Mapped[Shares | None] = _of_document(SHARES)
 
 
-# Join of a session's verdict, and the slowdown of it: null while the session is analyzed again.
+# Join of a session with its verdict, and the slowdown, which is null while the session is analyzed
+# again.
 OF_SESSION: Final = (StoredVerdict, StoredVerdict.session_id == Session.id)
 SLOWDOWN: Final = case((Session.state == SessionState.ANALYZED, StoredVerdict.slowdown))
 
 
 class StoredReport(OfProject, Base):
-    """The report of a session: at most one, replaced by the next analysis."""
+    """The report of a session: at most one per session, replaced by the next analysis."""
 
     __tablename__ = "report"
     __table_args__ = (belongs_to("session_id", "session.id"),)
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # Blobs of `paceline.report/1` as zstd-compressed JSON, and of the heatmaps of each step.
+    # Blobs of the document, `paceline.report/1` as zstd-compressed JSON, and of the heatmaps of
+    # each step.
     document_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # Null once retention deleted them.
+    # Null once retention has deleted the heatmaps.
     heatmap_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
@@ -192,24 +194,25 @@ class Intake(OfProject, Base):
     __table_args__ = (
         belongs_to("session_id", "session.id"),
         UniqueConstraint("project_id", "session_id"),
-        # Candidates of the sweeper for a seal.
+        # For the sweeper, which looks for sessions to seal.
         Index("ix_intake_open", "last_chunk_at", postgresql_where=text("sealed_at IS NULL")),
     )
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     chunks: Mapped[int]
-    # Producers with at least one chunk.
+    # Number of producers with at least one chunk.
     producers: Mapped[int]
     last_chunk_at: Mapped[datetime]
-    # Longest pause between two chunks so far.
+    # Longest pause between two consecutive chunks so far, in seconds.
     longest_gap_s: Mapped[float]
-    # Longest pause that producers expect; 0 once the first of them has sent its last chunk.
+    # Longest pause that the producers expect; 0 once a producer has sent its last chunk.
     pause_s: Mapped[float] = mapped_column(server_default=text("0"))
     refused_chunks: Mapped[int]
     refused_bytes: Mapped[int] = mapped_column(BigInteger)
     sealed_at: Mapped[datetime | None]
     sealed_by: Mapped[SealedBy | None] = mapped_column(Text)
-    # Span of the first chunk, in the format of the header `traceparent`; null without tracing.
+    # Tracing span of the first chunk, in the format of the header `traceparent`; null without
+    # tracing.
     traceparent: Mapped[str | None]
     # Coverage of the merged chunks, for the report; null before the merge.
     merged: Mapped[Chunks | None] = mapped_column(CHUNKS)
@@ -223,39 +226,39 @@ class Chunk(OfProject, Base):
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     producer: Mapped[str] = mapped_column(primary_key=True)
-    # counts a producer's chunks from 0
+    # number of the chunk among the producer's chunks, from 0
     number: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[bytes]
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # The producer's last chunk.
+    # Whether this is the producer's last chunk.
     final: Mapped[bool]
     body_bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)
-    # DP × PP cells with operations: dp · stages + pp.
+    # Cells of DP rank and stage with operations, encoded as dp · stages + pp.
     cells: Mapped[list[int]] = mapped_column(ARRAY(Integer))
-    # Null once it is merged into the session's trace.
+    # Blob of the operations; null once they are merged into the session's trace.
     blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
 class IngestRefusal(OfProject, Base):
-    """Number of bodies refused for one reason on one day."""
+    """Number of the bodies refused for one reason on one day."""
 
     __tablename__ = "ingest_refusal"
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     day: Mapped[date] = mapped_column(Date, primary_key=True)
-    # Code of the problem.
+    # Error code of the refusal.
     code: Mapped[str] = mapped_column(primary_key=True)
     bodies: Mapped[int] = mapped_column(BigInteger)
     bytes: Mapped[int] = mapped_column(BigInteger)
     last_at: Mapped[datetime]
-    # The name as its sender wrote it.
+    # Job name in the latest refused body, as sent.
     last_job: Mapped[str]
 
 
 class InboxItem(OfProject, Base):
-    """A chunk or pulse as it was sent, durable before the answer and decoded by a worker later.
+    """A chunk or pulse as sent: durable before its sender is answered, decoded by a worker later.
 
     Decoded items are deleted; a refused chunk stays without its bytes, to report it to its
     producer.
@@ -271,38 +274,38 @@ class InboxItem(OfProject, Base):
             " ELSE job_id IS NOT NULL AND attempt IS NOT NULL END",
             name="subject",
         ),
-        # Waiting items, the oldest first, for workers.
+        # For workers, which take the oldest waiting items first.
         Index("ix_inbox_waiting", "received_at", postgresql_where=text("code IS NULL")),
         Index("ix_inbox_pulse", "job_id", "attempt", "id", postgresql_where=text("kind = 'pulse'")),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     kind: Mapped[InboxKind] = mapped_column(Text)
-    # Only of a chunk.
+    # Null for a pulse.
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    # Only of a pulse, which has an empty producer and number 0.
+    # Null for a chunk; a pulse has an empty producer and number 0.
     job_id: Mapped[int | None] = mapped_column(BigInteger)
     attempt: Mapped[int | None]
     producer: Mapped[str]
-    # Counts a producer's chunks from 0.
+    # Number of the chunk among the producer's chunks, from 0.
     number: Mapped[int]
     sha256: Mapped[bytes]
     received_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-    # The producer's last chunk.
+    # Whether this is the producer's last chunk.
     final: Mapped[bool]
     body_bytes: Mapped[int] = mapped_column(BigInteger)
-    # As sent; null if they are detected from the bytes.
+    # Media type and format as sent; null if the decoder detects them from the bytes.
     content_type: Mapped[str | None]
     format_name: Mapped[str | None]
     meta: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    # Null once it is refused.
+    # Null once the item is refused.
     body: Mapped[bytes | None]
-    # Lease of the worker that decodes it.
+    # Lease of the worker that decodes the item.
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
-    # Number of leases so far.
+    # Number of times that a worker has leased the item.
     tries: Mapped[int] = mapped_column(server_default=text("0"))
-    # Reason of the refusal; null while it waits.
+    # Reason of the refusal; null while the item waits.
     code: Mapped[str | None]
     reason: Mapped[str | None]
     faults: Mapped[tuple[Fault, ...] | None] = mapped_column(FAULTS)

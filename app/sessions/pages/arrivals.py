@@ -31,19 +31,20 @@ from app.web.format import (
 from app.web.parts import Row
 from app.web.tables import Table
 
-# Lateness of the darkest color, as a share of a step; the scale is fixed.
+# Lateness, as a share of a step, at the dark end of the color scale, which is the same for all
+# sessions.
 SCALE_END: Final = 0.05
-# Rows or columns drawn with gaps.
+# Cells have gaps up to this number of rows or columns.
 GAPPED: Final = 64
-# Rows of the map; with more ranks a row is the latest of several.
+# Limit of the map's rows; with more ranks, a row shows the latest of several neighboring ranks.
 MOST_ROWS: Final = 64
-# Labels that fit.
+# Numbers of labels for which the map has room.
 ROW_LABELS: Final = 16
 COLUMN_LABELS: Final = 12
-# Pixels of a row, and limits of the height of the map.
+# Height of a row, and limits of the map's height, in pixels.
 ROW_HEIGHT: Final = 20
 HEIGHTS: Final = (60, 340)
-# Distinguishable levels of color.
+# Number of color levels that readers can distinguish.
 _LEVELS: Final = 20
 
 _SHORT: Final = {
@@ -71,7 +72,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class MapColumn:
-    """A collective of the map."""
+    """A collective, as a column of the map."""
 
     key: str  # value of the query parameter `collective`
     title: str
@@ -79,7 +80,7 @@ class MapColumn:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalsMap:
-    """Ranks down, collectives of a step across; a cell is 1 high and wide."""
+    """Map of lateness: rows are ranks, columns are collectives of a step; cells have size 1 × 1."""
 
     rows: int
     columns: tuple[MapColumn, ...]
@@ -93,7 +94,7 @@ class ArrivalsMap:
 
 
 def abbreviated(op: str) -> str:
-    """Return a short name of an operation type: ``AG``.
+    """Return the short name of an operation type: ``AG``.
 
     Examples
     --------
@@ -104,7 +105,7 @@ def abbreviated(op: str) -> str:
 
 
 def named(collective: Collective) -> str:
-    """Return a collective's name: ``AG 3``, and of several ``AG 3–5``."""
+    """Return the name of a collective, ``AG 3``, or of several merged collectives, ``AG 3–5``."""
     first = f"{abbreviated(collective.op)} {collective.order}"
     if collective.count == 1:
         return first
@@ -112,7 +113,7 @@ def named(collective: Collective) -> str:
 
 
 def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
-    """Return the map of the groups of the worst rank: its own kind of group, on all stages."""
+    """Return the map of the groups of the worst rank's kind, on all pipeline stages."""
     rank = arrivals.worst.rank
     own = max(
         (group for group in arrivals.groups if rank in group.ranks),
@@ -121,7 +122,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
     shown = [
         (index, group) for index, group in enumerate(arrivals.groups) if group.kind == own.kind
     ]
-    # Those of the own group first.
+    # The collectives of the worst rank's own group come first.
     names = list(
         dict.fromkeys(
             (collective.op, collective.order)
@@ -167,14 +168,14 @@ def _table(
     names: Sequence[tuple[str, int]],
     ranks: Sequence[int],
 ) -> NDArray[np.float64]:
-    """Return the lateness, seconds, of shape (ranks, collectives); NaN where unknown."""
+    """Return the lateness in seconds, shape (ranks, collectives); NaN if unknown."""
     row_of = {rank: row for row, rank in enumerate(ranks)}
     column_of = {name: column for column, name in enumerate(names)}
     table = np.full((len(ranks), len(names)), np.nan)
     for _, group in shown:
         rows = [row_of[rank] for rank in group.ranks]
         columns = [column_of[collective.op, collective.order] for collective in group.collectives]
-        # NumPy turns None into NaN.
+        # The conversion to float64 turns None into NaN.
         table[np.ix_(rows, columns)] = np.array(group.late_s, np.float64)
     return table
 
@@ -182,7 +183,7 @@ def _table(
 def _folded(
     late: NDArray[np.float64], ranks: Sequence[int]
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Merge neighboring ranks into rows of the latest; return the rows and their first ranks."""
+    """Merge neighboring ranks by their largest lateness; return the rows and their first ranks."""
     each = -(-len(ranks) // MOST_ROWS)
     if each == 1:
         return late, list(ranks)
@@ -212,7 +213,7 @@ def _labels(names: Sequence[str], most: int) -> tuple[Label, ...]:
 
 
 def _column(shown: Sequence[tuple[int, MeetingGroup]], name: tuple[str, int]) -> MapColumn:
-    """Return a column of the map; it links to the group whose collective is waited for most."""
+    """Return a column of the map, linked to the group with the longest wait at the collective."""
     index, place, collective = max(
         (
             (index, place, collective)
@@ -232,19 +233,19 @@ def last_words(collective: Collective) -> str:
     return f"rank {collective.last} last, {seconds(collective.late_s)} after the first"
 
 
-# Ranks or collectives in a table; the CSV has all.
+# Limit of the ranks or collectives in a table; the CSV file has all of them.
 SHORT_TABLE: Final = 8
-# Ranks of an opened collective.
+# Limit of the ranks listed for the opened collective.
 MEMBERS: Final = 16
-# Recorded steps that an interval of the slowdown needs.
+# Smallest number of recorded steps for an interval of the slowdown.
 _FEWEST_STEPS: Final = 5
-# From this ratio of computing times on the title names a rank as slower than its peers.
+# Ratio of a rank's computing time to its peers' from which the title calls the rank slower.
 _LONGER: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRow:
-    """A rank in the table of ranks that others wait for."""
+    """A rank in the table of the ranks that others wait for, in words."""
 
     rank: int
     host: str
@@ -257,7 +258,7 @@ class ArrivalRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A collective in the table of collectives with waiting ranks."""
+    """A collective in the table of the collectives at which ranks wait, in words."""
 
     key: str
     name: str
@@ -270,7 +271,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A rank at the opened collective."""
+    """Lateness and wait of a rank at the opened collective, in words."""
 
     rank: int
     host: str
@@ -280,7 +281,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The collective selected by the address."""
+    """The collective that the query parameter `collective` selects, with its ranks."""
 
     key: str
     title: str
@@ -290,7 +291,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownRow:
-    """The breakdown of a step, in words."""
+    """The parts of a step of a rank or of its peers, in words."""
 
     name: str
     computing: str
@@ -301,7 +302,7 @@ class BreakdownRow:
 
 @dataclass(frozen=True, slots=True)
 class BreakdownTable:
-    """A rank's step next to that of its peers."""
+    """The parts of the worst rank's step next to those of its peers."""
 
     title: str
     rows: tuple[BreakdownRow, ...]
@@ -325,7 +326,7 @@ class ArrivalsView:
 
 
 def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
-    """Return the arrivals for the page; None without collectives.
+    """Return the view of the arrivals; None without collectives over ranks.
 
     Parameters
     ----------
@@ -366,7 +367,7 @@ def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
 
 
 def _rank_seconds(value: float) -> str:
-    """Return rank-seconds a step: ``0.443``, ``7.90``, ``112``."""
+    """Return rank-seconds per step as text: ``0.443``, ``7.90``, ``112``."""
     if value >= 100:  # noqa: PLR2004 - three digits are enough
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
@@ -394,7 +395,7 @@ def _most_waited(arrivals: Arrivals) -> tuple[CollectiveRow, ...]:
 
 
 def _name_in(group: MeetingGroup, collective: Collective, arrivals: Arrivals) -> str:
-    """Return the name of a collective, with its group if there are several."""
+    """Return the name of a collective, with its group if there are several groups."""
     if len(arrivals.groups) == 1:
         return named(collective)
     if len({other.stage for other in arrivals.groups}) == len(arrivals.groups):
@@ -457,7 +458,7 @@ def _is_number(text: str) -> bool:
 
 
 def breakdown_view(report: Report) -> BreakdownTable | None:
-    """Return the breakdown of a step of the worst rank and its peers; None in older reports."""
+    """Return the step breakdown of the worst rank and of its peers; None in older reports."""
     breakdown, compared = report.breakdown, report.breakdown_of_worst()
     if breakdown is None or compared is None:
         return None
@@ -493,7 +494,7 @@ def _breakdown_row(name: str, ranks: Sequence[RankBreakdown], breakdown: Breakdo
 
 
 def unsaid_rows(report: Report) -> tuple[Row, ...]:
-    """Return the information missing in the recording, with the setting that would record it."""
+    """Return what the recording lacks, with the profiler setting that would record it."""
     rows = [
         Row(f"{unmapped.what[:1].upper()}{unmapped.what[1:]}", unmapped.remedy)
         for unmapped in report.coverage.unmapped
@@ -510,7 +511,7 @@ def unsaid_rows(report: Report) -> tuple[Row, ...]:
 
 
 def arrivals_csv(report: Report) -> Table:
-    """Return the lateness of each rank at each collective, with the waiting of the others."""
+    """Return each rank's lateness at each collective, and the time that the others wait."""
     groups = report.arrivals.groups if report.arrivals else ()
     return Table(
         (
@@ -531,7 +532,7 @@ def arrivals_csv(report: Report) -> Table:
 
 
 def ranks_csv(report: Report) -> Table:
-    """Return every rank with collectives: its host and GPU, and the waiting for it."""
+    """Return each rank with collectives: its host, its GPU, and the others' wait for it."""
     ranks = report.arrivals.ranks if report.arrivals else ()
     return Table(
         (
@@ -550,7 +551,7 @@ def ranks_csv(report: Report) -> Table:
 
 
 def breakdown_csv(report: Report) -> Table:
-    """Return the breakdown of a step of each rank, seconds."""
+    """Return the parts of each rank's step, in seconds."""
     breakdown = report.breakdown
     return Table(
         ("rank", "host", "step_s", "computing_s", "communication_s", "data_s", "idle_s"),
@@ -566,6 +567,6 @@ def breakdown_csv(report: Report) -> Table:
 
 
 def unsaid_csv(report: Report) -> Table:
-    """Return `unsaid_rows` as CSV."""
+    """Return the table of `unsaid_rows` for CSV."""
     rows = unsaid_rows(report)
     return Table(("missing", "setting"), ((row.label, row.value) for row in rows))

@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 WIDTH: Final = 240
 HEIGHT: Final = 40
-# Bars and rows of a picture; with more values, each is the worst of several.
+# Limits of the bars and rows of a picture; with more values, a bar shows the worst of several.
 MOST_BARS: Final = 60
 MOST_ROWS: Final = 10
-# From this width on marks have a gap of a pixel.
+# Marks at least this wide, in units of the picture, are drawn with a gap between them.
 _WITH_GAP: Final = 3.0
 _MARK: Final = "var(--mark)"
 _DOT: Final = 2.0
@@ -61,7 +61,7 @@ _LISTED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A rectangle of a picture of `WIDTH` × `HEIGHT`."""
+    """A rectangle within a picture of `WIDTH` × `HEIGHT`."""
 
     x: float
     y: float
@@ -72,7 +72,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Marks with a caption; `label` describes them in words, `line` is the height of a reference.
+    """A small chart; `label` describes it in words, `line` is the height of its reference line.
 
     Evidence links to it by its `id`.
     """
@@ -93,7 +93,7 @@ def cause_pictures(cause: NamedCause) -> tuple[Picture, ...]:
 
 
 def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: C901, PLR0911 - one for each kind
-    """Return the pictures of a figure, by part."""
+    """Return the pictures of a figure, by the part of the figure."""
     match figure:
         case WorkerSteps():
             return {"": _worker_steps(figure)}
@@ -174,7 +174,7 @@ def _stage_load(figure: StageLoad) -> Picture:
 
 
 def _waits(what: str, by_step_s: Sequence[float], *, added: bool = False) -> Picture:
-    """Draw the wait in each step; `added`: summed over all workers, possibly over a step."""
+    """Draw the wait in each step; `added`: the sum over all workers, which may exceed a step."""
     bars, of = _worst(by_step_s, MOST_BARS)
     within = "each step, all workers added" if added else "each step"
     high = seconds(max(by_step_s))
@@ -233,7 +233,7 @@ def _ratios(
     *,
     color: Callable[[float], str] = heat_color,
 ) -> Picture:
-    """Draw a ratio of each step from 1.0; `label` describes the highest one."""
+    """Draw each step's ratio as a bar from 1.0; `label` describes the highest ratio."""
     high = times(max(by_step))
     bars, of = _worst(by_step, MOST_BARS)
     return Picture(
@@ -303,19 +303,19 @@ def _squares(points: Squares) -> Picture:
 
 
 def _unit(values: Sequence[float]) -> list[float]:
-    """Return values scaled to 0 (the smallest) to 1."""
+    """Return the values scaled linearly: the smallest to 0, the largest to 1."""
     low, high = min(values), max(values)
     return [(value - low) / ((high - low) or 1.0) for value in values]
 
 
 def _grouped(values: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Return neighboring values in at most `most` groups."""
+    """Return the values in at most `most` groups of neighbors."""
     size = -(-len(values) // most)
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def _worst(values: Sequence[float], most: int) -> tuple[list[float], str]:
-    """Return the largest value of each group of neighbors, and a note on the grouping."""
+    """Return the largest value of each group of neighbors, and a note on the group size."""
     groups = _grouped(values, most)
     size = len(groups[0])
     return [max(group) for group in groups], f"; a bar is the worst of {size}" if size > 1 else ""
@@ -324,7 +324,7 @@ def _worst(values: Sequence[float], most: int) -> tuple[list[float], str]:
 def _bars(
     values: Sequence[float], *, base: float, color: Callable[[float], str]
 ) -> tuple[Mark, ...]:
-    """Return bars from `base`; the longest has the height of the picture."""
+    """Return bars that start at `base`; the longest bar is as high as the picture."""
     width = WIDTH / len(values)
     span = max(max(values) - base, 1e-9)
     marks = []
@@ -336,7 +336,7 @@ def _bars(
 
 
 def _matrix(values: Sequence[Sequence[float]], color: Callable[[float], str]) -> tuple[Mark, ...]:
-    """Return a matrix of marks; with too many values each is the worst of its neighbors."""
+    """Return a matrix as marks; with too many values, a mark shows the worst of neighbors."""
     rows = [[max(column) for column in zip(*group, strict=True)]
             for group in _grouped(values, MOST_ROWS)]  # fmt: skip
     matrix = [_worst(row, MOST_BARS)[0] for row in rows]
@@ -363,7 +363,7 @@ class EvidenceLine:
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """A cause that was considered."""
+    """A row of the table: a cause that was found, ruled out, or could not be judged."""
 
     name: str
     share: str
@@ -375,11 +375,11 @@ class CauseRow:
 
 
 def causes_table(report: Report) -> tuple[CauseRow, ...]:
-    """Return the causes, followed by those ruled out and those that cannot be judged."""
+    """Return the causes found, then those ruled out, then those that cannot be judged."""
     rows = [
         CauseRow(
             name=title_of(cause.cause),
-            # Of two indistinguishable causes only the first has a share.
+            # If two causes cannot be distinguished, only the first of them has a share.
             share="the same" if cause.contribution is None else rough_percent(cause.contribution),
             confidence="" if cause.confidence is None else sure(cause.confidence),
             evidence=tuple(
@@ -412,13 +412,14 @@ def _note(name: str, text: str) -> CauseRow:
 
 
 def _view_url(report: Report, cause: NamedCause, view: View) -> str:
-    """Return the link to the place on the page that shows a piece of evidence; empty if none."""
+    """Return the link to the figure that shows a piece of evidence; empty if there is none."""
     if isinstance(view, FigureView | LinkView):
         part = view.part if isinstance(view, FigureView) else ""
         target = picture_id(cause.cause, part)
         return f"#{target}" if any(p.id == target for p in cause_pictures(cause)) else ""
     if not report.fidelity.verdict:
-        # Without a verdict the page has no map and no timeline, but launch delays of each step.
+        # Without a verdict the page has no map and no timeline; it only has the launch delays of
+        # each step.
         return "#launches" if isinstance(view, StepView) else ""
     return _place_url(report, view)
 
@@ -426,7 +427,7 @@ def _view_url(report: Report, cause: NamedCause, view: View) -> str:
 def _place_url(report: Report, view: WorkerView | StageView | StepView | RegionView) -> str:
     match view:
         case StageView(pp=stage):
-            # A stage is a line of the map: its slowest worker is selected.
+            # A stage is a row of the map: the link selects the slowest worker of the stage.
             dp, pp = next((dp, pp) for _, dp, pp in report.ranked_workers() if pp == stage)
             return f"?dp={dp}&pp={pp}"
         case WorkerView(dp=dp, pp=pp):

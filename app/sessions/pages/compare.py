@@ -1,4 +1,4 @@
-"""The page of two sessions side by side, its CSV, and the routes of comparisons."""
+"""The page that compares two sessions, its CSV files, and the routes of comparisons."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ from app.web.pages import Pages
 from app.web.parts import Fact
 from app.web.tables import Table, csv_file, one_of
 
-# Listed metadata fields.
+# Limit of the listed metadata fields.
 FIELDS: Final = 40
-# Listed hosts of a cause that moved to others.
+# Limit of the hosts listed for a cause that moved to other hosts.
 MOVED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SideView:
-    """One session of the two."""
+    """One of the two compared sessions, in words."""
 
     url: str
     number: int
@@ -77,7 +77,7 @@ class SideView:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A session to choose."""
+    """A session in the list from which users choose the sides of the comparison."""
 
     id: str
     label: str
@@ -88,7 +88,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class CauseLine:
-    """A cause in both sessions; `mark` is a glyph if it disappeared or appeared."""
+    """A cause in both sessions; `mark` is a symbol if the cause disappeared or appeared."""
 
     cause: str
     before: str
@@ -99,7 +99,7 @@ class CauseLine:
 
 @dataclass(frozen=True, slots=True)
 class FieldLine:
-    """A field of the metadata that differs."""
+    """A metadata field with different values in the two sessions."""
 
     field: str
     before: str
@@ -108,7 +108,7 @@ class FieldLine:
 
 @dataclass(frozen=True, slots=True)
 class ComparePage:
-    """The page of a comparison."""
+    """The contents of the page that compares two sessions."""
 
     now: datetime
     title: str
@@ -140,10 +140,10 @@ class ComparePage:
 
 
 def compare_page(comparison: Comparison) -> ComparePage:
-    """Return the page of a comparison."""
+    """Return the page that compares two sessions."""
     a, b, steps = comparison.a, comparison.b, comparison.step_times
     fix = _fix(comparison)
-    # A prediction is compared with the measurement only if the fix was applied.
+    # A fix's predicted gain is compared with the measured one only if the fix was applied.
     done = fix is not None and (fix.title in comparison.applied or comparison.incident is not None)
     moved = moved_workers(comparison)
     place = compare_url(a.row.id, b.row.id)
@@ -192,7 +192,7 @@ def _signed(share: float) -> str:
 
 
 def _fix(comparison: Comparison) -> Recommendation | None:
-    """Return the fix with the largest predicted gain, among the applied ones if there are any.
+    """Return the fix with the largest predicted gain, if possible among the applied fixes.
 
     Upper bounds are no predictions.
     """
@@ -277,7 +277,7 @@ def _facts(comparison: Comparison, fix: Recommendation | None, *, done: bool) ->
 
 
 def _moved(a: Report, b: Report) -> Fact | None:
-    """Return the cause that moved to other hosts; None if there is none."""
+    """Return the cause that moved to other hosts; None if no cause moved."""
     before, after = _hosts_by_cause(a), _hosts_by_cause(b)
     for cause, hosts in before.items():
         now = after.get(cause, ())
@@ -347,7 +347,7 @@ def _options(comparison: Comparison) -> list[Option]:
         )
         for choice in comparison.choices
     }
-    # The compared sessions may be older than the latest.
+    # The list has the job's latest sessions, to which the compared sessions may not belong.
     for side in (comparison.a, comparison.b):
         row = side.row
         options.setdefault(
@@ -413,7 +413,7 @@ def _fields_title(comparison: Comparison) -> str:
 
 
 def workers_csv(comparison: Comparison) -> Table:
-    """Return the slowdown and host of every worker in both sessions; nothing without a verdict."""
+    """Return each worker's slowdown and host in both sessions; no rows without a verdict."""
     a, b = comparison.a.report, comparison.b.report
     rows: list[Sequence[object]] = []
     if a is not None and b is not None and comparison.same_shape:
@@ -426,7 +426,7 @@ def workers_csv(comparison: Comparison) -> Table:
 
 
 def steps_csv(comparison: Comparison) -> Table:
-    """Return the recorded time of every step of both sessions."""
+    """Return the recorded time of each step in both sessions."""
     return Table(
         ("session", "step", "recorded_s"),
         (
@@ -441,7 +441,7 @@ def steps_csv(comparison: Comparison) -> Table:
 
 
 def causes_csv(comparison: Comparison) -> Table:
-    """Return the share of a step that each cause costs in both sessions."""
+    """Return the cost of each cause in both sessions, as a share of a step."""
     return Table(
         ("cause", "share_before", "share_after", "change"),
         ((cause.cause, cause.before, cause.after, cause.change) for cause in comparison.causes),
@@ -449,7 +449,7 @@ def causes_csv(comparison: Comparison) -> Table:
 
 
 def arrivals_csv(comparison: Comparison) -> Table:
-    """Return the waiting for each rank in both sessions."""
+    """Return the time that others wait for each rank in both sessions."""
     return Table(
         (
             "rank",
@@ -474,14 +474,14 @@ def arrivals_csv(comparison: Comparison) -> Table:
 
 
 def metadata_csv(comparison: Comparison) -> Table:
-    """Return every field of the metadata that differs."""
+    """Return the metadata fields with different values in the two sessions."""
     return Table(
         ("field", "before", "after"),
         ((field.field, field.before, field.after) for field in comparison.metadata.changed),
     )
 
 
-# CSV tables of a comparison, by file name.
+# CSV tables of the comparison of two sessions, by file name.
 EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
@@ -490,7 +490,7 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "metadata": metadata_csv,
 }
 
-# CSV tables of two time ranges, by file name.
+# CSV tables of the comparison of two time ranges, by file name.
 OF_TIMES: Final[Mapping[str, Callable[[TimesComparison], Table]]] = {
     "causes": lambda found: Table.of(CauseCount, found.causes),
 }
@@ -568,7 +568,7 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
-    """Return the comparison of an address: two sessions, an incident's, or the last two of a job.
+    """Return the comparison that a query selects: two sessions, an incident, or a job's last two.
 
     Raises
     ------

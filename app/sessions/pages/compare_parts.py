@@ -35,7 +35,7 @@ from app.web.moments import span
 from app.web.parts import Fact
 from app.web.time_ranges import moment_in
 
-# Smaller p are shown as p < 0.001.
+# Smaller p values are shown as p < 0.001.
 SMALL: Final = 0.001
 
 
@@ -50,7 +50,7 @@ def change_s(value: float) -> str:
 def chance(
     steps: Difference, of: str = "step", within: Difference | None = None
 ) -> tuple[str, str, str]:
-    """Return whether a difference may be chance, the basis of the answer, and a hint.
+    """Return whether a difference may be due to chance, the basis of this answer, and a hint.
 
     Parameters
     ----------
@@ -77,20 +77,20 @@ def chance(
 
 
 def changed_causes(gone: list[str], came: list[str]) -> str:
-    """Return the title of causes by what disappeared and appeared."""
+    """Return the title of the table of causes: which causes disappeared or appeared."""
     if not gone and not came:
         return "No cause disappeared or appeared"
     went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
     return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
 
 
-# Listed ranks; the CSV has all.
+# Limit of the listed ranks; the CSV file has all of them.
 RANKS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLine:
-    """The waiting for a rank, before and after."""
+    """The time that others wait for a rank, in the earlier and the later session."""
 
     rank: int
     last: str
@@ -100,7 +100,7 @@ class ArrivalLine:
 
 
 def arrival_lines(comparison: Comparison) -> Sequence[ArrivalLine]:
-    """Return the ranks for which the waiting changed most."""
+    """Return the ranks for which the waiting time changed most."""
     return [
         ArrivalLine(
             change.rank,
@@ -114,7 +114,7 @@ def arrival_lines(comparison: Comparison) -> Sequence[ArrivalLine]:
 
 
 def arrivals_title(comparison: Comparison) -> str:
-    """Return the title of the waiting for ranks: its largest change."""
+    """Return the title of the table of waiting times: the rank with the largest change."""
     before, after = comparison.a.arrivals, comparison.b.arrivals
     if before is None or after is None or not comparison.arrivals:
         return ""
@@ -143,13 +143,13 @@ TOP: Final = 40
 BASE: Final = HEIGHT - 20
 BINS: Final = 48
 TICKS: Final = 4
-# Share of the range added on either side.
+# Margin of the time axis on either side, as a share of the range of step times.
 _MARGIN: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Number of steps of one session within a bin."""
+    """Number of one session's steps whose time is within a bin."""
 
     x: float
     y: float
@@ -161,7 +161,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label on the axis."""
+    """A label on the time axis of the histogram."""
 
     x: float
     text: str
@@ -170,7 +170,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The step times of two sessions; `predicted` marks the predicted mean."""
+    """The step times of two sessions; `predicted` marks the mean that a fix predicted."""
 
     bars: Sequence[Bar]
     ticks: Sequence[Label]
@@ -182,7 +182,7 @@ class Histogram:
 def histogram(
     before: Sequence[float], after: Sequence[float], predicted_s: float | None
 ) -> Histogram:
-    """Return the step times of two sessions, counted in bins of equal width.
+    """Return the histogram of the step times of two sessions, in bins of equal width.
 
     Parameters
     ----------
@@ -238,22 +238,22 @@ def histogram(
 
 
 def _label(x: float, text: str) -> Label:
-    """Return a label that stays within the figure."""
+    """Return an axis label at a position that keeps it within the figure."""
     third = WIDTH / 3
     anchor = "start" if x < third else "end" if x > 2 * third else "middle"
     return Label(x, text, anchor)
 
 
-# Listed workers.
+# Limit of the listed workers.
 WORKERS: Final = 8
-# A smaller change of a worker's slowdown is ignored.
+# Workers with a smaller change of their slowdown are left out.
 WORTH: Final = 0.02
 _MANY: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """A worker whose slowdown changed."""
+    """A worker with different slowdowns in the two sessions."""
 
     name: str
     hosts: Sequence[tuple[str, str]]
@@ -265,7 +265,7 @@ class WorkerLine:
 
 
 def slowdowns(comparison: Comparison) -> dict[str, Any]:
-    """Return the slowdowns of both sessions for the script, encoded as heatmaps."""
+    """Return both sessions' slowdowns by worker for the page's script, encoded as heatmaps."""
     return {"dp": comparison.a.row.dp, "pp": comparison.a.row.pp} | {
         name: base64.b64encode(
             encode_heatmap(np.asarray(side.report.by_worker.exact, np.float32))
@@ -276,7 +276,7 @@ def slowdowns(comparison: Comparison) -> dict[str, Any]:
 
 
 def moved_workers(comparison: Comparison) -> list[tuple[int, int]]:
-    """Return the workers with a changed slowdown as (dp, pp), the largest change first."""
+    """Return the workers with a changed slowdown as (dp, pp), largest change first."""
     a, b = comparison.a.report, comparison.b.report
     if a is None or b is None or not comparison.same_shape:
         return []
@@ -306,7 +306,7 @@ def workers_title(moved: Sequence[tuple[int, int]]) -> str:
 
 
 def worker_line(comparison: Comparison, dp: int, pp: int) -> WorkerLine:
-    """Return the row of a worker in both sessions, which have reports."""
+    """Return the row of a worker; both sessions have reports."""
     a, b = comparison.a.report, comparison.b.report
     assert a is not None  # noqa: S101 - no worker has changed otherwise
     assert b is not None  # noqa: S101 - as above
@@ -324,7 +324,7 @@ def worker_line(comparison: Comparison, dp: int, pp: int) -> WorkerLine:
     )
 
 
-# Default length of both time ranges.
+# Default length of each of the two time ranges.
 USUAL: Final = timedelta(days=7)
 
 Bounds = tuple[datetime, datetime]
@@ -341,7 +341,7 @@ class TimeView:
 
 @dataclass(frozen=True, slots=True)
 class CountLine:
-    """The number of sessions with a cause, before and after."""
+    """The number of sessions with a cause, in the earlier and the later time range."""
 
     cause: str
     before: str
@@ -350,7 +350,7 @@ class CountLine:
 
 @dataclass(frozen=True, slots=True)
 class TimesPage:
-    """The page of two time ranges of a job."""
+    """The contents of the page that compares two time ranges of a job."""
 
     now: datetime
     title: str
@@ -368,7 +368,7 @@ class TimesPage:
 
 
 def bounds_of(texts: Sequence[str], now: datetime) -> tuple[Bounds, Bounds]:
-    """Return the two time ranges of an address, by default the last week and the week before.
+    """Return the two time ranges of a query; default: the last week and the week before.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def _ordered(begin: datetime, end: datetime) -> Bounds:
 
 
 def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") -> str:
-    """Return the address of a comparison of two time ranges, or of its CSV."""
+    """Return the URL of a comparison of two time ranges, or of its CSV file."""
     parameters = {
         "job": job,
         "a_from": _field(a.since),
@@ -401,7 +401,7 @@ def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") 
 
 
 def times_page(comparison: TimesComparison) -> TimesPage:
-    """Return the page of two time ranges of a job."""
+    """Return the page that compares two time ranges of a job."""
     a, b, steps = comparison.a, comparison.b, comparison.step_times
     return TimesPage(
         now=comparison.now,

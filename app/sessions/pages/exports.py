@@ -1,4 +1,4 @@
-"""The data behind each figure of a session's page as CSV, for "Copy" and "CSV"."""
+"""CSV tables with the data of each figure on a session's page, for "Copy" and "CSV"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.web.tables import Table
 
 
 def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> Table:
-    """Return every worker: host and GPU, slowdown S_w, ratios of its times to its peers'.
+    """Return each worker's host, GPU, slowdown S_w, and ratios of its times to its peers' times.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> Table:
 
 
 def steps_csv(report: Report) -> Table:
-    """Return every analyzed step: its times in seconds and its slowdowns."""
+    """Return each analyzed step's times in seconds and its slowdowns."""
     times = report.step_times
     return Table(
         ("step", "recorded_s", "simulated_s", "ideal_s", "slowdown", "launch_slowdown"),
@@ -80,7 +80,7 @@ def steps_csv(report: Report) -> Table:
 
 
 def budget_csv(report: Report) -> Table:
-    """Return the time budget of all, of each worker and of each step; shares of `wall_s`."""
+    """Return the time budget of the job, of each worker and of each step, as shares of `wall_s`."""
     budget = report.budget
     rows: list[Sequence[object]] = []
     if budget is not None:
@@ -100,7 +100,7 @@ def budget_csv(report: Report) -> Table:
 
 
 def optypes_csv(report: Report) -> Table:
-    """Return every operation type: its slowdown, its waste and its launch delays."""
+    """Return each operation type's slowdown, waste and launch delays."""
     return Table(
         ("op_type", "slowdown", "waste", "launch_delay_share"),
         (
@@ -111,13 +111,13 @@ def optypes_csv(report: Report) -> Table:
 
 
 def microbatches_csv(report: Report) -> Table:
-    """Return the sampled microbatches of the forward–backward scatter."""
+    """Return the forward and backward times of the sampled microbatches in the scatter plot."""
     sample = report.fb_correlation.sample
     return Table(("forward_s", "backward_s"), zip(sample.forward_s, sample.backward_s, strict=True))
 
 
 def causes_csv(report: Report) -> Table:
-    """Return every cause with its evidence, those ruled out and those that cannot be judged."""
+    """Return each cause with its evidence, including ruled out causes and those not judged."""
     diagnosis = report.diagnosis
     return Table(
         ("cause", "found", "contribution", "cost_s", "confidence", "evidence"),
@@ -157,7 +157,7 @@ def recovered_csv(report: Report) -> Table:
 
 
 def template_csv(report: Report) -> Table:
-    """Return the current and the recommended stages; no rows without a template."""
+    """Return the stages of the current and the recommended template; no rows without a template."""
     template = report.template
     sides: tuple[tuple[str, Sequence[int], Sequence[int], Sequence[float]], ...] = ()
     if template is not None and not isinstance(template, WithheldTemplate):
@@ -194,7 +194,7 @@ def tensor_ranks_csv(report: Report) -> Table:
 
 
 def tensor_methods_csv(report: Report) -> Table:
-    """Return the methods of work control for these groups."""
+    """Return the methods of work control for the tensor-parallel groups of `tensor_ranks_csv`."""
     groups = report.tensor.groups if report.tensor else ()
     return Table(
         ("dp", "pp", "method", "criterion", "predicted_s", "gamma", "loss_risk", "within_budget"),
@@ -210,11 +210,11 @@ def tensor_methods_csv(report: Report) -> Table:
 
 
 def coverage_csv(report: Report) -> Table:
-    """Return the table of coverage as the page shows it."""
+    """Return the coverage of the report, with the rows of the page's table."""
     return Table.of(Row, coverage_rows(report))
 
 
-# CSV tables of a report, by file name; `workers` also has single steps.
+# CSV tables of a report, by file name; `workers` is also available for single steps.
 EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,

@@ -1,4 +1,4 @@
-"""The facts below a session's verdict, and the head of a session's page in each state."""
+"""The facts below a session's verdict, and the head of a session's page for each state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from app.web.format import byte_size, count, percent, plural, rough_percent, tim
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, STATES, Fact, Row, StateLabel
 
-# Fewer GPU-hours are shown in minutes or seconds.
+# Fewer GPU-hours than this are shown as minutes or seconds.
 _FEW_GPU_HOURS: Final = 0.01
 
 
 def verdict_facts(report: Report) -> list[Fact]:
-    """Return the facts of a report: slowdown, GPU-hours lost, cause and runner-up."""
+    """Return the facts of a report: slowdown, GPU-hours lost, leading cause, second cause."""
     causes = report.causes
     return [
         Fact(
@@ -42,7 +42,7 @@ def verdict_facts(report: Report) -> list[Fact]:
 
 
 def _lost_fact(report: Report) -> Fact:
-    """Return the GPU-hours lost, the largest loss first."""
+    """Return the fact of lost GPU-hours, the largest loss first."""
     in_steps = "to its causes" if report.headline.kind.without_causes else "to stragglers, by S"
     hint = "In the session, by all ranks together"
     of_all = _lost_by_all(report)
@@ -58,26 +58,26 @@ def _lost_fact(report: Report) -> Fact:
 
 
 def _lost_by_all(report: Report) -> dict[str, float]:
-    """Return the relevant losses outside the slowdown, in GPU-hours."""
+    """Return the losses in GPU-hours that the slowdown does not include, if they are relevant."""
     budget = report.budget
     if budget is None:
         return {}
     known_s = sum(cause.between_s for cause in report.causes)
     shares = {"between steps": lost_between(budget.shares, known_s, report.diagnosis.turn_s)}
     if report.headline.slowdown < STRAGGLING:
-        # Otherwise it is one of the causes.
+        # In a slow job, computing that is slower on all workers is one of the causes instead.
         shares["as all compute slower"] = budget.shares.slow_together
     gpu_hours = report.sizes.world * budget.wall_s / SECONDS_AN_HOUR
     return {what: gpu_hours * share for what, share in shares.items() if share >= WORTH_SAYING}
 
 
 def _lost(gpu_hours: float) -> str:
-    """Return GPU-hours without a unit; very few as minutes or seconds with their unit."""
+    """Return GPU-hours as text without a unit; very few as minutes or seconds with a unit."""
     return gpu_time(gpu_hours) if 0 < abs(gpu_hours) < _FEW_GPU_HOURS else hours(gpu_hours)
 
 
 def known_fact(report: Report) -> Fact | None:
-    """Return the cost of the named causes where S is withheld; None without a cause."""
+    """Return the cost of the named causes if S is withheld; None without a cause."""
     waste = report.known_waste
     if waste is None:
         return None
@@ -90,7 +90,7 @@ def known_fact(report: Report) -> Fact | None:
 
 
 def quality_fact(report: Report) -> Fact:
-    """Return the trace quality: the replay's discrepancy against its limit."""
+    """Return the trace quality: the replay's discrepancy and its limit."""
     fidelity = report.fidelity
     sign = "<" if fidelity.verdict else ">"
     return Fact(
@@ -102,7 +102,7 @@ def quality_fact(report: Report) -> Fact:
 
 
 def launch_fact(report: Report) -> Fact:
-    """Return the operation type with the largest launch delay, and its worst worker."""
+    """Return the largest launch delay: its operation type and its worst worker."""
     shares = report.launch_by_optype
     name = max(shares, key=lambda key: shares[key])
     note = f"{percent(shares[name])} of each step, before it"
@@ -131,7 +131,7 @@ def _runner_up(causes: Sequence[NamedCause]) -> Fact:
     return Fact(label, title_of(other), "costs too little to name")
 
 
-# Listed producers or chunks.
+# Limit of the listed producers or chunks.
 NAMED: Final = 6
 
 SEALED_BY: Final = {
@@ -142,7 +142,7 @@ SEALED_BY: Final = {
 
 
 def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fact]:
-    """Return the progress of an open session's intake."""
+    """Return the facts about the progress of an open session's intake."""
     producers = intake.producers
     ready = sum(producer.final for producer in producers)
     names = _some([producer.producer for producer in producers])
@@ -167,7 +167,7 @@ def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fa
 
 
 def refused_facts(intake: IntakeView | None) -> list[Fact]:
-    """Return the refused chunks of a session, if any."""
+    """Return the fact about a session's refused chunks; empty without refused chunks."""
     if intake is None or not intake.refused_chunks:
         return []
     chunks = plural(intake.refused_chunks, "chunk")
@@ -211,7 +211,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(shown)
 
 
-# Remedy of a discarded session, by the code of its reason.
+# What a user can do about a discarded session, by the code of the session's reason.
 REMEDIES: Final = {
     "trace.no_complete_step": ("Send every rank", "a step counts when all of its ranks are there"),
     "trace.dependency_cycle": ("Look at the profiler", "operations wait for each other"),
@@ -221,7 +221,7 @@ OTHER_REMEDY: Final = ("Correct the trace", "and send it again")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The head of a session's page, which depends on its state."""
+    """The head of a session's page; it depends on the session's state."""
 
     state: StateLabel
     short: str
@@ -233,7 +233,7 @@ class Body:
 
 
 def arriving(view: SessionView, intake: IntakeView) -> Body:
-    """Return the head for a session that takes chunks."""
+    """Return the head of the page for a session that still takes chunks."""
     row = view.row
     chunks, producers = (
         plural(intake.chunks, "chunk"),
@@ -251,7 +251,7 @@ def arriving(view: SessionView, intake: IntakeView) -> Body:
 
 
 def underway(view: SessionView, max_attempts: int) -> Body:
-    """Return the head for a session that is queued or being analyzed."""
+    """Return the head of the page for a session that is queued or being analyzed."""
     row, work = view.row, view.work
     attempt = work.attempt if work else 0
     workers = row.dp * row.pp
@@ -297,7 +297,7 @@ def underway(view: SessionView, max_attempts: int) -> Body:
 
 
 def without_report(view: SessionView) -> Body:
-    """Return the head for a session whose report was deleted by retention."""
+    """Return the head of the page for a session whose report retention has deleted."""
     row = view.row
     shown = row.headline
     sentence = row.verdict.sentence if row.verdict is not None else "The report was deleted"
@@ -316,7 +316,7 @@ def without_report(view: SessionView) -> Body:
 
 
 def ended(view: SessionView) -> Body:
-    """Return the head for a discarded or failed session, with its reason and remedy."""
+    """Return the head of the page for a discarded or failed session: the reason and the remedy."""
     row, work = view.row, view.work
     reason = row.reason or "the reason was not recorded"
     code = row.reason_code or (work.error_code if work else None) or "unknown"

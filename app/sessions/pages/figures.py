@@ -1,4 +1,4 @@
-"""Figures of a session's page: the time budget, data for the script, the map of workers as SVG.
+"""Figures of a session's page: time budget, data for the page's script, worker map as SVG.
 
 bars.js draws bars over steps, so that the first screen needs no library; plotly draws scatter
 plots.
@@ -41,15 +41,15 @@ from app.web.format import (
     times,
 )
 
-# Smaller shares of the time have no row.
+# Parts with a smaller share of the time have no row in the budget table.
 _SHOWN: Final = 0.0005
-# A smaller lost share is called nothing.
+# A smaller lost share of the time is called "nothing" in the title.
 _NEGLIGIBLE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """A part of the time budget: its piece of the bar, in per cent, and its row in the table."""
+    """A part of the time budget: its section of the bar in per cent, and its row in the table."""
 
     part: str
     name: str
@@ -62,7 +62,7 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True)
 class BudgetTable:
-    """The time budget; losses come last."""
+    """The table of the time budget; losses are the last rows."""
 
     title: str
     note: str
@@ -108,7 +108,7 @@ def _title(report: Report) -> str:
     return f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.words}"
 
 
-# Heights in pixels of the strip between its margins, and of a label at its right.
+# Height of the strip without its margins, and of a label right of it, in pixels.
 STRIP_HEIGHT: Final = 80.0
 LABEL_HEIGHT: Final = 13.0
 
@@ -117,7 +117,7 @@ Label = tuple[float, str]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A dashed line across bars; its label is `shift` pixels above it."""
+    """A dashed horizontal line across the bars; its label is `shift` pixels above the line."""
 
     value: float
     label: str
@@ -126,7 +126,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class StepBars:
-    """Bars over steps, as bars.js draws them."""
+    """A bar chart over steps, which bars.js draws."""
 
     values: list[float | None]
     base: float  # where bars begin
@@ -141,7 +141,7 @@ class StepBars:
 
 
 def strip(report: Report) -> StepBars:
-    """Return the slowdown of each step: bars from 1.0, the job dashed, seconds at the right."""
+    """Return the steps' slowdowns as bars from 1.0, with the job's slowdown as a dashed line."""
     steps, slowdowns = report.steps.analyzed, step_slowdowns(report)
     total = report.headline.slowdown
     simulated = report.step_times.simulated
@@ -167,7 +167,7 @@ def strip(report: Report) -> StepBars:
 
 
 def recorded_times(report: Report) -> StepBars:
-    """Return recorded and replayed time of each step, seconds from 0; for pages without S."""
+    """Return each step's recorded and replayed time in seconds, for pages without S."""
     recorded, simulated = report.step_times.recorded, report.step_times.simulated
     ticks = _ticks(0.0, max(*recorded, *simulated))
     return StepBars(
@@ -186,7 +186,7 @@ def recorded_times(report: Report) -> StepBars:
 
 
 def launch_delays(report: Report) -> StepBars:
-    """Return the launch delays of each step, in per cent of its replay without them."""
+    """Return each step's launch delays, in per cent of the step's replay without them."""
     shares = [value - 1 for value in report.per_step.launch_slowdown]
     values = [100 * share for share in shares]
     low, high = min(0.0, *values), max(0.1, *values)
@@ -205,7 +205,7 @@ def launch_delays(report: Report) -> StepBars:
 
 
 def scatter(report: Report) -> Figure:
-    """Return forward against backward time of microbatches, milliseconds."""
+    """Return the forward and backward times of microbatches, in milliseconds."""
     sample = report.fb_correlation.sample
     trace = {
         "type": "scatter",
@@ -226,7 +226,7 @@ def scatter(report: Report) -> Figure:
 
 
 def _ticks(low: float, high: float) -> list[Label]:
-    """Return round values from below `low` to above `high`, with 0 among them."""
+    """Return evenly spaced round values from below `low` to above `high`, including 0."""
     tick = nice_tick(high - low, 3)
     first, last = math.floor(low / tick + 1e-9), math.ceil(high / tick - 1e-9)
     values = [round(index * tick, 9) for index in range(first, last + 1)]
@@ -234,7 +234,7 @@ def _ticks(low: float, high: float) -> list[Label]:
 
 
 def _label_shift(values: Sequence[float], top: float, total: float) -> float:
-    """Return the shift of the dashed line's label upwards, in pixels, to cover no other label."""
+    """Return the upward shift of the dashed line's label, in pixels, that avoids other labels."""
     at, taken = _height(total, top), [_height(value, top) for value in values]
     edges = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
     free = [
@@ -250,19 +250,20 @@ def _height(value: float, top: float) -> float:
     return STRIP_HEIGHT * (value - 1) / (top - 1)
 
 
-# Cells have gaps up to this number of workers, DP ranks and stages.
+# Cells are drawn with gaps up to these numbers of workers, DP ranks and stages.
 GAPPED_CELLS: Final = 1024
 GAPPED_RANKS: Final = 64
 GAPPED_STAGES: Final = 24
-# Slowdowns are rounded to visible differences: cells of one color share a path.
+# Slowdowns are rounded to visible differences, so that cells of equal color share an SVG path.
 DIGITS: Final = 2
-# A longer SVG would outweigh the rest of the page: only the script draws the map then.
+# Limit of the SVG's characters: a longer SVG would dominate the size of the page, so the script
+# draws the map instead.
 MOST_CHARACTERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class FirstMap:
-    """The map of workers before any script, as paths by color: DP ranks across, stages down."""
+    """The map of workers before the script runs, as SVG paths by color: columns DP, rows stages."""
 
     dp: int
     pp: int
@@ -279,13 +280,14 @@ def first_map(report: Report) -> FirstMap | None:
     )
     shown = by_stage.round(DIGITS)
     if not dense:
-        # Missing workers have no color: the script hatches them.
+        # Workers that are missing in the recording get no color here; the script hatches their
+        # cells.
         for missing in report.coverage.missing:
             shown[missing.worker[::-1]] = np.nan
     levels, counts = np.unique(shown[~np.isnan(shown)], return_counts=True)
     paths = []
     if dense:
-        # The most frequent color is the background.
+        # One rectangle of the most frequent color is the background, so those cells need no path.
         common = levels[counts.argmax()]
         paths.append((heat_color(float(common)), f"M0 0h{dp}v{pp}h{-dp}z"))
         levels = levels[levels != common]
@@ -303,7 +305,7 @@ def first_map(report: Report) -> FirstMap | None:
 
 
 def _runs(chosen: NDArray[np.bool_]) -> list[str]:
-    """Return the chosen cells as rectangles; neighbors on a stage share one."""
+    """Return the chosen cells as rectangles; neighboring cells of a stage share a rectangle."""
     edges = np.diff(np.pad(chosen, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     begins, ends = np.argwhere(edges == 1).tolist(), np.argwhere(edges == -1).tolist()
     return [

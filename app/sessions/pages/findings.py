@@ -1,4 +1,4 @@
-"""Texts of a session's page: titles of its figures, its slowdown in words, its hosts."""
+"""Texts of a session's page: titles of figures, the slowdown in words, hosts of workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.web.format import (
 )
 from app.web.parts import Row
 
-# Decimals of the slowdown and its interval, and of exact figures.
+# Decimals of the slowdown and its interval: as shown first, and as exact figures.
 SHOWN_DIGITS: Final = 2
 EXACT_DIGITS: Final = 3
 
@@ -44,19 +44,19 @@ def shown_interval(shown: Headline) -> str:
 
 
 def whole(shown: Headline) -> str:
-    """Return the exact slowdown, with its interval or the reason for none."""
+    """Return the exact slowdown in words, with its interval or the reason why it has none."""
     return f"{times(shown.slowdown, EXACT_DIGITS)}, {_interval_or_why(shown)}"
 
 
 def against(shown: Headline) -> str:
-    """Return the definition of the slowdown: step time ÷ reference step time."""
+    """Return the definition of the slowdown in words: step time ÷ reference step time."""
     if shown.kind.without_causes:
         return "step time \N{DIVISION SIGN} step time without its causes"
     return "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
 
 
 def step_slowdowns(report: Report) -> list[float]:
-    """Return the slowdown of each step; their mean is that of the job.
+    """Return the slowdown of each step; their mean is the slowdown of the job.
 
     Reports have simulated ÷ ideal time, whose mean is S. Where the job's slowdown is relative to
     the job without its causes, every step is scaled by the same factor.
@@ -66,7 +66,7 @@ def step_slowdowns(report: Report) -> list[float]:
 
 
 def exact_rows(report: Report) -> tuple[Row, ...]:
-    """Return the exact figures behind the slowdown, with their intervals and definitions."""
+    """Return the exact numbers behind the slowdown, with their intervals and definitions."""
     shown = report.headline
     published = shown.kind is HeadlineKind.PUBLISHED
     why = f"; it is the published S: {why_published(named=bool(report.causes))}"
@@ -138,27 +138,29 @@ def _note(*parts: str) -> str:
 
 Ranked = list[tuple[float, int, int]]
 
-# A cost of less than this share of a step is not mentioned.
+# Costs below this share of a step are not mentioned.
 NEGLIGIBLE: Final = 0.01
-# A worker explains the slowdown if it alone costs this share of the lost time.
+# A worker explains the job's slowdown alone if it costs at least this share of the lost time.
 EXPLAINED_SHARE: Final = 0.9
-# Steps are equally slow if their slowdowns differ by less.
+# Steps count as equally slow if their slowdowns differ by less than this.
 ALIKE: Final = 0.1
-# A worker stands out if it costs at least this share of the worst worker's cost.
+# A worker stands out if its cost is at least this share of the worst worker's cost.
 OUTSTANDING_SHARE: Final = 0.5
-# Listed workers.
+# Limit of the workers named in a title.
 NAMED_WORKERS: Final = 3
-# From this ratio of forward or backward time to the stage's peers on a worker is slow.
+# A worker is slow if the ratio of its forward or backward time to its stage's peers is at least
+# this.
 SLOW_RATIO: Final = 1.05
-# Every step is slow if the fastest has this share of the job's excess time.
+# All steps count as slow if the fastest step has at least this share of the job's excess time.
 STEADY_SHARE: Final = 0.5
-# A set of workers explains a slowdown if it recovers this share of the lost time.
+# A set of workers explains a slowdown if fixing the set recovers at least this share of the lost
+# time.
 MAJORITY: Final = 0.5
-# Operation types below this share of the worst one's cost are left out.
+# Operation types that cost less than this share of the worst type's cost are left out.
 WORTH_NAMING: Final = 0.1
-# A smaller lost share of a step needs no cause.
+# If a step loses a smaller share than this, no cause has to explain the loss.
 UNEXPLAINED: Final = 0.05
-# The paper's bound of the correlation for sequence lengths as the cause.
+# The paper's bound: from this correlation on, varying sequence lengths are the cause.
 CORRELATION_BOUND: Final = 0.9
 
 
@@ -204,7 +206,7 @@ def _named(outstanding: Ranked, rest: Ranked, report: Report) -> str:
 
 
 def _explains(slowdown: float, report: Report) -> bool:
-    """Return whether a worker with this slowdown explains the slowdown of the job alone."""
+    """Return whether a worker of this slowdown alone explains the slowdown of the job."""
     lost = min(cost(report.slowdown), report.headline.waste)
     most = max(cost(report.slowdown), report.headline.waste)
     return cost(slowdown) >= EXPLAINED_SHARE * lost and cost(slowdown) >= MAJORITY * most
@@ -229,7 +231,7 @@ def workers_finding(report: Report) -> str:
 
 
 def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
-    """Return (dp, pp, forward, backward) of workers slower than their stage's peers."""
+    """Return (dp, pp, forward ratio, backward ratio) of workers slower than their stage's peers."""
     by_worker = report.by_worker
     slow = [
         (dp, pp, forward or 1.0, backward or 1.0)
@@ -243,7 +245,7 @@ def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
 
 
 def strip_finding(report: Report) -> str:
-    """Return the title of the strip of steps: whether the slowdown is constant."""
+    """Return the title of the strip of steps: whether all steps are equally slow."""
     slowdowns = step_slowdowns(report)
     low, high = min(slowdowns), max(slowdowns)
     total = report.headline.slowdown
@@ -282,7 +284,7 @@ def fix_finding(report: Report) -> str:
 
 
 def best_fix(report: Report) -> Recommendation | None:
-    """Return the recommendation with the largest predicted gain, or None."""
+    """Return the recommended fix with the largest predicted gain; None without fixes."""
     fixes = report.recommendations
     return max(fixes, key=lambda fix: fix.predicted_gain, default=None)
 
@@ -347,7 +349,7 @@ def recovery_finding(report: Report) -> str:
 
 
 def _of_all(share: float) -> str:
-    """Return a share in words; above 1 too, since ideal durations are means over all workers."""
+    """Return a share in words; it may exceed 1, as ideal durations are means of all workers."""
     return "all of" if share >= 1 - NEGLIGIBLE / 2 else f"{rough_percent(share)} of"
 
 
@@ -359,7 +361,7 @@ def recorded_finding(report: Report) -> str:
 
 
 def correlation_finding(report: Report) -> str:
-    """Return the title of the forward–backward scatter."""
+    """Return the title of the scatter plot of forward and backward times."""
     r = report.fb_correlation.pearson
     if r is None:
         return "Sequence lengths: unknown"
@@ -379,7 +381,7 @@ def launch_finding(report: Report) -> str:
 
 
 def coverage_finding(report: Report) -> str:
-    """Return the title of the table of coverage: what is missing."""
+    """Return the title of the table of coverage: which data are missing."""
     coverage, dropped = report.coverage, report.steps.dropped
     parts = []
     if coverage.missing:
@@ -412,19 +414,19 @@ def coverage_finding(report: Report) -> str:
     return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"
 
 
-# Replaces the host of a worker without a recording.
+# Text in place of the host of a worker that was not recorded.
 _MISSING: Final = "missing"
 
 
 class GpuNames(TypedDict):
-    """The names of GPUs, and by worker the index of its name; -1 where unknown."""
+    """The distinct names of GPUs, and each worker's index into them; -1 if unknown."""
 
     names: list[str]
     of: list[int]
 
 
 class Places(TypedDict):
-    """Host, GPU and rank of each worker for the page's script, by stage and DP rank.
+    """Each worker's host, GPU and rank for the page's script, sorted by stage and DP rank.
 
     `hosts` is run-length encoded, (shown name or None, number of workers), to stay short for
     thousands of workers; `ranks` is given only if a host is unknown.

@@ -1,4 +1,4 @@
-"""Routes of the page of a session and of its tables as CSV."""
+"""Routes of a session's page and of its CSV tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Step = Annotated[int | None, Query()]
 
 
 def add_session_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the routes of a session."""
+    """Add the routes of a session's page and of its CSV tables."""
 
     @routes.get("/sessions/{session}")
     def session_route(container: Here, session: str, query: SessionQueryParam) -> Response:

@@ -1,4 +1,4 @@
-"""The page of a session in any state, with the sections of its report."""
+"""The page of a session in each state, with the sections of its report."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from app.web.links import QueryText, asked_for
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, Row, StateLabel, sparkline
 
-# Lanes of the timeline drawn at once, one per worker.
+# Limit of the timeline lanes drawn at a time; each lane is one worker.
 LANES: Final = 32
 
 
@@ -87,12 +87,12 @@ class ChosenStep:
 
     @property
     def timeline_query(self) -> str:
-        """Return the query of the timeline's address."""
+        """Return the query string of the timeline's URL."""
         return urlencode([("step", self.step), *(("dp", rank) for rank in self.ranks)])
 
     @property
     def timeline_words(self) -> str:
-        """Return the step and ranks of the timeline, in words."""
+        """Return the timeline's step and ranks in words."""
         if not self.ranks:
             return f"step {self.step}"
         first, last = self.ranks[0], self.ranks[-1]
@@ -148,7 +148,7 @@ def report_view(
     pp: int | None = None,
     collective: str = "",
 ) -> ReportView:
-    """Return the sections of a report.
+    """Return the sections of a report for the page.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) ->
 
 
 def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
-    """Return the data of the page's script; times in seconds."""
+    """Return the data for the page's script; times in seconds."""
     sizes = report.sizes
     data: dict[str, Any] = {
         "dp": sizes.dp,
@@ -244,7 +244,7 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     data |= {
         "slowdown": report.headline.slowdown,
         "simulated_s": _rounded(report.step_times.simulated, 6),
-        # By stage, in as many digits as the page shows.
+        # Transposed to a row per stage, with the number of digits that the page shows.
         "map": [_rounded(row, EXACT_DIGITS) for row in zip(*report.by_worker.exact, strict=True)],
         "step_slowdown": _rounded(step_slowdowns(report)),
         "by_dp": _rounded(report.by_dp),
@@ -252,7 +252,7 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         "by_dp_step": [_rounded(row, 3) for row in per_step.by_dp],
         "by_pp_step": [_rounded(row, 3) for row in per_step.by_pp],
         "places": places_of(report),
-        # Encoding of the heatmaps of steps over HTTP.
+        # The script needs the scale to decode the heatmaps of steps that it requests.
         "heatmap_scale": HEATMAP_SCALE,
     }
     if report.coverage.missing:
@@ -269,7 +269,7 @@ def _rounded(values: Sequence[float], digits: int = 4) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The stored parts of a session, which decide on the actions that the page offers."""
+    """Which parts of a session are stored; the page offers actions accordingly."""
 
     note: str  # parts deleted by retention; empty if none
     pinned: bool
@@ -279,7 +279,7 @@ class Kept:
 
 
 def kept(view: SessionView) -> Kept:
-    """Return the stored parts of a session."""
+    """Return which parts of a session are stored."""
     row = view.row
     gone = [
         (what, at)
@@ -307,7 +307,7 @@ def kept(view: SessionView) -> Kept:
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """The session before or after this one."""
+    """Link to the previous or the next session of the job."""
 
     number: int
     url: str
@@ -315,7 +315,7 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class SessionPage:
-    """The page of a session; `report` is None without a report."""
+    """The contents of a session's page; `report` is None if there is no report."""
 
     id: uuid.UUID
     now: datetime
@@ -361,7 +361,7 @@ def session_page(  # noqa: PLR0913 - parts of the page
     """
     row = view.row
     body = _body(view, around, onset, report, max_attempts)
-    # Before the report, hosts are only in the metadata.
+    # Until there is a report, only the metadata have the hosts.
     hosts = set((view.meta.get("hosts", {}) if report is None else report.hosts).values())
     gpus = plural(row.world, "GPU")
     where = f"{gpus} on {plural(len(hosts), 'host')}" if hosts else gpus
@@ -382,7 +382,7 @@ def session_page(  # noqa: PLR0913 - parts of the page
         facts=tuple(body.facts),
         why=body.why,
         faults=fault_rows(view),
-        # With a report they are in its coverage.
+        # If there is a report, its coverage has these rows.
         unmapped=unmapped_rows(unmapped_of(view.meta)) if report is None else (),
         ghosts=body.ghosts,
         report=shown,
@@ -449,7 +449,7 @@ def _short(report: Report) -> str:
 
 
 def _before(view: SessionView, around: Around) -> Fact:
-    """Return the slowdown of the session before, with a sparkline of all."""
+    """Return the slowdown of the previous session, with a sparkline of all sessions."""
     *earlier, _ = around.sessions
     if not earlier:
         return Fact("Before", "First session", "nothing to compare with")
@@ -470,7 +470,7 @@ def _before(view: SessionView, around: Around) -> Fact:
 
 
 def _since(view: SessionView, around: Around, onset: Onset) -> Fact:
-    """Return the session since which the job is slow, and its slowdown before."""
+    """Return the session since which the job has been slow, and the job's slowdown before it."""
     was = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
     return Fact(
         "Since",
@@ -522,7 +522,7 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
 
 
 def _unreplayed(view: SessionView, report: Report) -> Body:
-    """Return the head for a report with arrivals only: no replay, no slowdown."""
+    """Return the head for a report without a replay: it has arrivals, but no slowdown."""
     row, arrivals, recorded = view.row, report.arrivals, report.step_times.recorded
     facts = [
         Fact(
@@ -552,12 +552,12 @@ def _neighbor(session: SessionRow | None) -> Neighbor | None:
     return None if session is None else Neighbor(session.number, f"/sessions/{session.id}")
 
 
-# Longer numbers are no valid step, and slow to parse.
+# Limit of the digits of a number in the query: a longer number is no valid step, and slow to parse.
 MAX_DIGITS: Final = 19
 
 
 class SessionQuery:
-    """The query of a session's page: step, worker, collective, exact figures.
+    """The query of a session's page: step, worker, collective, exact numbers.
 
     A parameter that should be a number and is none is ignored.
     """
@@ -572,12 +572,12 @@ class SessionQuery:
     ) -> None:
         self.step, self.dp, self.pp = _number(step), _number(dp), _number(pp)
         self.collective = collective
-        # Present without a value.
+        # The parameter `exact` has no value: its presence counts.
         self.exact = exact is not None
 
 
 def _number(text: str) -> int | None:
-    """Return a step, DP rank or stage of an address; None if it is no number."""
+    """Return a step, DP rank or stage of the query; None if the text is no number."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 

@@ -36,13 +36,13 @@ from app.web.format import (
 from app.web.parts import Row
 from app.web.terms import term
 
-# Rows of the worker table shown at first; a button shows the others.
+# Rows of the worker table that are visible at first; a button shows the other rows.
 SHORT_TABLE: Final = 6
-# Rows of the worker table in the page; the CSV has every worker.
+# Limit of the rows of the worker table on the page; the CSV file has all workers.
 LONG_TABLE: Final = 128
-# Operation types in the table of launch delays.
+# Limit of the operation types in the table of launch delays.
 LAUNCH_ROWS: Final = 4
-# Listed dropped steps, operations with impossible durations, and missing workers.
+# Limits of the listed dropped steps, operations with impossible durations, and missing workers.
 NAMED_STEPS: Final = 8
 IMPOSSIBLE_NAMED: Final = 4
 MISSING_NAMED: Final = 4
@@ -50,7 +50,7 @@ MISSING_NAMED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker in the table next to the map; unknown texts are empty."""
+    """A worker in the table next to the map; texts of unknown values are empty."""
 
     dp: int
     pp: int
@@ -72,7 +72,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class BarRow:
-    """A row with a bar; `share` is its length in per cent of the longest possible."""
+    """A row with a bar; `share` is the bar's length in per cent of the longest possible bar."""
 
     name: str
     share: float
@@ -104,7 +104,7 @@ class FixChoice:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """The fixes with their predicted step times, on one axis from 0 with the reference marked.
+    """Fixes with their predicted step times, as bars from 0 with a mark at the reference.
 
     `reference` is the headline's reference step time, in words; no fix is faster.
     """
@@ -121,7 +121,7 @@ class Fixes:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Slowdown by operation type; bars from 1.0 to `top`."""
+    """Slowdown by operation type, as bars from 1.0 to `top`."""
 
     title: str
     rows: tuple[BarRow, ...]
@@ -129,7 +129,7 @@ class Attribution:
 
 
 def workers_table(report: Report) -> Workers:
-    """Return the table of workers, slowest first."""
+    """Return the table of workers, the slowest worker first."""
     ranked, gpu_of = report.ranked_workers(), GpuOfWorker(report)
     worst = report.by_worker.worst
     intervals = {item.worker: interval(*item.ci95) for item in worst if item.ci95 is not None}
@@ -176,12 +176,13 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
 
 
 def fixes_table(report: Report) -> Fixes:
-    """Return the fixes, the best one first."""
+    """Return the table of fixes, the fix with the largest gain first."""
     best = findings.best_fix(report)
     simulated = report.step_times.simulated
     now_s = sum(simulated) / len(simulated)
     if best is not None:
-        # Includes late launches with a cause, which the replay leaves out.
+        # Computed back from the gain: includes late launches with a known cause, which the replay
+        # leaves out.
         now_s = best.predicted_step_time / (1 - best.predicted_gain)
     shown = report.headline
     reference_s = now_s / shown.slowdown
@@ -220,7 +221,7 @@ def fixes_table(report: Report) -> Fixes:
 
 
 def attribution_table(report: Report) -> Attribution:
-    """Return slowdown by operation type, the slowest first."""
+    """Return the slowdown by operation type, the slowest type first."""
     by_type = report.by_optype
     top = max(1.1, math.ceil(max(by_type.values()) * 10 + 1e-9) / 10)
     rows = [
@@ -271,7 +272,8 @@ def _range(recovery: Recovery) -> str:
     ci95 = recovery.ci95
     if ci95 is None:
         return ""
-    # The digits of the share itself: rounded otherwise, it could lie outside its interval.
+    # The interval has as many digits as the share: otherwise the rounded share could lie outside of
+    # it.
     digits = rough_digits(recovery.rem or 0.0)
     low, high = (percent(end, digits) for end in ci95)
     return f", 95\N{NO-BREAK SPACE}% interval {low} to {high}"
@@ -282,7 +284,7 @@ def _share(value: float | None) -> str:
 
 
 def launch_rows(report: Report) -> tuple[Row, ...]:
-    """Return the operation types whose launches are latest."""
+    """Return the operation types with the longest launch delays."""
     shares = sorted(report.launch_by_optype.items(), key=lambda item: -item[1])
     return tuple(Row(name, percent(share, 2)) for name, share in shares[:LAUNCH_ROWS] if share > 0)
 
@@ -338,7 +340,7 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
 
 
 def _missing(report: Report) -> str:
-    """Return the missing workers, with the number of steps in which others waited for them."""
+    """Return the missing workers, each with the number of steps in which others waited for it."""
     named = [
         f"{worker(*missing.worker)}, rank {missing.rank}"
         + (f", last in {plural(len(missing.came_last), 'step')}" if missing.came_last else "")
@@ -350,7 +352,7 @@ def _missing(report: Report) -> str:
 
 
 def unmapped_rows(unmapped: Sequence[Unmapped]) -> tuple[Row, ...]:
-    """Return the contents of a recording without an operation, with the setting that records it."""
+    """Return the recorded contents that map to no operation, each with the remedy."""
     return tuple(
         Row(f"Not mapped: {entry.what}", count(entry.count), entry.remedy or "")
         for entry in unmapped
@@ -358,7 +360,7 @@ def unmapped_rows(unmapped: Sequence[Unmapped]) -> tuple[Row, ...]:
 
 
 def _adaptation(made: MadeAdaptation) -> Row:
-    """Return an adaptation of the replay to the job, with the discrepancy before and after."""
+    """Return an adaptation of the dependency model, with the discrepancy before and after it."""
     value = "as recorded"
     if made.discrepancy_before is not None and made.discrepancy_after is not None:
         value = f"{percent(made.discrepancy_before)} → {percent(made.discrepancy_after)} off"
@@ -374,7 +376,7 @@ def _dropped(dropped: Sequence[DroppedStep]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """A rank of the tensor-parallel group, with its columns before and after."""
+    """A rank of the tensor-parallel group, with its columns before and after work control."""
 
     rank: int
     where: str
@@ -402,7 +404,7 @@ class MethodRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionTensor:
-    """Work control of the tensor-parallel group that waits longest."""
+    """Work control of the tensor-parallel group with the longest wait."""
 
     title: str
     note: str
@@ -412,7 +414,7 @@ class SessionTensor:
 
 
 def session_tensor(report: Report) -> SessionTensor | None:
-    """Return the work control of the group that waits longest; None if none is advised."""
+    """Return the work control of the group with the longest wait; None if none is advised."""
     tensor = report.tensor
     if tensor is None or tensor.groups[0].advice.best.method is Method.NONE:
         return None

@@ -12,21 +12,22 @@ from app.analysis.report.document import Report
 from app.plans.pages.parts import layer_ticks, milliseconds
 from app.web.format import heat_color, listing, percent, rough_percent, seconds, times
 
-# A template with a smaller gain is not worth a restart.
+# Smallest predicted gain for which a template is recommended: a smaller gain is not worth a
+# restart.
 MIN_GAIN: Final = 0.02
-# From this slowdown on a worker is called slow.
+# A worker of at least this slowdown is called slow.
 _SLOW: Final = 1.05
-# Behind this place, in per cent, a label has no room to the right of its block.
+# Position on the axis, in per cent, from which a label has no room to the right of its block.
 _LATE: Final = 84.0
-# A smaller gap to the optimum is shown as proven optimal.
+# A template with a smaller gap to the optimum is shown as proven optimal.
 _EXACT: Final = 0.0005
-# From this slowdown on a block is too dark for a label.
+# A block of at least this slowdown is too dark for a label inside it.
 _DARK: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage on the axis of layers, in per cent; colored by its slowest worker."""
+    """A stage on the axis of layers, in per cent; its slowest worker determines its color."""
 
     number: int
     workers: str
@@ -42,7 +43,7 @@ class PlacedStage:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The division of the layers as it is, or as it is recommended."""
+    """The current or the recommended division of the layers into stages."""
 
     word: str
     note: str
@@ -51,7 +52,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SessionTemplate:
-    """The current and the recommended division; a withheld template has only a reason, `note`."""
+    """The current and the recommended division; a withheld template has only its reason, `note`."""
 
     title: str
     note: str
@@ -71,7 +72,7 @@ def _proof(template: PlannedTemplate) -> str:
 
 
 def session_template(report: Report) -> SessionTemplate | None:
-    """Return the recommended template; None if there is none or it gains too little."""
+    """Return the recommended template; None if there is no template or its gain is too small."""
     template = report.template
     if template is None:
         return None
@@ -161,7 +162,7 @@ def _stage(
 ) -> PlacedStage:
     first, end, total = layers
     left, right = 100 * first / total, 100 * end / total
-    # On dark blocks labels would be unreadable: they are next to them.
+    # Labels of dark blocks are placed next to the blocks, where they are readable.
     inside = slowdown < _DARK
     late = (left if inside else right) > _LATE
     slow = f"{times(slowdown)} slower" if slowdown >= _SLOW else ""

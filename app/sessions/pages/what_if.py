@@ -10,7 +10,7 @@ from app.web.format import seconds, times
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An entry of a list; `value` is used by the script and in addresses."""
+    """An entry of a selection list; scripts and URLs use `value`."""
 
     value: str
     name: str
@@ -18,7 +18,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfForm:
-    """The choices of the form and the step times to compare answers with.
+    """The choices of the form, and the step times that answers are compared with.
 
     `reference` is empty if it equals the ideal.
     """
@@ -33,7 +33,7 @@ class WhatIfForm:
 
 
 def what_if_form(report: Report) -> WhatIfForm:
-    """Return the form with the session's operation types, the costliest first."""
+    """Return the form with the session's operation types, the most expensive type first."""
     costs = report.by_optype
     names = sorted(costs, key=lambda name: (-costs[name], name))
     computing = [name for name in names if name.endswith("-compute")]

@@ -1,4 +1,4 @@
-"""Archives of a folder: tar, plain or compressed with gzip or zstd, and zip.
+"""Unpack archives of a folder: tar (plain or compressed with gzip or zstd) and zip.
 
 An archive may be malicious. Its entries are written to files with generated names, counted on the
 way; a name that leads out of the folder and an entry that is no file are refused. Only one piece of
@@ -58,14 +58,16 @@ from app.sessions.recordings.choose import (
     other_archive,
 )
 
-# Limit of a zip's directory, which is read into memory: an entry has 46 bytes, a name, and some
-# dozens of bytes at most.
+# Limit of a zip's central directory, which is read into memory: an entry takes 46 bytes, its name,
+# and at most some dozens of bytes more.
 MAX_DIRECTORY_BYTES: Final = 4 * MIB
-# APPNOTE.TXT 6.3.10, 4.3.16: end of the directory, before a comment of at most 64 KiB.
+# End-of-central-directory record (APPNOTE.TXT 6.3.10, section 4.3.16); a comment of at most 64 KiB
+# follows it.
 _END: Final = struct.Struct("<4s4H2LH")
 _END_MAGIC: Final = b"PK\x05\x06"
 _MAX_COMMENT: Final = (1 << 16) - 1
-# 4.3.14 and 4.3.15: precede it in a zip of over 4 GiB or 65,535 entries.
+# Zip64 records (sections 4.3.14 and 4.3.15), which precede it in a zip of over 4 GiB or 65,535
+# entries.
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _LOCATOR_MAGIC: Final = b"PK\x06\x07"
 _END_64: Final = struct.Struct("<4sQ2H2L4Q")
@@ -75,7 +77,7 @@ _ELSEWHERE_32: Final = 0xFFFFFFFF
 
 
 def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
-    """Refuse a zip whose directory is missing or too long.
+    """Refuse a zip whose central directory is missing or too long.
 
     Raises
     ------
@@ -96,7 +98,8 @@ def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
     if large is not None:
         sizes.append(large)
     for count, directory_bytes in sizes:
-        # The largest values mean: see the other record.
+        # A field with its largest possible value refers to the zip64 record, which is checked as
+        # well.
         known_count = count if count != _ELSEWHERE_16 else 0
         known_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
         if known_count > max_entries or known_bytes > MAX_DIRECTORY_BYTES:
@@ -105,14 +108,15 @@ def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
 
 
 def _of_zip64(file: io.BufferedIOBase, end: int) -> tuple[int, int] | None:
-    """Return the number of entries and bytes of a zip64's directory; None of a plain zip."""
+    """Return a zip64 directory's number of entries and bytes; None for a plain zip."""
     if end < _LOCATOR.size:
         return None
     file.seek(end - _LOCATOR.size)
     magic, _, _, _ = _LOCATOR.unpack(file.read(_LOCATOR.size))
     if magic != _LOCATOR_MAGIC or end < _LOCATOR.size + _END_64.size:
         return None
-    # Readers expect it here, whatever the locator says.
+    # Zip readers expect the record directly before its locator and ignore the offset in the
+    # locator.
     file.seek(end - _LOCATOR.size - _END_64.size)
     fields = _END_64.unpack(file.read(_END_64.size))
     if fields[0] != _END_64_MAGIC:
@@ -128,7 +132,7 @@ SHOWN_NAME_CHARS: Final = 120
 _PIECE_BYTES: Final = 64 * 1024
 _ENCRYPTED: Final = 0x1
 _STORED_OR_DEFLATED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# Codes for archives, by the code of refused compressed text.
+# Error codes of archives, by the code that the decompressor of texts raises.
 _CODES: Final = {
     "trace.truncated": "archive.truncated",
     "trace.corrupt": "archive.corrupt",
@@ -137,10 +141,10 @@ _CODES: Final = {
 
 
 class Files(Protocol):
-    """Storage of unpacked entries."""
+    """Storage for the unpacked entries of an archive."""
 
     def new(self, number: int) -> AbstractContextManager[tuple[IO[bytes], Path]]:
-        """Return an empty file to write, and a path to open it again."""
+        """Return an empty file to write, and a path under which it can be opened again."""
 
 
 @contextmanager
@@ -204,7 +208,7 @@ class _Nameless:
     @contextmanager
     def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:  # noqa: ARG002 - they have no names
         made = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see below
-        # Closed with all files of the archive.
+        # The exit stack closes the file together with the other files of the archive.
         file = self._stack.enter_context(made)
         yield file, Path(f"/dev/fd/{file.fileno()}")
 
@@ -221,7 +225,7 @@ class _Named:
 
 
 class _Unpacking:
-    """The entries of an archive so far, checked against the limits."""
+    """The entries of an archive that were unpacked so far, checked against the limits."""
 
     def __init__(self, store: Files, limits: Limits, size: int) -> None:
         self._store, self._limits = store, limits
@@ -232,7 +236,7 @@ class _Unpacking:
         self.files: list[NamedFile] = []
 
     def entry(self, raw_name: str) -> _Entry:
-        """Check the name of the next entry and return the entry."""
+        """Check the name of the next entry and return it as an `_Entry`."""
         entry = _Entry(self._entries, raw_name)
         self._entries += 1
         if self._entries > MAX_ENTRIES:
@@ -249,7 +253,7 @@ class _Unpacking:
         return entry
 
     def keep(self, entry: _Entry, pieces: Iterator[bytes]) -> None:
-        """Write a file of the archive if it may be a recording or metadata; count it anyway."""
+        """Write an entry to a file if it may be a recording or metadata; count it in any case."""
         if not entry.name:
             entry.refuse("corrupt", "an entry has no name")
         if entry.name in self._names:
@@ -285,14 +289,14 @@ class _Unpacking:
 
 @dataclass(slots=True)
 class _Entry:
-    """An entry of an archive, with the names for refusals."""
+    """An entry of an archive, with its number and its raw name for refusals."""
 
     number: int
     raw_name: str
     name: str = ""
 
     def refuse(self, code: str, message: str, cause: Exception | None = None) -> NoReturn:
-        """Refuse the archive for this entry."""
+        """Raise the error that refuses the archive because of this entry."""
         shown = clipped(self.raw_name, SHOWN_NAME_CHARS)
         raise InvalidArchiveError(
             f"{shown}: {message} (entry {self.number})",
@@ -309,7 +313,7 @@ def _of_zip(file: io.BufferedIOBase, unpacking: _Unpacking) -> list[NamedFile]:
         raise InvalidArchiveError(f"the zip is damaged: {error}", code="archive.corrupt") from error
     with archive:
         for info in archive.infolist():
-            # Windows writes backslashes.
+            # Some Windows programs write backslashes in names.
             entry = unpacking.entry(info.filename.replace("\\", "/"))
             mode = info.external_attr >> 16
             if info.flag_bits & _ENCRYPTED:
@@ -361,7 +365,7 @@ def _of_tar(body: Path | bytes, limits: Limits, unpacking: _Unpacking) -> list[N
 
 
 def _is_file(member: tarfile.TarInfo, entry: _Entry) -> bool:
-    """Return whether an entry of a tar is a file; False for a folder, others are refused."""
+    """Return True for a file and False for a folder in a tar; refuse other kinds of entries."""
     if member.issym() or member.islnk():
         _refuse_link(entry)
     if member.ischr() or member.isblk() or member.isfifo():
@@ -374,12 +378,12 @@ def _is_file(member: tarfile.TarInfo, entry: _Entry) -> bool:
 
 
 def _check_end(stream: _Forward, entry: _Entry) -> None:
-    """Refuse a tar without a final block of zeros; `tarfile` accepts any end."""
+    """Refuse a tar without a final block of zeros, which `tarfile` would accept."""
     if len(stream.last) < TAR_BLOCK:
         entry.refuse("truncated", "the archive ends after it, without an end mark")
     if stream.last.strip(b"\0"):
         entry.refuse("corrupt", "what follows it is no entry")
-    # Read the padding to the end: the decompressor checks its checksum there.
+    # Read the rest of the stream, since the decompressor verifies its checksum at the end.
     while stream.read(_PIECE_BYTES):
         pass
 
@@ -395,7 +399,7 @@ def _pieces_of_tar(stream: _Forward, size: int, entry: _Entry) -> Iterator[bytes
 
 
 class _Forward(io.RawIOBase):
-    """A forward-only file of decompressed pieces."""
+    """A file over decompressed pieces that can only be read forward."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
@@ -406,7 +410,7 @@ class _Forward(io.RawIOBase):
         self.last = b""  # the latest read
 
     def read(self, size: int = -1) -> bytes:
-        """Return `size` bytes; fewer only at the end."""
+        """Return the next `size` bytes; fewer only at the end."""
         if not 0 <= size <= MAX_HEADER_BYTES:
             message = f"the header of an entry is over {MAX_HEADER_BYTES} bytes"
             raise InvalidArchiveError(message, code="archive.bomb")
@@ -427,11 +431,11 @@ class _Forward(io.RawIOBase):
         return self.last
 
     def tell(self) -> int:
-        """Return the number of bytes read."""
+        """Return the number of bytes read so far."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Skip forward to `offset`."""
+        """Skip forward to the byte `offset`."""
         if whence != io.SEEK_SET or offset < self._position:
             raise InvalidArchiveError("the tar leads back", code="archive.corrupt")
         while self._position < offset:

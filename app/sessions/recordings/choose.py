@@ -1,4 +1,4 @@
-"""Choose the recordings among the files of a folder or archive, with the reason for the others."""
+"""Choose the recordings among a folder's or archive's files; give the reason for other files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.errors import (
 )
 from app.platform.identity import clipped
 
-# Media types of archives; the kind is detected from the bytes.
+# Media types of archives; the kind of archive is detected from the bytes.
 MEDIA_TYPES: Final = frozenset(
     {
         "application/x-tar",
@@ -37,7 +37,7 @@ MEDIA_TYPES: Final = frozenset(
     }
 )
 TAR_BLOCK: Final = 512
-# First bytes of a zip with entries, and of an empty one.
+# Magic bytes of a zip with entries, and of an empty zip.
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _OTHERS: Final = {
     b"BZh": "compressed with bzip2",
@@ -46,7 +46,7 @@ _OTHERS: Final = {
     b"Rar!\x1a\x07": "RAR",
 }
 _MOST_MAGIC: Final = 8
-# Place of the checksum in a tar header; it is computed with blanks in this place.
+# Position of the checksum in a tar header; for its computation these bytes count as blanks.
 _CHECKSUM: Final = slice(148, 156)
 
 
@@ -58,14 +58,14 @@ class ArchiveKind(StrEnum):
 
 
 def archive_of(head: Head) -> ArchiveKind | None:
-    """Return the kind of archive with this beginning; None for other files."""
+    """Return the kind of archive that starts with these bytes; None for other files."""
     if head.start.startswith(_ZIP):
         return ArchiveKind.ZIP
     return ArchiveKind.TAR if is_tar_header(head.text[:TAR_BLOCK]) else None
 
 
 def archive_at(body: Path | bytes) -> ArchiveKind | None:
-    """Return the kind of archive of a file or its content; None for other files.
+    """Return the kind of archive of a file or of bytes; None for other contents.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def archive_at(body: Path | bytes) -> ArchiveKind | None:
     if start.startswith(_ZIP):
         return ArchiveKind.ZIP
     block = b""
-    # A damaged body is refused by its reader.
+    # Errors of damaged bodies are suppressed here: the format's reader refuses them later.
     with contextlib.suppress(InvalidTraceError, BodyTooLargeError):
         for piece in read_text(body, Limits()):
             block += piece[:TAR_BLOCK]
@@ -87,7 +87,7 @@ def archive_at(body: Path | bytes) -> ArchiveKind | None:
 
 
 def other_archive(body: Path | bytes) -> str | None:
-    """Return the kind of an unsupported archive in words; None for other files.
+    """Return the name of an unsupported kind of archive; None for other files.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def other_archive(body: Path | bytes) -> str | None:
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Return whether a block of 512 bytes is a tar header: its checksum is right."""
+    """Return whether a block of 512 bytes is a tar header, judged by its checksum."""
     if len(block) < TAR_BLOCK or block[0] == 0:
         return False
     try:
@@ -111,13 +111,13 @@ def is_tar_header(block: bytes) -> bool:
 
 
 META_NAME: Final = "meta.yaml"
-# Files next to traces, some of them written by `paceline synth`, that are no traces.
+# Names of files next to traces that are no traces; `paceline synth` writes some of them.
 NO_TRACES: Final = frozenset({META_NAME, "meta.yml", "meta.json", "truth.json", "fleet.json"})
-# Folder with metadata of files in archives of macOS.
+# Folder that macOS adds to archives, with metadata of the files.
 _RESOURCE_FORKS: Final = "__MACOSX"
 
-# Suffixes of documentation, pictures and programs: never mistaken for recordings, so not mentioned
-# in the result unless there are no recordings.
+# Suffixes of documents, pictures and programs, which are no recordings. The result does not mention
+# such files unless there are no recordings.
 _NEXT_TO_THEM: Final = frozenset(
     {
         *(".md", ".rst", ".txt", ".pdf", ".html", ".ipynb", ".py", ".sh"),
@@ -130,7 +130,7 @@ SHOWN_NAME_CHARS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file with its name in its folder or archive."""
+    """A file with its name relative to its folder or archive."""
 
     name: str  # relative to the folder, with slashes
     path: Path
@@ -138,7 +138,7 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """A file that is left out."""
+    """A file that was not read, with the reason."""
 
     name: str
     """From the folder or the archive on, with slashes."""
@@ -148,7 +148,7 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The format of a file, judged by its beginning."""
+    """The format of a file, detected from its beginning."""
 
     name: str
     known: TraceFormat | None  # None if it is no recording
@@ -165,20 +165,20 @@ class Chosen:
 
 
 def may_be_trace(name: str) -> bool:
-    """Return whether a file may be a recording by its name: not hidden, and no metadata."""
+    """Return whether a file may be a recording by its name: neither hidden nor metadata."""
     parts = PurePosixPath(name).parts
     hidden = any(part.startswith(".") or part == _RESOURCE_FORKS for part in parts)
     return not hidden and bool(parts) and parts[-1] not in NO_TRACES
 
 
 def look(name: str, head: Head) -> Looked:
-    """Return the format of a file by its beginning, and by its name if that is ambiguous."""
+    """Return a file's format by its beginning, or by its name if that is ambiguous."""
     if archive_of(head) is not None:
         return Looked(name, None, "it is an archive, which is read by itself: unpack it")
     recognized = format_of(head)
     if recognized is None:
         return Looked(name, None, f"it is {why_unread(head)}")
-    # Other programs write JSON with the fields that NDJSON's header has.
+    # Other programs write JSON with the fields of an NDJSON trace's header, so the suffix decides.
     has_suffix = any(suffix in name for suffix in recognized.suffixes)
     if not recognized.recorder and not has_suffix:
         return Looked(name, None, f"it is no {recognized.title} by its name")
@@ -186,7 +186,7 @@ def look(name: str, head: Head) -> Looked:
 
 
 def look_at(files: Iterable[NamedFile]) -> tuple[Looked, ...]:
-    """Return the formats of files; reads only their beginnings.
+    """Return the formats of files, of which only the beginnings are read.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = No
 
 
 def _copies(names: Sequence[str], known: TraceFormat | None) -> dict[str, str]:
-    """Return the files that are shortened copies of another one, by name."""
+    """Return the files that are shortened copies of other files, by name."""
     if known is None or known.copy_of is None:
         return {}
     originals = ((name, known.copy_of(name)) for name in names)
@@ -265,13 +265,13 @@ def _copies(names: Sequence[str], known: TraceFormat | None) -> dict[str, str]:
 
 
 def metadata_among(files: Sequence[NamedFile]) -> NamedFile | None:
-    """Return the metadata file closest to the top of the folder, if any."""
+    """Return the metadata file closest to the top of the folder; None if there is none."""
     metadata_files = [file for file in files if PurePosixPath(file.name).name == META_NAME]
     return min(metadata_files, key=lambda file: (file.name.count("/"), file.name), default=None)
 
 
 def metadata_of(file: NamedFile) -> SessionMeta:
-    """Return the metadata of a file.
+    """Return the session metadata that a file contains.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-r"""Read labels: patterns of the names of a job's profiler ranges, with their operation types.
+r"""Read labels: patterns of a job's profiler ranges, and the operation type of each pattern.
 
 ::
 
@@ -45,7 +45,7 @@ _DOCUMENT: Final = TypeAdapter(
 
 
 def read_labels(text: str) -> OwnRanges:
-    """Return the rules of a YAML or JSON document: patterns with their operation types.
+    """Return the rules of a YAML or JSON text: patterns with their operation types.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def read_labels(text: str) -> OwnRanges:
 
 
 def labels_at(path: Path) -> OwnRanges:
-    """Return the rules of a file.
+    """Return the rules that a labels file contains.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Look at a folder's listing, sent by a browser before its files: which of them are recordings.
+"""Find the recordings in a folder's listing, which a browser sends before the files.
 
 A line of JSON, ``{"files": [{"name", "size", "head", "tail"}, …]}``, where ``head`` and ``tail``
 are numbers of bytes, followed by these bytes of each file. It tells which files are worth sending,
@@ -22,19 +22,20 @@ from app.sessions.recordings.choose import META_NAME, Looked, NotRead, choose, l
 
 MAX_FILES: Final = 10_000
 MAX_LINE_BYTES: Final = 8 * MIB
-# Enough to recognize a format: a block of zstd has up to 128 KiB.
+# Bytes from a file's beginning that suffice to detect its format: a zstd block has up to 128 KiB.
 HEAD_BYTES: Final = 160 * 1024
-# The end of a compressed file has a checksum, that of any other its last events.
+# Bytes from a file's end: they contain the checksum of a compressed file, or the last events of
+# another.
 TAIL_BYTES: Final = 4096
-# Limit of the beginnings of all files together.
+# Limit of the beginnings of all files together, in bytes.
 MAX_BEGINNINGS: Final = 64 * MIB
-# These limits for the scripts of the pages.
+# The limits above, for the script of the upload page.
 UPLOADED_BYTES: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
 MAX_FILE_NAME_CHARS: Final = 1000
 
 
 class ListedFile(BaseModel):
-    """A file of a folder that a browser has."""
+    """The description of a file in a browser's folder."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +46,7 @@ class ListedFile(BaseModel):
 
 
 class Listing(BaseModel):
-    """The files of a folder."""
+    """The descriptions of a folder's files."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +55,7 @@ class Listing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FolderLook:
-    """The recordings of a folder that are to be sent."""
+    """The files of a folder that the browser has to send."""
 
     folder: str
     """SHA-256 of the files' names, sizes, beginnings and ends: the same folder has the same."""
@@ -73,7 +74,7 @@ class FolderLook:
 
 
 def look_at_listing(path: Path) -> FolderLook:
-    """Return the files of a listed folder that are to be sent.
+    """Return which files of a listed folder the browser has to send.
 
     Raises
     ------
@@ -117,7 +118,8 @@ def _looked(file: ListedFile, head: bytes) -> Looked:
         why = f"it is {looked.known.title}, which the command line reads: paceline upload FOLDER"
         return Looked(file.name, None, why)
     if looked.known is not None and looked.known.numbers_ranks:
-        # Ranks are numbered from all files together.
+        # The ranks of this format are numbered across all files, so the files cannot be sent one by
+        # one.
         why = f"it is {looked.known.title}, which comes as an archive of its folder"
         return Looked(file.name, None, why)
     return looked

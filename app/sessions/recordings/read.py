@@ -38,17 +38,17 @@ from app.errors import (
 )
 from app.sessions.recordings.choose import NamedFile, NotRead
 
-# Code of a file without operations, as from a profiler stopped at the start of a cycle: the session
-# is analyzed without it.
+# Error code of a file without operations, for example of a profiler that was stopped at the start
+# of a cycle: the session is analyzed without the file.
 _EMPTY: Final = "trace.no_rows"
-# Listed files that were not read.
+# Limit of the listed files that were not read.
 NAMED: Final = 8
 _NAME_CHARS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A trace, with the contents of its recordings that are no operations."""
+    """A trace, with the contents of its recordings that map to no operation."""
 
     trace: Trace
     trace_format: str
@@ -57,7 +57,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Options of reading files."""
+    """Options for reading the files of a session."""
 
     limits: Limits
     together: bool = False  # whether the limits are for all files together or for each
@@ -73,7 +73,7 @@ def read_files(
     *,
     shown: Callable[[Sequence[NamedFile]], Iterable[NamedFile]] = iter,
 ) -> Recorded:
-    """Read the files of one session together.
+    """Read the files of one session as one trace.
 
     Files without operations are left out and listed, unless all are.
 
@@ -117,7 +117,7 @@ def read_files(
 
 
 def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: str) -> Merged:
-    """Join the files of one session, each a chunk.
+    """Join the decoded files of one session; each file is a chunk.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: st
 
 
 def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
-    """Return the recording with the files that were not read in its metadata."""
+    """Return the recording with the files that were not read added to its metadata."""
     if not not_read:
         return recorded
     before = recorded.trace.meta
@@ -148,7 +148,7 @@ def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
 
 
 def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
-    """Yield the files that were not read, as entries of metadata and reports."""
+    """Yield the files that were not read, in the form of entries of metadata and reports."""
     for skipped in not_read[:NAMED]:
         text = f"file that is not read, {skipped.name[-_NAME_CHARS:]}: {skipped.why}"
         yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
@@ -157,14 +157,14 @@ def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
 
 
 class _Left:
-    """The remaining limits for the next files."""
+    """The limits that remain for the next files."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.limits = reading.limits
 
     def check(self, file: NamedFile) -> None:
-        """Subtract a file's decompressed size, if the files share their limits."""
+        """Subtract a file's decompressed bytes from the limits, if the files share them."""
         if not self.reading.together:
             return
         left = self.limits.max_decompressed_bytes - file.path.stat().st_size
@@ -181,7 +181,7 @@ class _Left:
         self.limits = replace(self.limits, max_decompressed_bytes=left)
 
     def count(self, rows: int) -> None:
-        """Subtract the operations of a file, if the files share their limits."""
+        """Subtract a file's operations from the limits, if the files share them."""
         if not self.reading.together:
             return
         left = self.limits.max_rows - rows
@@ -194,7 +194,7 @@ class _Left:
 def _read_all(
     files: Iterable[NamedFile], meta: SessionMeta | None, left: _Left, names: Sequence[str]
 ) -> tuple[list[tuple[NamedFile, Decoded]], list[NotRead]]:
-    """Return the decoded files, and those without operations."""
+    """Return the decoded files, and the files without operations."""
     read: list[tuple[NamedFile, Decoded]] = []
     empty: list[NotRead] = []
     refusal: InvalidTraceError | None = None
@@ -237,7 +237,7 @@ def _read(
 
 
 def _joint(files: Sequence[NamedFile], parts: Sequence[Decoded]) -> SessionMeta:
-    """Return the metadata of all files; the error of a contradiction names two files."""
+    """Return the joint metadata of all files; raise an error that names two contradicting files."""
     metas = [part.trace.meta for part in parts]
     try:
         return reduce(join_metadata, metas)
@@ -261,12 +261,13 @@ def _name_both(
         raise InvalidMetadataError(message, code=error.stable_code, faults=error.faults) from error
 
 
-# A folder with more files is probably a wrong one, such as that of all runs.
+# Limit of a folder's files: a larger folder was probably chosen by mistake, such as that of all
+# runs.
 MAX_FILES: Final = 20_000
 
 
 def files_of(folder: Path) -> tuple[list[NamedFile], list[NotRead]]:
-    """Return the files of a folder and its subfolders by name, and the links not followed.
+    """Return the files of a folder and its subfolders, sorted by name, and the ignored links.
 
     Raises
     ------
