@@ -20,17 +20,17 @@ from app.platform.identity import ActorKind, Principal, clipped
 from app.retention.models import AUDIT_DAYS, Retention
 from app.web.lists import Listing, read
 
-# The same length as in the trigger of the table.
+# Retention of entries; equal to the period in the trigger of the table.
 KEPT: Final = timedelta(days=AUDIT_DAYS)
 
-# Largest lengths of texts in an entry, since they come from outside.
+# Largest lengths of texts in an entry, which come from requests.
 ACTOR_CHARACTERS: Final = 300
 SUBJECT_CHARACTERS: Final = 300
 DETAIL_CHARACTERS: Final = 1000
 
 
 class Action(StrEnum):
-    """Actions, by their words on the page."""
+    """Actions in the audit log; the values are the words on the page."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -131,7 +131,7 @@ def record(  # noqa: PLR0913 - the fields of an entry
 def list_entries(
     tx: Reads, limit: int, *, project_id: int | None = None, before: int | None = None
 ) -> list[Entry]:
-    """Return entries, the newest first.
+    """Return entries of the audit log, newest first.
 
     Parameters
     ----------

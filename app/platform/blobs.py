@@ -60,14 +60,15 @@ class BlobObject(OfProject, Base):
     __table_args__ = (in_project(), UniqueConstraint("key", "project_id"))
 
     blob_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # names the project that the bytes were received in, which is not always the present one
+    # names the project that received the bytes; the blob's row may have moved to another project
+    # since
     key: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
     stored_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class UnreferencedObject(Base):
-    """An object without a referring row; deleted once that has lasted long enough."""
+    """An object in the store that no row refers to; deleted after `blob_unreferenced_h` hours."""
 
     __tablename__ = "unreferenced_object"
 
@@ -82,14 +83,14 @@ class ObjectLook(Base):
     __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # when to look again, or to go on
+    # when to start the next scan, or to continue the present scan
     due_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # the present look goes on after this key; null if none is under way
+    # the present scan continues after this key; null if no scan is under way
     after: Mapped[str | None]
 
 
-# One part is in memory several times while it travels (the client's buffer, the driver's, the
-# server's), and PostgreSQL refuses values of 1 GB.
+# Size limit of a part. A part is copied several times on its way (the client's buffer, the
+# driver's, the server's), and PostgreSQL refuses values of 1 GB.
 PART_BYTES: Final = 4 * 1024 * 1024
 
 _WRITE_PART: Final = (
@@ -107,16 +108,16 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Bytes that a transaction is about to store."""
+    """Bytes that the next transaction stores."""
 
-    # Where the database takes them; empty if the object store has them already.
+    # Bytes to store in the database; empty if the object store holds them already.
     pieces: Iterable[bytes] = ()
     stored: StoredObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectParts:
-    """The parts of a blob in the object store, which are there after the transaction, too."""
+    """Parts of a blob in the object store; readable also after the transaction."""
 
     store: ObjectStore
     stored: StoredObject
@@ -189,7 +190,7 @@ def _write_object(tx: UnitOfWork, blob_id: uuid.UUID, stored: StoredObject) -> N
 
 
 def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
-    """Store blobs in the caller's transaction: many small ones without waiting for each.
+    """Store several blobs in the caller's transaction, in batches of statements.
 
     Parameters
     ----------
@@ -259,7 +260,7 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
 
 
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
-    """Delete a blob in the caller's transaction and return how many parts it had.
+    """Delete a blob in the caller's transaction and return the number of its parts.
 
     An object, which counts as one, stays in its store until it is collected.
     """
@@ -279,7 +280,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
 
 
 def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
-    """Return a part of a blob in the database; None without one of that number."""
+    """Return a part of a blob in the database by number; None if there is no such part."""
     with connection_of(tx).cursor(binary=True) as cursor:
         row = cursor.execute(
             "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
@@ -290,7 +291,7 @@ def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
 
 
 def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
-    """Return a blob's object; None if its bytes are in the database.
+    """Return the object that holds a blob's bytes; None if the database holds them.
 
     Without a store nothing is asked for what is in the database: that is the usual case.
     """
@@ -323,7 +324,7 @@ def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
 
 
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
-    """Return psycopg's connection of the open transaction, for large values.
+    """Return the psycopg connection of the open transaction, for large values.
 
     It knows nothing of the scope: what it sends says its project itself.
     """
@@ -331,14 +332,14 @@ def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def _taken(pieces: list[bytes]) -> Iterator[bytes]:
-    """Yield pieces without keeping a reference to them."""
+    """Yield pieces, and keep no reference to a yielded piece."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytearray | memoryview]:
-    """Cut and join pieces into parts of exactly `PART_BYTES`, the last one shorter.
+    """Yield the bytes of pieces as parts of exactly `PART_BYTES`; the last part may be shorter.
 
     A part that lies within one piece is not copied. No bytes at all are one empty part: without a
     row they could not be told from no blob.

@@ -1,4 +1,4 @@
-"""Become another program that dies with its parent.
+"""Set up this process to die with its parent, then replace it by another program.
 
 Run by its path; nothing else of the project is needed:
 
@@ -17,7 +17,7 @@ import ctypes
 import os
 import sys
 
-# `sys.exit` statuses of our own, outside of what PostgreSQL and Celery use.
+# Exit statuses of this launcher, which PostgreSQL and Celery do not use.
 EXIT_DIRECTORY_CLOSED = 97
 EXIT_USER_REFUSED = 98
 EXIT_NO_PROGRAM = 99
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Set up this process as the arguments say, then replace it by the program."""
+    """Set up this process by the arguments, then replace it by the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--parent-death", type=int)
@@ -55,7 +55,7 @@ def main() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, arguments.parent_death, 0, 0, 0) != 0:
             sys.stderr.write("cannot ask for a signal at the parent's death\n")
             sys.exit(EXIT_USER_REFUSED)
-    # The parent may have died before the request above: nothing would ever tell us.
+    # The parent may have died before the death signal was requested, and then no signal would come.
     if os.getppid() != arguments.parent:
         sys.exit(0)
     try:

@@ -1,4 +1,4 @@
-"""Backups: the whole database as one file of ``pg_dump``, and back into an empty one.
+"""Back up the whole database into a file of ``pg_dump``, and restore it into an empty database.
 
 The programs are those of the server's own major version, from PATH or from the wheel of the
 embedded database. Passwords go by the environment, which other accounts of the machine cannot read.
@@ -21,7 +21,7 @@ from app.platform.embedded import binaries
 
 
 class BackupError(PacelineError):
-    """A backup was not made or not restored; nothing was written in part."""
+    """A backup or a restore failed; no partial result was written."""
 
     code = "backup.failed"
 
@@ -51,7 +51,7 @@ def back_up(url: str, target: Path) -> None:
 
 
 def restore(url: str, source: Path) -> None:
-    """Restore a file into an empty database, all or nothing, and migrate it.
+    """Restore a backup into an empty database, all or nothing, and migrate the schema.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def restore(url: str, source: Path) -> None:
 
 
 def _program(name: str, url: str) -> Path:
-    """Return a program of the server's own major version.
+    """Return the path of a PostgreSQL program of the server's major version.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The base of all tables, and column types: states, JSON documents, exact sums.
+"""The base class of all tables, and column types: states, JSON documents, exact sums.
 
 Durable times are the database's own (`now()`).
 """
@@ -38,7 +38,7 @@ from app.analysis.json_text import plain
 
 
 class Base(DeclarativeBase):
-    """Declarative base with constraint names that migrations can address."""
+    """Declarative base; its naming convention lets migrations refer to constraints by name."""
 
     metadata = MetaData(
         naming_convention={
@@ -58,7 +58,7 @@ class Base(DeclarativeBase):
 
 
 class OfProject:
-    """A table whose rows each belong to a project; `tenant_scope` confines statements to it.
+    """A table of rows that belong to projects; `tenant_scope` limits statements to one project.
 
     Its foreign keys carry the project, so that no row refers to one of another project; they
     follow a job that moves to another one.
@@ -68,7 +68,7 @@ class OfProject:
 
 
 def in_project() -> ForeignKeyConstraint:
-    """Return the foreign key of a row that belongs directly to its project."""
+    """Return the foreign key from a row to its project."""
     return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
 
 
@@ -93,7 +93,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class StateColumn(TypeDecorator[S]):
-    """A column of states.
+    """A column that holds a member of a state enumeration.
 
     Parameters
     ----------
@@ -109,18 +109,18 @@ class StateColumn(TypeDecorator[S]):
         self.states = states
 
     def process_bind_param(self, value: S | None, dialect: Dialect) -> str | None:
-        """Return what is stored."""
+        """Return the text to store."""
         del dialect
         return None if value is None else str(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> S | None:
-        """Return what was stored."""
+        """Return the state of a stored text."""
         del dialect
         return None if value is None else self.states(value)
 
 
 def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
-    """Return the constraint that a column holds one of the states."""
+    """Return the check constraint that a column holds a member of the enumeration."""
     listed = ", ".join(f"'{state}'" for state in states)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
@@ -141,14 +141,15 @@ def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSO
     return found == value.strip() if has_value else found.is_not(None)
 
 
-# Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
+# Sums are integers in billionths of the unit. A value may be 9 · 10⁹: a million GPUs for a year in
+# GPU-hours.
 _PARTS: Final = 1e9
 
 
 def total(
     values: SQLCoreOperations[float], where: ColumnElement[bool] | None = None
 ) -> ColumnElement[float]:
-    """Return the sum of an expression over the matching rows; null for no rows.
+    """Return the exact sum of an expression over the matching rows; null for no rows.
 
     PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
     another order: the last digits would differ. Whole billionths are added without rounding, and
@@ -159,12 +160,12 @@ def total(
 
 
 def parts(values: SQLCoreOperations[float]) -> Function[Any]:
-    """Return the sum of an expression in billionths, an exact integer; `whole` converts it."""
+    """Return the sum of an expression as an integer in billionths; `whole` converts it."""
     return func.sum(cast(values * _PARTS, BigInteger))
 
 
 def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
-    """Return a sum of `parts` as a floating-point number."""
+    """Return a sum in billionths (`parts`) as a floating-point number in its unit."""
     return type_coerce(cast(added, Double) / _PARTS, Double)
 
 
@@ -192,25 +193,25 @@ class JsonDocument(TypeDecorator[T]):
         return type_coerce(cast(column, Text), self)
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
-        """Return what is stored."""
+        """Return the JSON to store."""
         del dialect
         return None if value is None else plain(value)
 
     def process_result_value(self, value: object, dialect: Dialect) -> T | None:
-        """Return what was stored."""
+        """Return the dataclass of a stored document."""
         del dialect
         if isinstance(value, str):
             return None if value == "null" else self.adapter.validate_json(value)
-        # Of a statement that no expression is put into, such as one that inserts rows.
+        # Statements without a column expression, such as INSERT … RETURNING, return a parsed value.
         return None if value is None else self.adapter.validate_python(value)
 
 
 class DumpedDocument(JsonDocument[T]):
-    """A `JsonDocument` with identifiers and times, which its adapter writes as texts."""
+    """A `JsonDocument` whose identifiers and times are stored as texts."""
 
     cache_ok = True
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
-        """Return what is stored."""
+        """Return the JSON to store."""
         del dialect
         return None if value is None else self.adapter.dump_python(value, mode="json")

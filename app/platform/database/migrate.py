@@ -1,4 +1,4 @@
-"""Migrate the schema to the version of this code, and tell which version a database has.
+"""Migrate the schema to the revision of this code, and return the revision of a database.
 
 Each revision is a transaction of its own, and none waits long for a table that is in use, so that
 senders and pages continue meanwhile. A revision may have a function `backfill`, which runs before
@@ -27,8 +27,9 @@ from app.platform.database.engine import TablesInUseError, give_up_soon, make_en
 
 T = TypeVar("T")
 
-# Any number that nothing else in the database locks. Two `paceline migrate` at once (a rolling
-# deployment) would otherwise both create the same tables, and one would fail.
+# Key of an advisory lock; any number that nothing else in the database locks. Two `paceline
+# migrate` at once (a rolling deployment) would otherwise both create the same tables, and one would
+# fail.
 MIGRATION_LOCK: Final = 0x7061_6365_6D69
 
 PATIENCE_S: Final = 300.0
@@ -52,7 +53,7 @@ def expected_revision() -> str | None:
 
 def current_revision(engine: Engine) -> str | None:
     """Return the database's revision; None if it was never migrated."""
-    # Alembic would log two lines each time.
+    # Read directly: Alembic would log two lines for each call.
     with engine.connect() as connection:
         if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
             return None
@@ -61,7 +62,7 @@ def current_revision(engine: Engine) -> str | None:
 
 
 def is_behind(current: str | None) -> bool:
-    """Return whether a revision is older than this code's; newer ones are not."""
+    """Return whether a revision is None, or older than the newest revision of this code."""
     with as_file(files("migrations")) as folder:
         scripts = ScriptDirectory(str(folder))
         earlier = {script.revision for script in scripts.walk_revisions()}
@@ -70,7 +71,7 @@ def is_behind(current: str | None) -> bool:
 
 
 def require_schema(engine: Engine) -> None:
-    """Refuse a database that lacks revisions of this code.
+    """Raise an error if the database lacks revisions of this code.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def require_schema(engine: Engine) -> None:
 
 
 def require_tables(engine: Engine) -> None:
-    """Refuse a database without a schema.
+    """Raise an error if the database has no schema.
 
     Raises
     ------
@@ -112,7 +113,7 @@ class Backfill(Protocol):
     """A revision's function `backfill`, run in batches before its transaction."""
 
     def __call__(self, connection: Connection, after: str | None) -> str | None:
-        """Process one batch and return the start of the next one; None after the last."""
+        """Process one batch and return the start of the next batch; None after the last batch."""
 
 
 def _run(url: str | URL, revision: str, *, up: bool) -> None:
@@ -130,7 +131,7 @@ def _run(url: str | URL, revision: str, *, up: bool) -> None:
 
 
 def _fill(engine: Engine, scripts: ScriptDirectory, revision: str) -> None:
-    """Run the backfill of the next revision in batches."""
+    """Run the backfill of the next revision batch by batch."""
     with engine.connect() as connection:
         left = _left(connection, scripts, revision)
     fill: Backfill | None = getattr(left[-1].module, "backfill", None) if left else None
@@ -147,7 +148,7 @@ def _fill(engine: Engine, scripts: ScriptDirectory, revision: str) -> None:
 
 
 def _step(engine: Engine, scripts: ScriptDirectory, revision: str, *, up: bool) -> bool:
-    """Apply one revision, or all downgrades, in a transaction; return whether none is left."""
+    """Apply one revision, or all downgrades, in a transaction; return whether none remains."""
     with _transaction(engine) as connection:
         config = _config(scripts.dir, connection)
         if not up:
@@ -164,7 +165,8 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
     """Yield a connection that waits for other migrations, but only briefly for table locks."""
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-        # Only now: another `paceline migrate` is waited for, however long it takes.
+        # Set after the migration lock is held: the wait for another `paceline migrate` has no
+        # limit.
         give_up_soon(connection)
         yield connection
 
@@ -190,9 +192,9 @@ def _patiently(do: Callable[[], T]) -> T:
 
 
 def _config(folder: str, connection: Connection) -> Config:
-    # Standard output is for results; what Alembic has to say is none.
+    # Standard output is reserved for results, so Alembic's messages go to standard error.
     config = Config(stdout=sys.stderr)
-    # The option is interpolated like any of an ini file.
+    # Alembic interpolates percent signs in its options.
     config.set_main_option("script_location", folder.replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
