@@ -1,7 +1,7 @@
 """The audit log: actor, action and subject of every change.
 
 An entry is written in the transaction of its change. The database refuses to change an entry, and
-to delete one of the last two years.
+to delete an entry of the last two years.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def list_entries(
 def prune_entries(tx: UnitOfWork) -> int:
     """Delete entries older than `KEPT` and return their number.
 
-    Entries of existing projects follow the retention of their project instead.
+    Entries of existing projects are deleted by the retention of their project instead.
     """
     kept = select(Retention.project_id)
     of_none = or_(AuditEntry.project_id.is_(None), AuditEntry.project_id.not_in(kept))

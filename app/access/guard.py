@@ -1,7 +1,8 @@
 """Guard of every route: authenticates and authorizes a request before its body is read.
 
-It also has what routes need of it: the container of a request's project, routers of the API, the
-writer of refusals into the audit log, and bounded threads for requests that are not authenticated.
+The module also has the dependencies of guarded routes: the container of a request's project,
+routers of the API, the writer of refusals into the audit log, and bounded threads for
+unauthenticated requests.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Guard:
 class GuardedRoute(APIRoute):
     """A route that requires the right in `NEEDS`; the table must contain every route.
 
-    Its application has the guard in ``state.guard``.
+    The application holds the guard in ``state.guard``.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - of the framework
@@ -182,7 +183,7 @@ def _redirects_to_sign_in(scope: Scope, need: Need) -> bool:
 def _check_site(scope: Scope, credentials: Credentials) -> None:
     """Refuse a change by a browser's cookie if no header names the site that sent the request.
 
-    Requests that name another site were refused before (`CrossSiteGuard`).
+    `CrossSiteGuard` has already refused requests that name another site.
     """
     by_cookie = credentials.cookie is not None and credentials.token is None
     if not by_cookie or scope["method"] in SAFE_METHODS:

@@ -1,11 +1,11 @@
 """Rate limits of password guesses, counted in the database for all processes together.
 
-A guess is counted before the password is checked, and the count is taken back if it was correct:
-concurrent requests get no more guesses than sequential ones.
+A guess is counted before the password is checked, and the count is removed if the password was
+correct: concurrent requests get no more guesses than sequential ones.
 
-Each bucket is a time until which its guesses are paid off. A guess moves it by `every`, and is
-refused if it would be too far ahead (generic cell rate algorithm, ATM Forum TM 4.0). Nothing is
-ever locked: whoever waits may guess again.
+Each bucket holds a time. A guess moves the time forward by `every`, and is refused if the time
+would be too far ahead of now (generic cell rate algorithm, ATM Forum TM 4.0). No account is ever
+locked: after a wait the next guess is allowed.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class KnownBrowser(Base):
 class AuditEntry(Base):
     """An entry of the audit log; never changed, and deleted only by age.
 
-    It has the names of that time, since it outlives its subject.
+    It holds the names at the time of the action, since it outlives its subject.
     """
 
     __tablename__ = "audit_entry"

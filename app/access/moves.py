@@ -37,9 +37,9 @@ PASS_LIMIT_S: Final = 10.0
 def move_job(container: Container, job: str, to: str) -> None:
     """Move a job with its sessions, reports and incidents to another project.
 
-    Its deliveries are deleted: they went to channels of the old project. A running analysis, and
-    the reading of a hang's archive, lose their claims, store nothing and run again in the new
-    project.
+    The deliveries about the job are deleted: they went to channels of the old project. A running
+    analysis, and a running import of a hang's archive, lose their claims, store nothing and run
+    again in the new project.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Sign-in at an OpenID Connect provider: authorization code with PKCE, state and nonce.
 
-A pending sign-in is a row with the digest of the browser's cookie, used once. Authlib and joserfc
-build the requests and check the ID token.
+A pending sign-in is a row with the digest of the browser's cookie, and is used once. Authlib and
+joserfc build the requests and check the ID token.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
 def write_refusals(container: Container) -> int:
     """Write the counted refusals into the audit log; return the number of written entries.
 
-    Equal refusals are one line with a count, so that no one can fill the log.
+    Equal refusals are written as one entry with a count, so that no one can fill the log.
 
     Raises
     ------

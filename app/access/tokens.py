@@ -1,6 +1,6 @@
 """Tokens: creation, lists, renewal, revocation; the secret is shown once, its digest stored.
 
-A token is 256 random bits after a prefix by which scanners for secrets recognize it.
+A token is a prefix, by which secret scanners recognize it, and 256 random bits.
 """
 
 from __future__ import annotations

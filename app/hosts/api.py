@@ -101,7 +101,7 @@ class HostIncidentBody(ReadBody):
 
 
 class MoveBody(ReadBody):
-    """A GPU that went from one node to another; `at` is when it was first seen there."""
+    """A move of a GPU between nodes; `at` is when the new node was first seen with it."""
 
     gpu: str
     before: str
@@ -113,7 +113,7 @@ class MoveBody(ReadBody):
 class HostDetailBody(ReadBody):
     """A host with its sessions, incidents, repairs and moved GPUs, each sequence newest first.
 
-    `guessed` where its name may be that of a container.
+    `guessed`: the host's name may be the name of a container.
     """
 
     host: str

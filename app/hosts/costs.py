@@ -79,8 +79,9 @@ def priced(
 ) -> CTE:
     """Return the readings of a period with the cost of each, GPU-hours.
 
-    A verdict counts from its session until the next one of the job, at most `LONGEST_VERDICT`; the
-    latest one of a job as long as the one before, and at least for the steps that were analyzed.
+    A verdict counts from its session until the next session of the job, for at most
+    `LONGEST_VERDICT`; the latest verdict of a job counts as long as the previous one, and at least
+    for the analyzed steps.
 
     Parameters
     ----------
@@ -159,8 +160,8 @@ class Show(StrEnum):
 class HostSums:
     """Sums of a host over a period.
 
-    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
-    second one on.
+    `slow_sessions` counts the sessions in which a cause named a worker on the host; a host with two
+    or more is `blamed`.
     """
 
     host: Annotated[str, Column(sort="host")]
@@ -197,8 +198,8 @@ class HostSums:
 class HostRow(HostSums):
     """A host over a period, with details that are read only for the hosts of a page.
 
-    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
-    second one on.
+    `slow_sessions` counts the sessions in which a cause named a worker on the host; a host with two
+    or more is `blamed`.
     """
 
     slowdown_now: Annotated[
@@ -297,11 +298,11 @@ def _begin(moment: datetime, *, up: bool) -> datetime:
 
 
 def ledger(tx: Reads, span: Span, words: str) -> CTE:
-    """Return every host with its sums, whether it was repaired, and whether it matches the words.
+    """Return all hosts with sums, whether they were repaired, and whether they match the words.
 
-    Sums of whole weeks are stored; readings are counted one by one, from an index, only at the ends
-    of the time, and priced only if a cause names them, which are few. Everything is first summed
-    by job, so that the words are compared with few rows.
+    Sums of whole weeks are stored. Single readings are read, from an index, only at the ends of the
+    period, and costs are computed only for the few readings that a cause names. Everything is first
+    summed by job, so that the words are compared with few rows.
     """
     of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())
     seen, slow = of_all.c, of_slow.c
@@ -340,7 +341,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
-    """Return the sums of each host over all its readings, and which words match it or its jobs."""
+    """Return each host's sums over all readings, and which words match the host or its jobs."""
     both = (
         union_all(
             select(

@@ -1,6 +1,6 @@
 """Lists of hosts by cost over all jobs and sessions, as a page and as a file.
 
-The file reads thousands of lines with one statement.
+The file is read with one statement for thousands of lines.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class HostReading(OfProject, Base):
 class HostWeek(OfProject, Base):
     """Sums of a host's readings in a job over the week that begins at `week`.
 
-    Triggers on `host_reading` maintain it; no code writes it.
+    Triggers on `host_reading` maintain this table; the program never writes it.
     """
 
     __tablename__ = "host_week"

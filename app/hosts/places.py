@@ -98,7 +98,7 @@ def moves_of(tx: Reads, host: str, most: int) -> list[Move]:
 def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
     """Return metadata with guessed host names replaced by the nodes where their GPUs were seen.
 
-    The majority of the GPUs decides. The name remains a guess: they may have moved.
+    The majority of the GPUs decides. The name remains a guess, since the GPUs may have moved.
     """
     guessed = meta.whereabouts.guessed_hosts
     if not guessed:
@@ -196,7 +196,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
 
 
 def _is_fresh(places: Sequence[Place], host: str, at: datetime, *, guessed: bool) -> bool:
-    """Return whether the latest stored place of a GPU is this one and recent."""
+    """Return whether a place equals the latest stored place of its GPU, which is recent."""
     if not places or places[0].host != host or (places[0].guessed and not guessed):
         return False
     return places[0].first_seen <= at <= places[0].last_seen + REFRESH

@@ -87,7 +87,7 @@ class JudgedDevice:
 
     @property
     def worst(self) -> tuple[Measure, Compared] | None:
-        """Return the measure of the worst outcome and least ratio; None if none has peers."""
+        """Return the measure with the worst outcome and least ratio; None if none has peers."""
         known = [item for item in self.measures.items() if item[1].ratio is not None]
         return min(known, key=lambda item: _badness(item[1]), default=None)
 
@@ -95,7 +95,7 @@ class JudgedDevice:
 def compare(value: float, peers: Peers | None) -> Compared:
     """Return the comparison of a measured value with the values of its peers.
 
-    The device is confirmed as slow if the figure is below 0.95 of their median and outside of
+    The device is confirmed as slow if the value is below 0.95 of the peers' median and outside of
     Tukey's fence: below the lower quartile by more than 1.5 times the interquartile range.
 
     Examples
@@ -176,7 +176,7 @@ def note_probe(  # noqa: PLR0913 - the fields of a probe
 ) -> None:
     """Store a probe of a host; a repeated request stores nothing.
 
-    Hosts that no session has named are accepted: healthy ones are probed for comparison.
+    Hosts that no session has named are accepted: healthy hosts are probed for comparison.
 
     Raises
     ------
@@ -231,7 +231,7 @@ class ProbeView:
 
     @property
     def misses(self) -> bool:
-        """Return whether all measured devices are cleared but a GPU of the host is missing."""
+        """Return whether all measured devices are cleared, but a GPU was not measured."""
         outcome = overall([device.outcome for device in self.devices])
         return outcome is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 
@@ -263,7 +263,7 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
     """Return the latest probe of a host; None if it was never probed.
 
     Each device is compared with the latest probes of devices of its model on other hosts, at most
-    half a year old; if these are fewer than four, with those of its own host too.
+    half a year old; if there are fewer than four, also with the other devices of its own host.
     """
     last = (
         select(HostProbe.id)

@@ -79,10 +79,10 @@ class _Blame:
 def readings_of(report: Report) -> tuple[Reading, ...]:
     """Return the reading of each host in a report, by host name.
 
-    Without a verdict, hosts that no cause blames have none.
+    Without a verdict, only hosts that a cause blames have a reading.
 
     A host is slow if a cause that blames machines names a worker on it. A large slowdown is not
-    enough: a heavy stage has one on any host.
+    enough: a heavy pipeline stage has a large slowdown on any host.
     """
     if report.known_waste is None:
         return ()
@@ -197,9 +197,9 @@ def _blamed(report: Report) -> dict[str, _Blame]:
 
 
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
-    """Replace the stored readings of a session by those of its report; None deletes them.
+    """Replace the stored readings of a session by its report's; None deletes them.
 
-    Call it in the transaction that stores the report, so that both always agree.
+    Call this function in the transaction that stores the report, so that readings and report agree.
     """
     tx.session.execute(delete(HostReading).where(HostReading.session_id == session_id))
     if report is None:

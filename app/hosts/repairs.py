@@ -58,7 +58,7 @@ class Judged:
 def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
     """Return the effect of a repair.
 
-    It helped if the host was slow before it and in none of at least two sessions after it.
+    The repair helped if the host was slow before it and in none of at least two sessions after it.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ class PeriodBody(CostsBody):
 class CoverageBody(ReadBody):
     """Numbers of sessions and jobs with and without a verdict.
 
-    `without` are sessions without a verdict, by their state.
+    `without` counts the sessions without a verdict by state.
     """
 
     sessions: int = Field(validation_alias="received")

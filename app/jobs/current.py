@@ -368,7 +368,7 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
 def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
     """Return the sort order of a list; the default is by loss per hour, largest first.
 
-    Among equals, jobs that need attention come first.
+    Jobs with equal sort keys are ordered by the attention that they need.
     """
     sort = FLEET.sort(sort)
     rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]

@@ -191,7 +191,8 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
 def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
     """Return the sessions of a trend with the GPU-hours that each used and lost.
 
-    Several parts of the statement read it; only the last period of the trend has causes and S.
+    Several parts of the statement read this query; only the last period of the trend has causes and
+    S.
     """
     session, verdict, until = durations.c, StoredVerdict, span.until
     hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
@@ -223,7 +224,7 @@ def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilte
 
 
 def _jobs(costs: CTE) -> CTE:
-    """Return the sums of the sessions by job, period and labels: most other sums are of these."""
+    """Return sums over sessions by job, period and labels, from which most other sums follow."""
     one = costs.c
     key = (one.job_id, one.back, one.team, one.owner)
     return (
@@ -442,7 +443,7 @@ def job_figures(
 ) -> tuple[JobFigures, ...]:
     """Return the figures of each job in the period of `span_of`, sorted by S, largest first.
 
-    The median is the lower one, so that it is a session that can be opened.
+    The lower median is used, so that a session that can be opened has this value.
     """
     span = span_of(tx, since, until)
     published = StoredVerdict.published

@@ -216,10 +216,10 @@ class MarkKind(StrEnum):
 class TimePoint:
     """A session on the time axis; unknown values are null.
 
-    `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
-    of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
-    `seq_length`; `cause` is the leading one; `shares` say where the time goes, `losses` what of it
-    is lost to what, and `gpu_hours_lost_per_hour` is what the largest loss costs.
+    `slowdown` is the headline with its 95 % interval, `published` is S, and `step_time_s` the
+    median of the recorded steps. `tokens_per_s` needs `global_batch_size` and `seq_length` in the
+    metadata; `cause` is the leading cause; `shares` are the parts of the time, `losses` its lost
+    parts by kind, and `gpu_hours_lost_per_hour` is the cost of the largest loss.
     """
 
     id: uuid.UUID
@@ -255,8 +255,8 @@ class Mark:
 class JobChange:
     """A lasting change of the slowdown or the step time in seconds, with the medians on both sides.
 
-    It is at its first session. `cause` leads most sessions on its slow side and not on the other;
-    `mark` is the last mark between the sessions around it.
+    The change is placed at its first session. `cause` leads most sessions on the change's slow side
+    and not on the other side; `mark` is the last mark between the sessions around the change.
     """
 
     measure: Measure
@@ -279,7 +279,7 @@ class JobChange:
 class JobAxis:
     """A job over a period: its latest 1,000 sessions, oldest first; other sequences newest first.
 
-    Changes are of the latest 200 sessions.
+    Changes are searched in the latest 200 sessions.
     """
 
     points: Sequence[TimePoint]
@@ -470,7 +470,7 @@ def _happened(
 ) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
     """Read the latest attempts, incidents, fixes and notes of a job with one statement.
 
-    Notes are those of the time; the others are the latest whatever the time.
+    Notes are limited to the period; attempts, incidents and fixes are the latest of any time.
     """
     attempts = (
         select(

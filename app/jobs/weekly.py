@@ -1,9 +1,9 @@
 """Weekly summaries of the fleet's report: creation, text, and delivery to channels.
 
-A summary is one row for each rule, channel and week; their unique key makes it once, whichever
-process sweeps. It goes ``waiting → sending → delivered | failed``, each step one conditional
-UPDATE, and back to ``waiting`` after a temporary fault. Creation and start are one transaction
-each: a row whose process died in between is started by the next pass.
+A summary is one row for each rule, channel and week; the unique key ensures that it is created
+once, whichever process sweeps. It goes ``waiting → sending → delivered | failed``, each step one
+conditional UPDATE, and back to ``waiting`` after a temporary fault. Creation and start are separate
+transactions: if a process dies between them, the next pass starts the summary.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def preview_note(tx: Reads, settings: Settings) -> Note:
 def deliver_summary(container: Container, claim: Claim) -> None:
     """Try once to send a summary, and store the outcome.
 
-    The receiver gets it at least once, with the same id and text on every try: a worker may die
-    between the receiver's answer and the end of `_settle`.
+    The receiver gets the summary at least once, with the same id and text on every attempt: a
+    worker may die between the receiver's answer and the end of `_settle`.
 
     Raises
     ------
@@ -309,7 +309,7 @@ BATCH: Final = 100
 
 
 def send_due(container: Container) -> int:
-    """Create and start the due summaries of all projects; return the number of started ones."""
+    """Create and start the due summaries of all projects; return how many were started."""
     with container.everywhere().reading() as tx:
         weekly = AlertRule.document["condition"]["kind"].astext == "weekly"
         ruled = set(

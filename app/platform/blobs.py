@@ -1,15 +1,15 @@
 """Blobs: bytes of any length, as rows of at most `PART_BYTES` or as objects of an object store.
 
-Where an object store is configured, what is large goes there: `stage` sends it before the
-transaction, so that none waits for a store, and `write_blob` puts the row that refers to it into
-the transaction. An object without such a row is not referenced; `app.retention.objects`
-collects it. Nothing else deletes objects: killed at any moment, whoever wrote or deleted leaves a
-row with its bytes, or bytes without a row. What the database held before stays there and is read
-from there.
+If an object store is configured, large blobs are stored in it: `stage` sends the bytes before the
+transaction, so that no transaction waits for the store, and `write_blob` adds the row that refers
+to the object to the transaction. An object without such a row is unreferenced;
+`app.retention.objects`, and nothing else, deletes it. A process that is killed while it writes or
+deletes therefore leaves a row with its bytes, or bytes without a row. Blobs that the database held
+before the store was configured stay in the database.
 
-Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy asks
-for text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times the
-memory). Nothing else may touch the table `blob_part`.
+Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy
+requests text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times
+the memory). No other module may use the table `blob_part`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class ObjectParts:
 def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> Staged:
     """Write bytes to the object store if there is one and they exceed its minimum size.
 
-    Outside of any transaction. The rest of the work may fail: what was sent is collected then.
+    Call this function outside of any transaction. If the later transaction fails, the object is
+    unreferenced and deleted later.
 
     Parameters
     ----------
@@ -229,7 +230,7 @@ def write_parts(
 def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
     """Return a blob's parts, which may be read after the transaction.
 
-    What the database has is read now; what the object store has, when it is asked for.
+    Bytes in the database are read now; bytes in the object store are read when they are consumed.
 
     Raises
     ------
@@ -262,7 +263,7 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
     """Delete a blob in the caller's transaction and return the number of its parts.
 
-    An object, which counts as one, stays in its store until it is collected.
+    An object counts as one part and stays in its store until `app.retention.objects` deletes it.
     """
     gone = cast(
         "CursorResult[Any]",
@@ -293,7 +294,7 @@ def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
 def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
     """Return the object that holds a blob's bytes; None if the database holds them.
 
-    Without a store nothing is asked for what is in the database: that is the usual case.
+    Without an object store the query is saved, which is the usual case.
     """
     if tx.objects is None:
         return None
@@ -326,7 +327,8 @@ def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
     """Return the psycopg connection of the open transaction, for large values.
 
-    It knows nothing of the scope: what it sends says its project itself.
+    Statements on this connection are not confined to the transaction's project: they must name the
+    project themselves.
     """
     return driver_connection(tx.session)
 
@@ -341,8 +343,8 @@ def _taken(pieces: list[bytes]) -> Iterator[bytes]:
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytearray | memoryview]:
     """Yield the bytes of pieces as parts of exactly `PART_BYTES`; the last part may be shorter.
 
-    A part that lies within one piece is not copied. No bytes at all are one empty part: without a
-    row they could not be told from no blob.
+    A part that lies within one piece is not copied. Empty content is stored as one empty part:
+    without a row an empty blob could not be distinguished from a missing one.
     """
     pending = bytearray()
     stored = False

@@ -1,10 +1,10 @@
 """The broker: a Celery application, a thread that publishes messages, a transport by files.
 
-Every message is the id of a row of `task_run`; a message that is lost, doubled or late costs at
-most the time until the sweeper's next pass. A refused Redis blocks a publish for seconds, so no
-request publishes by itself: one background thread does. What it drops is harmless for the same
-reason. Its circuit breaker is two lines: with a single thread that sends, "open" is a time before
-which messages are dropped, and "half open" is the first message after it.
+Every message is the id of a row of `task_run`; a message that is lost, doubled or late delays its
+task until the sweeper's next pass at most. A refused connection to Redis blocks a publish for
+seconds, so requests do not publish: a single background thread does, and a message that it drops is
+harmless for the same reason. The thread has a circuit breaker: after a failure ("open") it drops
+messages for `BREAK_S`, and the first message afterwards tests the broker ("half open").
 """
 
 from __future__ import annotations

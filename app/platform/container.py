@@ -1,6 +1,6 @@
 """The adapters of a process (settings, database, broker, blobs), handed to use cases as one value.
 
-`app.bootstrap` builds it; nothing below knows how.
+`app.bootstrap` builds the container; the modules that use it do not know how.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TaskKind:
 class Claim:
     """The exclusive right of a worker to run a task until the lease expires.
 
-    `attempt` counts from 1.
+    `attempt` counts the attempts of the task from 1.
     """
 
     run_id: uuid.UUID
@@ -99,8 +99,8 @@ class Container:
     def at(self, moment: datetime) -> Self:
         """Return this container with a fixed time as `now` of its transactions.
 
-        Only the demo's history is. Leases and task runs that workers share stay at the database's
-        time: take them without this.
+        Only the demo's history uses a fixed time. Leases and task runs that workers share need the
+        database's time, and therefore a container without a fixed time.
         """
         return replace(self, moment=moment)
 

@@ -203,7 +203,7 @@ def clipped(text: str, characters: int) -> str:
 def full_name(name: str, issuer: str | None) -> str:
     """Return a person's name, qualified by the identity provider.
 
-    Two providers, or a provider and this server, may each have a user of the same name.
+    Two providers, or a provider and this server, may each have a user with the same name.
 
     Examples
     --------

@@ -1,13 +1,13 @@
 """Set up this process to die with its parent, then replace it by another program.
 
-Run by its path; nothing else of the project is needed:
+This file is run by its path and needs no other module of the project:
 
     python -I -S launch.py --parent PID [--uid N --gid N] [--chdir DIR] [--parent-death SIGNAL]
         -- PROGRAM ARGUMENT…
 
-A wrapper process instead of ``preexec_fn``, which runs Python between fork and exec of a process
-that has other threads. The order matters: Linux forgets the parent-death signal when the user
-changes, so it is set last. It reaches this process only, not what the program forks.
+A wrapper process replaces ``preexec_fn``, which would run Python between fork and exec in a process
+with other threads. The order of the steps matters: Linux resets the parent-death signal when the
+user changes, so it is set last. The signal reaches this process only, not its children.
 """
 
 from __future__ import annotations

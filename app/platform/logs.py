@@ -16,7 +16,7 @@ from app.platform.telemetry import with_ids
 def configure_logging(*, json: bool, level: str) -> None:
     """Set up structlog, and the standard library's loggers with the same output.
 
-    Standard output stays free: it carries results only.
+    Standard output is reserved for results.
 
     Parameters
     ----------

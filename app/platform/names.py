@@ -1,7 +1,7 @@
 """Detection of names that look like other names: mixed scripts, stacked accents, invisible blanks.
 
-After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed with
-one other script, but not with one whose letters look like Latin ones.
+Follows Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed
+with one other script, but not with a script whose letters look like Latin ones.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class ObjectStore(Protocol):
     def write(self, key: str, pieces: Iterable[bytes]) -> int:
         """Store pieces as an object under a new key, and return the object's size in bytes.
 
-        It returns only once the store says that it has them all, and holds only a few pieces of
-        several MiB at a time. What `pieces` raises gets out, and nothing is stored.
+        The method returns once the store has confirmed all bytes, and holds only a few pieces of
+        several MiB at a time. An exception of `pieces` is passed on, and nothing is stored.
         """
 
     def read(self, key: str, size: int) -> Iterator[bytes]:

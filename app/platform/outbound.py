@@ -1,8 +1,9 @@
 """HTTP requests to other hosts: checked addresses, no redirects or proxies, one deadline.
 
-`httpcore`, the transport of httpx, is used directly, because it lets us open the connections. Its
-own timeouts count for each read, so that a receiver which sends a byte now and then could hold an
-attempt for hours; here every read and write gets only what is left of the whole attempt.
+`httpcore`, the transport of httpx, is used directly, because it lets this module open the
+connections. Its own timeouts apply to each read, so that a receiver that sends a byte now and then
+could hold an attempt for hours; here every read and write is limited by the remaining time of the
+whole attempt.
 """
 
 from __future__ import annotations
@@ -140,8 +141,8 @@ class AddressGuard:
     def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
         """Return the addresses of a host; raise an error if any of them is forbidden.
 
-        One that is refused refuses the host: a name of a public and a private address is made for
-        nothing good.
+        A single forbidden address refuses the host: a name with a public and a private address
+        indicates an attack.
 
         Raises
         ------

@@ -109,9 +109,10 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
 def follow_lifeline() -> None:
     """End this process when its parent ends, if the parent started it with a `lifeline`.
 
-    The standard input is then a pipe whose other end only that process holds, so the end of the
-    input means its death: also for what this process forks from any thread, which the kernel's
-    parent-death signal would not cover. Call it once, first thing.
+    The standard input is then a pipe whose other end only the parent holds, so the end of the input
+    means that the parent has ended. This also covers processes that a thread of this process forks,
+    which the kernel's parent-death signal would not cover. Call this function once, before anything
+    else.
     """
     # A copy of the descriptor: libraries close and replace the standard input, in particular after
     # a fork.
@@ -273,9 +274,9 @@ def stop_on_signals() -> threading.Event:
 def run(main: Callable[[], int]) -> NoReturn:
     """Run the program of a child process, and end the process with the program's exit status.
 
-    Nothing is loaded before that a program may have to load later: it says what libraries read when
-    they are. Idle processes and threads, which these would wait for at exit, are left behind: that
-    takes longer than a supervisor waits.
+    This function imports no libraries before the program does: the program sets variables that
+    libraries read on import. It ends the process without waiting for idle child processes and
+    threads, since a regular exit takes longer than a supervisor waits.
     """
     try:
         status = main()
@@ -289,8 +290,8 @@ def run(main: Callable[[], int]) -> NoReturn:
 def allow_open_files() -> None:
     """Raise the limit on open files to the hard limit.
 
-    Every producer holds a connection, and every file of an archive that is read is open: a job of
-    a thousand ranks needs more than the 1,024 that most systems begin with.
+    Every producer holds a connection, and every file of an archive is open while it is read: a job
+    of a thousand ranks needs more than the 1,024 files that most systems allow by default.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -29,10 +29,10 @@ _DATA: Final = "VmData:"
 def limited_memory(limit_kib: int) -> Iterator[None]:
     """Limit the memory that this process allocates in the block; more raises `MemoryError`.
 
-    So work that needs more ends with a `MemoryError`, and takes neither its process nor its host
-    along. The limit is of the data segment, what the process allocated for itself and may write to,
-    touched or not; it comes on top of what there is when the block begins. Files that are mapped do
-    not count. A process that is limited to less already keeps that.
+    Work that needs more memory then ends with a `MemoryError` and does not endanger its process or
+    host. The limit applies to the data segment (private writable memory that the process has
+    allocated, used or not), in addition to its size when the block begins. Mapped files do not
+    count. A lower limit that the process already has stays in force.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = (_data_kib() + limit_kib) * KIB
@@ -72,8 +72,8 @@ SWITCH_S: Final = 0.0005
 def loading() -> Iterator[None]:
     """Switch garbage collection off while modules load.
 
-    That is a fifth of the time in which a server starts. What is loaded stays for good: the
-    collector looks at none of it again, and children that are forked share its memory.
+    Garbage collection takes a fifth of a server's start otherwise. Loaded modules stay for good:
+    the collector skips their objects afterwards, and forked children share their memory.
     """
     gc.disable()
     try:
@@ -86,8 +86,8 @@ def loading() -> Iterator[None]:
 def answering() -> None:
     """Freeze all present objects, so that garbage collection skips them.
 
-    A server that has shown each page once holds 90,000 objects in addition to its modules; going
-    through them takes 50 ms, which one request of a few would wait for.
+    After it has shown each page once, a server holds 90,000 objects in addition to its modules;
+    collecting them takes 50 ms, for which one request of a few would wait.
     """
     gc.collect()
     gc.freeze()
@@ -161,7 +161,7 @@ _NUMBER: Final = struct.Struct("<q")
 class Place:
     """The number of a process within its server, and the directory that the processes share.
 
-    `number` counts from 0, below `of`.
+    `number` counts from 0 and is less than `of`.
     """
 
     directory: Path
@@ -203,8 +203,8 @@ class Sum:
 def spool_directory(settings: Settings) -> Path:
     """Return the directory of spooled bodies and unpacked archives; create it if missing.
 
-    In the data directory if there is one. A server with a database of its own keeps no data
-    and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
+    It is in the data directory if there is one. A server with an external database stores no data
+    and may run on a read-only file system; it uses the temporary directory, which TMPDIR sets.
     """
     if not settings.data_dir.is_dir():
         return Path(tempfile.gettempdir())

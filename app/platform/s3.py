@@ -1,8 +1,8 @@
 """Objects in a bucket that speaks S3, by `obstore`; imported only if one is configured.
 
-A request that fails for want of a connection, or with a status of the server's own, is sent again
-by the library, and so is each part of what is large. What is broken off is not there: a store shows
-an object only once it is complete.
+The library repeats a request that fails because of a connection or with a server's error status,
+also each part of a multipart upload. An interrupted upload leaves no object: a store shows an
+object only once it is complete.
 """
 
 from __future__ import annotations

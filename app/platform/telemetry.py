@@ -1,9 +1,9 @@
 """OpenTelemetry: spans of the program, and their export in a thread of the SDK.
 
-The context travels between processes in durable rows, in the form of the header ``traceparent``
-(W3C Trace Context). The queue of the export is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); what exceeds
-it is dropped and counted. A receiver that fails is logged once, and once more when it works again.
-Without a receiver all of this does nothing.
+The trace context travels between processes in durable rows, in the form of a ``traceparent`` header
+(W3C Trace Context). The export queue is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); spans beyond the
+bound are dropped and counted. A failing receiver is logged once, and once more when it works again.
+Without a configured receiver none of this has an effect.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def resource(process: str) -> Resource:
 def start(process: str) -> None:
     """Start to record and export spans in this process, if a receiver is configured.
 
-    After a fork: threads do not survive one.
+    Call this function after a fork, since threads do not survive a fork.
 
     Parameters
     ----------

@@ -148,7 +148,7 @@ def faults_of(
 def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) -> tuple[Fault, ...]:
     """Return the faults of a body's fields, with pydantic's error types as codes.
 
-    A fault leaves out the value that is wrong, which may be a secret.
+    A fault omits the faulty value, which may be a secret.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) ->
 def predicate(item: ErrorDetails) -> str:
     """Return the fault of a value as a predicate of its name: ``must be at least 1``.
 
-    Errors of kinds of our own say it themselves, some in a whole sentence.
+    Errors of our own validators contain their text, some as a whole sentence.
     """
     kind, context = item["type"], item.get("ctx", {})
     if kind not in PYDANTICS:
@@ -290,7 +290,7 @@ Name = Annotated[
 def as_json(value: object) -> object:
     """Return a value as all JSON writers agree on it: text keys, whole numbers without a point.
 
-    Browsers write 2e8 as 200000000, Python as 200000000.0: it is one document.
+    Browsers write 2e8 as 200000000 and Python writes 200000000.0: both are the same document.
     """
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}

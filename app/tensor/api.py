@@ -102,7 +102,7 @@ def advice_router() -> APIRouter:
     def post_plan(body: Annotated[object, Depends(read_body)]) -> MitigationDocument:
         """Return every method of shedding work, best first; nothing is stored.
 
-        The same as ``paceline mitigate`` prints; the body may be YAML as well.
+        The answer equals the output of ``paceline mitigate``; the body may also be YAML.
         """
         return advise(parse_problem(body))
 
@@ -217,7 +217,7 @@ def router() -> APIRouter:
     ) -> Received:
         """Store a group's times, and return the newest plan that follows from them.
 
-        All of them are of steps under one plan, or none.
+        All times of a report must be of steps under one plan, or without a plan.
         """
         received = receive_timings(container, job, group, parse_timings(body))
         waiting.changed((container.project_id, job, group))
@@ -308,7 +308,7 @@ def switch_router() -> APIRouter:
     ) -> SwitchBody:
         """Switch a job's plans to advice, or to application if the job's own code allows it.
 
-        `max_gamma` only lowers the accuracy budget of the job's own code.
+        `max_gamma` can only lower the accuracy budget of the job's own code.
         """
         wanted = parse_switch(body)
         switch = Switch(TensorMode(wanted.mode), wanted.max_gamma, wanted.expires_after_steps)

@@ -67,7 +67,7 @@ class PlanRow:
 class ReportRow:
     """Times of each rank, seconds a step; `free_times_s` are without the effect of the plan.
 
-    `measured_step_s` is the length of the whole step, waiting included, where the job reports it.
+    `measured_step_s` is the length of the whole step, waiting included, if the job reports it.
     """
 
     step: int

@@ -197,7 +197,7 @@ def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> Labe
 
 
 def hosts_title(report: FleetReport) -> str:
-    """Return the title of the hosts: how many were slow more than once, and their cost."""
+    """Return the title of the table of hosts: number of repeatedly slow hosts, and their cost."""
     hosts = report.spent.hosts
     if not hosts:
         return "No host was slow more than once"

@@ -74,7 +74,7 @@ def causes_csv(report: FleetReport) -> Table:
 
 
 def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
-    """Return the table of teams or owners; the line without a name is that of unlabeled jobs."""
+    """Return the table of teams or owners; the line without a name is for unlabeled jobs."""
     return Table(
         (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
         ((one.name, one.used, one.lost, one.jobs) for one in costs),

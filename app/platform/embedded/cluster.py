@@ -89,8 +89,8 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 def remove_stale_pid_file(cluster: Path) -> None:
     """Remove a stale pid file; call this function while holding the server lock.
 
-    PostgreSQL would refuse to start if that process id had passed to another process of the same
-    user meanwhile.
+    PostgreSQL would refuse to start if another process of the same user had this process id
+    meanwhile.
     """
     (cluster / "postmaster.pid").unlink(missing_ok=True)
 

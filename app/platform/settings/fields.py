@@ -53,8 +53,8 @@ SECRET: Final = frozenset(
 class _Environment(EnvSettingsSource):
     """Source of settings: the non-empty variables of the environment.
 
-    An empty one counts as unset, which is what Compose makes of a missing one; not so where the
-    default is another installation with other data: that is refused.
+    An empty variable counts as unset, since Compose passes missing variables as empty ones. An
+    empty value is refused where the default would be another installation with other data.
     """
 
     def _load_env_vars(self) -> Mapping[str, str | None]:

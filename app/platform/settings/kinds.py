@@ -164,7 +164,8 @@ def default_data_dir() -> Path:
 class Caller:
     """Token, user and project with which a command calls a server.
 
-    From the environment alone: what stands in a command, every process of the machine can read.
+    They come from the environment only: every process of the machine can read the arguments of a
+    command.
     """
 
     token: str | None

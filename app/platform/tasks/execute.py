@@ -37,9 +37,9 @@ _log = structlog.get_logger(__name__)
 def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> bool:
     """Claim and run a task, if it is still queued; raise no error of the work.
 
-    No error of the work gets out of here: it is in the log, and in the row of the task and of its
-    subject. Where the database does not take it, it is told later, or the lease runs out and the
-    sweeper sees to it.
+    An error of the work is logged and stored in the rows of the task and of its subject. If the
+    database does not accept it, it is stored later, or the lease expires and the sweeper ends the
+    claim.
 
     Returns
     -------
@@ -79,8 +79,9 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
 def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | None:
     """Return the time limit among the causes of an error; None if there is none.
 
-    The limit is raised wherever the process is, also within the database driver, which then fails
-    in words of its own; taken for the database's fault, the work would be tried again for ever.
+    The limit is raised at any point of the work, also within the database driver, which then fails
+    with an error of its own; if that counted as a failure of the database, the work would be
+    repeated forever.
     """
     while error is not None:
         if isinstance(error, SoftTimeLimitExceeded):
@@ -92,7 +93,7 @@ def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | N
 def _is_of_stores(error: BaseException) -> bool:
     """Return whether an error is a failure of the database or of the object store.
 
-    The work itself is sound then, however often that happens.
+    The work itself is not at fault then, however often the store fails.
     """
     if isinstance(error, ObjectStoreError):
         return True

@@ -1,8 +1,8 @@
 """Task runs: durable tasks that workers claim with a lease.
 
-A row of `task_run` goes ``queued → running → done``, or ends ``dead``. It is the truth; messages
-of the broker only make a worker look at it. Every step below is one conditional UPDATE, and every
-race shows as "rows updated != 1":
+A row of `task_run` goes ``queued → running → done``, or ends ``dead``. Only the row counts;
+messages of the broker only make a worker read it. Every step below is one conditional UPDATE, and a
+lost race shows as "rows updated != 1":
 
 enqueue
     `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
@@ -32,9 +32,9 @@ expire
     was started is over only when its worker had the time of a whole lease since then, and the
     attempt does not count: what ended the database may have ended the worker as well.
 
-The subject (a session) follows in the same transaction, after the task run's row: with that order
-kept everywhere no two of these steps can deadlock. Leases are the database's time only; a worker
-whose clock is wrong can neither hold a task forever nor lose it early.
+The subject (a session) changes in the same transaction, after the task run's row: since all steps
+keep this order, no two of them can deadlock. Leases use only the database's time; a worker whose
+clock is wrong can neither hold a task forever nor lose it early.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def give_back(container: Container, held: Claim) -> bool:
 def interrupt(container: Container, held: Claim) -> bool:
     """Queue a task again after a failure of a store; return False if the claim is lost.
 
-    The sweeper publishes it after a while; at once would meet the same fault again.
+    The sweeper publishes the task after a while; an immediate attempt would meet the same fault.
     """
     with container.everywhere().uow() as tx:
         return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
@@ -130,8 +130,8 @@ def interrupt(container: Container, held: Claim) -> bool:
 def retry(container: Container, held: Claim) -> bool:
     """Queue a task again, for another worker to try; return False if the claim is lost.
 
-    The attempt counts. The sweeper publishes it after a while, when this worker may be busy with
-    something else.
+    The attempt counts. The sweeper publishes the task after a while, when this worker may be busy
+    with another task.
     """
     with container.everywhere().uow() as tx:
         return _queue(container, tx, _held(held).values(published_at=tx.now), held)
@@ -253,7 +253,7 @@ _log = structlog.get_logger(__name__)
 class LeaseKeeper:
     """A thread that renews the leases of all claims that this process holds.
 
-    A thread goes on while the work is inside of numpy, which a signal handler in Python could not:
+    A thread runs while the work is inside of numpy; a signal handler in Python would not, since
     handlers run between two byte codes of the main thread.
 
     Parameters
@@ -281,7 +281,7 @@ class LeaseKeeper:
     def stop(self) -> None:
         """Give back every claim, and return once that is done; stopping twice is harmless.
 
-        The work on them goes on in its threads, for nothing: it cannot be stored any more.
+        Threads that work on the claims continue, but their results are refused.
         """
         self._stop.set()
         self._look.set()
@@ -393,7 +393,7 @@ HEAD: Final = 16
 def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
     """Return the ids of the oldest queued task runs of a queue.
 
-    Who executes them claims each: those that do the same do not meet.
+    A worker claims each run before executing it, so that no two workers execute the same run.
     """
     kinds = [kind.name for kind in container.kinds.values() if kind.queue == queue]
     with container.everywhere().reading() as tx:
