@@ -136,9 +136,9 @@ def list_entries(
     Parameters
     ----------
     project_id : int, optional
-        Only those of this project; without it, all of the installation.
+        Return only entries of this project; without it, of the whole installation.
     before : int, optional
-        Only those older than the entry of this id.
+        Return only entries older than the entry with this id.
     """
     where = []
     if project_id is not None:

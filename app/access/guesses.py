@@ -114,7 +114,7 @@ def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[B
     Parameters
     ----------
     name : str
-        Name of the user, whether or not there is one.
+        Name in the request, whether or not a user has it.
     browser : str or None
         Cookie of a browser with an earlier sign-in.
     """
@@ -140,7 +140,7 @@ def pay(container: Container, buckets: Sequence[Bucket]) -> None:
     Raises
     ------
     TooManyGuessesError
-        There were too many guesses; this one is not counted.
+        There were too many guesses; the refused guess is not counted.
     """
     with container.everywhere().uow() as tx:
         for bucket in buckets:
@@ -181,8 +181,8 @@ def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fr
     Parameters
     ----------
     shown : str or None
-        Cookie that the browser sent; kept if it is stored for the user, never accepted otherwise:
-        another page may have set it.
+        Cookie that the browser sent; kept only if it is stored for the user: another page may have
+        set it.
     fresh : str
         New cookie to store instead.
     """

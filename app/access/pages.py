@@ -107,7 +107,7 @@ def access_page(  # noqa: PLR0913 - the parts of the page
     Parameters
     ----------
     entries : sequence of Entry
-        The newest first.
+        Latest entries of the audit log, newest first.
     """
     required, provider = settings.require_sign_in, settings.oidc_issuer is not None
     valid = [token for token in tokens if token.valid]

@@ -170,7 +170,7 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
     ------
     NotFoundError
     ConflictError
-        ``person.ambiguous``: several have the name.
+        ``person.ambiguous``: several people have the name.
     """
     people = list_people(tx)
     matching = [person.id for person in people if name in {str(person.id), person.full_name}] or [
@@ -214,8 +214,8 @@ def set_role(
     ------
     NotFoundError
     ConflictError
-        ``person.of_provider``: their groups at the provider determine it at each sign-in;
-        ``access.last_administrator``.
+        ``person.of_provider``: the user's groups at the provider determine the role at each
+        sign-in; ``access.last_administrator``.
     """
     with container.uow() as tx:
         person = _locked(tx, person_id)

@@ -132,7 +132,8 @@ class Provider:
         Raises
         ------
         SignInError
-            Another browser began it, it took too long, or the provider's answer is not valid.
+            Another browser began the sign-in, it took too long, or the provider's answer is
+            invalid.
         """
         with self._container.uow() as tx:
             row = tx.session.execute(

@@ -75,9 +75,9 @@ def sign_in(
     Raises
     ------
     UnauthenticatedError
-        ``access.wrong_password``, whether or not there is such a person.
+        ``access.wrong_password``, also if there is no such user.
     TooManyGuessesError
-        There were too many wrong passwords, whether or not there is such a person.
+        There were too many wrong passwords, also if there is no such user.
     BusyError
     """
     everywhere = container.everywhere()
@@ -163,7 +163,7 @@ def sign_in_from_provider(
     Parameters
     ----------
     roles : mapping of str or None to Role
-        By project; None: all projects. Projects that do not exist are ignored.
+        Roles by project; the key None means all projects. Missing projects are ignored.
 
     Raises
     ------

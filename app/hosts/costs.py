@@ -86,9 +86,9 @@ def priced(
     Parameters
     ----------
     slow : bool
-        Return only readings that a cause names: the others cost nothing.
+        Return only readings that a cause names: other readings have no cost.
     durations : CTE, optional
-        Result of `verdict_durations` for this time or a longer one, if the statement has it.
+        Result of `verdict_durations` for this period or a longer one, to share within a statement.
     """
     if durations is None:
         durations = verdict_durations(tx, span)

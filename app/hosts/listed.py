@@ -175,11 +175,11 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     words : str
-        Only hosts of which the name, a job or a cause contains each of these words.
+        Return only hosts whose name, job or cause contains each of these words.
     brief : bool
-        Read trends of one session and no repairs.
+        Read only the latest session of each trend, and no repairs.
     alike_from : float
-        Slowdown from which on a host that no cause names looks slow.
+        Slowdown from which on a host looks slow although no cause names it.
     """
     found = _found(tx, span, request, show, words, alike_from)
     totals, alike, first = found.totals, found.alike, found.first

@@ -63,7 +63,7 @@ def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
     Parameters
     ----------
     before, after : sequence of Level
-        Nearest to the repair first; the first `AROUND` count.
+        Levels nearest to the repair first; only the first `AROUND` are compared.
 
     Examples
     --------
@@ -121,9 +121,9 @@ def note_repair(  # noqa: PLR0913 - the fields of a repair
     Parameters
     ----------
     at : datetime, optional
-        When it was done; by default now.
+        Time of the repair; default: now.
     by : str, optional
-        Name of the author if they are not signed in.
+        Name of the author, if the author is not signed in.
 
     Raises
     ------

@@ -224,7 +224,8 @@ def job_statuses(at: Moment, *, archived: bool) -> CTE:
     Parameters
     ----------
     archived : bool
-        Return archived jobs instead of all others; a session after its archiving takes a job out.
+        Return the archived jobs instead of all others; a later session takes a job out of the
+        archive.
     """
     last, verdict_session, urgent = (
         _latest(at, completed=False),

@@ -112,9 +112,9 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     silent_page : int
-        A number beyond the last page stands for that one.
+        Page of silent jobs; a number beyond the last page means the last page.
     brief : bool
-        Leave out the slowdowns of earlier sessions.
+        Omit the slowdowns of earlier sessions.
     """
     jobs = job_statuses(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
@@ -364,9 +364,9 @@ def silent_jobs(
     Parameters
     ----------
     after : Place or None
-        Position of the last job before these; None for the first ones.
+        Position of the last job of the previous batch; None for the first batch.
     size : int
-        Largest number of jobs; fewer are the last ones, and their position is None.
+        Largest number of jobs; a smaller batch is the last one and has the position None.
     """
     one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
     query = _query(one, at, filters).where(~one.heard).order_by(*silent_order(one)).limit(size)

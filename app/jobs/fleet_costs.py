@@ -432,7 +432,7 @@ def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
     since : datetime or None
         Default: a week before the end.
     until : datetime or None
-        Default: now, which is also the latest end.
+        Default: now. A later end is replaced by now.
     """
     end = tx.now if until is None else min(until, tx.now)
     return Span(end - WEEK if since is None else min(since, end - SHORTEST), end)

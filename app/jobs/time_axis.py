@@ -67,9 +67,9 @@ def write_note(  # noqa: PLR0913 - the fields of a note
     Parameters
     ----------
     at : datetime, optional
-        When it happened; default: now.
+        Time of the event; default: now.
     by : str, optional
-        Name of the author if they are not signed in.
+        Name of the author, if the author is not signed in.
 
     Raises
     ------

@@ -62,7 +62,7 @@ def compose(
     Parameters
     ----------
     at : datetime
-        Time of its creation.
+        Time at which the summary is created.
     base_url : str
         Address of the dashboard; ends with a slash.
     """

@@ -135,12 +135,12 @@ def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> 
     Parameters
     ----------
     pieces : iterable of bytes
-        Consumed one by one: here, or by `write_blob`.
+        Consumed one by one, either here or by `write_blob`.
 
     Raises
     ------
     ObjectStoreError
-        If not all bytes are there.
+        If the store has not confirmed all bytes.
     """
     if objects is None:
         return Staged(pieces)
@@ -166,12 +166,12 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
     Parameters
     ----------
     parts : iterable of bytes, or Staged
-        Pieces of any length, consumed one by one; stored again as parts of `PART_BYTES`.
+        Pieces of any length, consumed one by one and stored as parts of `PART_BYTES`.
 
     Returns
     -------
     UUID
-        What `read_blob` and `delete_blob` take.
+        Id of the blob for `read_blob` and `delete_blob`.
     """
     staged = parts if isinstance(parts, Staged) else Staged(parts)
     blob_id = uuid.uuid4()
@@ -196,7 +196,8 @@ def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
     Parameters
     ----------
     blobs : mapping
-        What is stored, by the id that it gets. Several are in memory at once, one is not.
+        Staged bytes by the id of the blob. Several blobs are held in memory at once; a single blob
+        is not.
     """
     project_id = cast("int", tx.scope.project_id)
     here = {blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None}
@@ -254,7 +255,7 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     NotFoundError
         On the first part, if there is no such blob.
     ObjectStoreError
-        If its bytes are in the object store, which does not answer.
+        If the bytes are in the object store and the store does not answer.
     """
     found = _object_of(tx, blob_id)
     yield from _read_parts(tx, blob_id) if found is None else found

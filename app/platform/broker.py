@@ -59,7 +59,7 @@ def make_celery(settings: Settings) -> Celery:
     Parameters
     ----------
     settings : Settings
-        `broker_url`, or None for files in `data_dir`.
+        `broker_url` is the broker's address; None: files in `data_dir`.
     """
     celery = Celery("paceline", set_as_current=False)
     celery.conf.update(

@@ -124,7 +124,7 @@ class Container:
         Raises
         ------
         ObjectStoreError
-            If not all of them are there.
+            If the store has not confirmed all bytes.
         """
         return stage(self.objects, self.project_id, pieces)
 

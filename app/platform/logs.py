@@ -23,7 +23,7 @@ def configure_logging(*, json: bool, level: str) -> None:
     json : bool
         One JSON object a line, for a log collector; otherwise colored text.
     level : str
-        The least level that is written: ``debug``, ``info``, ``warning``, ``error``.
+        Lowest level that is written: ``debug``, ``info``, ``warning``, ``error``.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

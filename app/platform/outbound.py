@@ -45,15 +45,15 @@ class DeliveryError(Exception):
     code : str
         Stable and machine-readable: ``http.status``, ``timeout``, ``address.refused``…
     sentence : str
-        For a person; holds no secret.
+        Message for people, without secrets.
     permanent : bool
-        Whether the same message would fail again whenever it is sent.
+        Whether the same message would fail on every later attempt.
     disable : bool
-        Whether the channel is gone for good.
+        Whether the channel no longer exists.
     answer : ReceiverAnswer or None
-        What the receiver said, where it said something.
+        Answer of the receiver, if it sent one.
     retry_after_s : float or None
-        How long it wants to be left alone.
+        Least delay before the next attempt that the receiver requested.
     """
 
     def __init__(  # noqa: PLR0913 - each says one thing about the failure
@@ -118,7 +118,7 @@ def resolve(host: str, port: int) -> list[str]:
     Raises
     ------
     OSError
-        If there are none.
+        If the name has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
@@ -147,7 +147,7 @@ class AddressGuard:
         Raises
         ------
         DeliveryError
-            ``address.refused`` for good; ``dns.failed`` for now.
+            ``address.refused`` is permanent, ``dns.failed`` temporary.
         """
         if limit_s <= 0:
             raise DeliveryError("timeout", "The time for this attempt is over.")
@@ -226,9 +226,9 @@ class Outbound:
     ----------
     guard : AddressGuard
     limit_s : float
-        For everything: looking up names, connecting, sending, reading.
+        Time limit of the attempt: looking up names, connecting, sending, reading.
     tls : ssl.SSLContext or None
-        None: the system's authorities.
+        TLS settings; None: the system's certificate authorities.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Outbound:
         Raises
         ------
         DeliveryError
-            If nothing is.
+            If no time is left.
         """
         left_s = self._started_s + self.limit_s - time.monotonic()
         if left_s <= 0:
@@ -295,7 +295,7 @@ class Outbound:
         Raises
         ------
         DeliveryError
-            If there is no answer.
+            If the receiver does not answer.
         """
         check_url(url)
         # The span gets the host and not the whole address: the path may be the only secret of a
@@ -362,8 +362,9 @@ def check(response: Response) -> ReceiverAnswer:
     Raises
     ------
     DeliveryError
-        For any status but 2xx. 5xx, 408 and 429 pass; 410 means that the receiver no longer exists;
-        redirects are not followed and count as a wrong address, like every other 4xx.
+        For any status but 2xx. 5xx, 408 and 429 are temporary; 410 means that the receiver no
+        longer exists; redirects are not followed and count as a wrong address, like every other
+        4xx.
     """
     status = response.status
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
@@ -519,13 +520,13 @@ def wait_before(
     Parameters
     ----------
     attempt : int
-        The number of the attempt to come, 2 at least.
+        Number of the next attempt, at least 2.
     jitter : float
         A random number, 0 to 1.
     age : timedelta
-        Since the delivery was created.
+        Time since the delivery was created.
     retry_after_s : float or None
-        What the receiver asked for; the longer one counts.
+        Delay that the receiver requested; the longer delay is used.
     """
     wait = delay_before(attempt, jitter)
     if retry_after_s is not None:

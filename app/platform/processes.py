@@ -58,12 +58,12 @@ def launch_command(
     command : sequence of str or Path
         The program, as an absolute path, and its arguments.
     account : Account, optional
-        Who runs it; the present user without.
+        User that runs the command; default: the current user.
     directory : Path, optional
-        Its working directory, entered as `account`.
+        Working directory of the command, entered as `account`.
     parent_death : Signals, optional
-        What the kernel sends it when the *thread* that started it ends (Linux only): start it from
-        the main thread.
+        Signal that the kernel sends when the parent *thread* ends (Linux only): start the command
+        from the main thread.
     """
     launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(os.getpid())]
     if account is not None:
@@ -91,9 +91,9 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
     Parameters
     ----------
     environment : mapping, optional
-        Its whole environment; the present one without.
+        Whole environment of the child; default: the current environment.
     output : binary file, optional
-        Takes both its outputs; inherited without.
+        Receives standard output and standard error; default: both are inherited.
     """
     return subprocess.Popen(  # noqa: S603 - our own argument list
         launch_command(command, account=account, directory=directory, parent_death=parent_death),
@@ -150,13 +150,13 @@ class SupervisedChild:
     Parameters
     ----------
     name : str
-        What logs call it.
+        Name of the child in logs.
     command : sequence of str
         Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
     environment : mapping of str to str
-        Its environment; TMPDIR becomes a directory that is removed when the child has ended.
+        Environment of the child; TMPDIR is set to a directory that is removed when the child ends.
     pass_fds : sequence of int
-        Descriptors that it inherits.
+        File descriptors that the child inherits.
     """
 
     def __init__(

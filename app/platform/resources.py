@@ -176,7 +176,7 @@ class Sum:
     ----------
     place : Place
     name : str
-        Of the file in the directory.
+        Name of the file in the shared directory.
     """
 
     def __init__(self, place: Place, name: str) -> None:

@@ -46,13 +46,13 @@ class S3Objects:
     Parameters
     ----------
     settings : Settings
-        `blob_url` names bucket and prefix; credentials and region that are not set come from the
-        environment as for other programs (``AWS_ACCESS_KEY_ID``…), or from the machine.
+        `blob_url` names bucket and prefix; unset credentials and region come from the common
+        variables of the environment (``AWS_ACCESS_KEY_ID``…), or from the machine.
 
     Raises
     ------
     StartupError
-        If the address is none of S3.
+        If the address is not an S3 address.
     """
 
     def __init__(self, settings: Settings) -> None:

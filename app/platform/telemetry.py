@@ -104,12 +104,11 @@ def span(
     Parameters
     ----------
     name : str
-        One of few: no ids and no names of jobs.
+        Name from a small set: without ids and names of jobs.
     parent : str, optional
-        What ``traceparent`` says of the span that caused this one; without it, the one under way
-        here, if there is one.
+        The ``traceparent`` of the span that caused this span; default: the running span, if any.
     **attributes
-        ``__`` in a name stands for its dot.
+        Attributes of the span; ``__`` in a keyword becomes the dot of the attribute's name.
     """
     if _Tracing.tracer is None:
         yield NOTHING
@@ -280,7 +279,7 @@ def start(process: str) -> None:
     Parameters
     ----------
     process : str
-        ``serve``, ``worker analysis``…: the attribute ``paceline.process``.
+        Value of the attribute ``paceline.process``: ``serve``, ``worker analysis``…
 
     Raises
     ------

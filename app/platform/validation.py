@@ -132,7 +132,7 @@ def faults_of(
     Parameters
     ----------
     inner : str
-        A key whose parts have paths of their own.
+        Key whose elements have paths of their own.
     """
     found = []
     for item in error.errors(include_url=False)[:MOST_FAULTS]:
@@ -153,9 +153,9 @@ def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) ->
     Parameters
     ----------
     within : str
-        The keys under which the fields stand in the body: ``config``.
+        Keys under which the body contains the fields: ``config``.
     skip : int
-        How many first parts of a location are left out.
+        Number of leading parts of a location to omit.
     """
     return tuple(
         Fault(

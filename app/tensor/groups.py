@@ -137,7 +137,7 @@ def shares_in(ranks: Sequence[RankShare], unit: int) -> Shares:
     Parameters
     ----------
     unit : int
-        Columns that stay together.
+        Number of columns that must stay together.
     """
     shares = Shares.nothing(len(ranks))
     for entry in ranks:

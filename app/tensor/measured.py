@@ -199,7 +199,7 @@ class WrittenGroup(Written):
         Parameters
         ----------
         computed : sequence of float, optional
-            Share of its columns that each rank computed, if not exactly what the plan says.
+            Share of its columns that each rank computed, if it differs from the plan.
 
         Raises
         ------

@@ -138,7 +138,7 @@ def list_groups(tx: Reads, job: str) -> JobGroups:
     Raises
     ------
     NotFoundError
-        There is no such job, or it reports no group.
+        There is no such job, or the job reports no group.
     """
     newest = (
         select(TensorGroup.job_id, TensorGroup.name, func.max(TensorGroup.attempt))

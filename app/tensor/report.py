@@ -64,8 +64,8 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
     Raises
     ------
     PacelineError
-        The job's name cannot be used, or the report contradicts what is stored: see
-        docs/tensor.md. Nothing is stored then.
+        The job's name is invalid, or the report contradicts stored data (see docs/tensor.md).
+        Nothing is stored then.
     """
     check_job_name(job)
     with container.uow() as tx:

@@ -64,7 +64,7 @@ def parse_problem(document: object) -> Problem:
     Raises
     ------
     InvalidTensorError
-        With every fault and its path in `Fault.column`.
+        With every fault, and the path of each in `Fault.column`.
     """
     try:
         written = WrittenMitigation.model_validate(document)
@@ -242,7 +242,7 @@ def parse_timings(document: object) -> WrittenTimings:
     Raises
     ------
     InvalidTensorError
-        With every fault and its path.
+        With every fault, and the path of each.
     """
     timings = _checked(WrittenTimings, document)
     faults = timings.contradictions()

@@ -279,7 +279,7 @@ def switch_plans(
     Returns
     -------
     list of str
-        The groups that have a new version.
+        Groups that have a new version of their plan.
 
     Raises
     ------

@@ -135,7 +135,7 @@ def fleet_page(
     Parameters
     ----------
     running : sequence of LiveStep
-        Jobs whose pulse comes now.
+        Jobs with a live pulse.
     """
     groups = found.groups
     heard = [group for group in groups if group.heard]

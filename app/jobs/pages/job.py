@@ -49,7 +49,7 @@ def history_finding(
     latest : (int, float) or None
         Number and slowdown of the latest session with a verdict.
     onset : Onset or None
-        Since when the job has been slow; None if the latest session is not slow.
+        Start of the current slowdown; None if the latest session is not slow.
     """
     if latest is None or not found.verdicts:
         return "No session has a verdict yet"

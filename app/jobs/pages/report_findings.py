@@ -133,7 +133,7 @@ def over_time(
     Parameters
     ----------
     points : sequence of (float or None, When)
-        With the end of each period.
+        Value of each period, and the end of the period.
     """
     step = (RIGHT - LEFT - 40) / max(1, len(points) - 1)
     places = [

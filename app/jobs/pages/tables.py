@@ -100,7 +100,7 @@ def job_columns(
     Parameters
     ----------
     address : Address
-        Address of the list, to which labels link as filters.
+        Address of the list; labels link to it with a filter.
     """
 
     def job(line: SessionLine) -> Markup:
@@ -343,7 +343,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     session : SessionRow
         The session whose state and age the line shows.
     shown : SessionRow, optional
-        An earlier session whose numbers the line shows instead, because this one has none yet.
+        Earlier session whose numbers the line shows, if `session` has no numbers yet.
     """
     numbers = shown or session
     measured, verdict = numbers.headline, numbers.verdict
@@ -411,7 +411,7 @@ def named_cause(
     Parameters
     ----------
     slowdown : float or None
-        None if the verdict on S is withheld; a cause may be known nevertheless.
+        None if the verdict on S is withheld; a cause may still be known.
     """
     if slowdown is None:
         known = causes if state == SessionState.NO_VERDICT else ()

@@ -33,7 +33,7 @@ def back_up(url: str, target: Path) -> None:
     Parameters
     ----------
     target : Path
-        Replaced only once all is there; only its owner may read it.
+        File that is replaced once the backup is complete; only its owner may read it.
 
     Raises
     ------
@@ -57,12 +57,12 @@ def restore(url: str, source: Path) -> None:
     Parameters
     ----------
     source : Path
-        What `back_up` wrote, here or elsewhere, by this version or an earlier one.
+        File that `back_up` wrote, on any machine, by this version or an earlier one.
 
     Raises
     ------
     BackupError
-        ``backup.not_empty``: what is there would be mixed with it.
+        ``backup.not_empty``: the database contains data that would be mixed with the backup.
     """
     engine = make_engine(url, application_name="paceline restore")
     try:
@@ -87,7 +87,7 @@ def _program(name: str, url: str) -> Path:
     Raises
     ------
     BackupError
-        There is none.
+        No program of the server's major version was found.
     """
     engine = make_engine(url)
     try:

@@ -78,7 +78,7 @@ def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
     Parameters
     ----------
     other : str
-        Table and key: ``session.id``.
+        Table and key of the other row: ``session.id``.
     """
     table, _, key = other.partition(".")
     return ForeignKeyConstraint(
@@ -98,7 +98,7 @@ class StateColumn(TypeDecorator[S]):
     Parameters
     ----------
     states : type of StrEnum
-        Those that there are.
+        Enumeration of the possible states.
     """
 
     impl = Text
@@ -178,7 +178,7 @@ class JsonDocument(TypeDecorator[T]):
     Parameters
     ----------
     adapter : TypeAdapter
-        Of the dataclass.
+        Adapter of the dataclass that the column holds.
     """
 
     impl = JSONB(none_as_null=True)

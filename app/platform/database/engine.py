@@ -50,7 +50,7 @@ def database_url(url: str) -> URL:
     Raises
     ------
     StartupError
-        If it is no URL, or one of another database.
+        If the text is not a URL, or is the URL of another kind of database.
     """
     try:
         parsed = make_url(url)
@@ -73,7 +73,7 @@ def make_engine(
     url : str or URL
         See `database_url`.
     application_name : str
-        What ``pg_stat_activity`` calls the connections.
+        Name of the connections in ``pg_stat_activity``.
     """
     return create_engine(
         url if isinstance(url, URL) else database_url(url),

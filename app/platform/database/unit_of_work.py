@@ -62,13 +62,13 @@ class Prepared(Generic[*Ts]):
     Parameters
     ----------
     statement : Select or Insert
-        An insert returns rows. Of the columns that it does not name itself it takes those that it
-        is first executed with.
+        An insert must return rows. It sets the columns that it names itself, and those of the
+        values at its first execution.
 
     Raises
     ------
     UnscopedError
-        If it names a table in place of its class.
+        If the statement names a table instead of its mapped class.
     """
 
     def __init__(self, statement: Select[*Ts] | ReturningInsert[*Ts]) -> None:
@@ -91,14 +91,14 @@ class Prepared(Generic[*Ts]):
         Parameters
         ----------
         session : ScopedSession
-            Of the transaction.
+            Session of the transaction.
         values
-            Always the same names; `project_id` where the transaction is of all projects.
+            The same names in every call; also `project_id` if the transaction is of all projects.
 
         Raises
         ------
         UnscopedError
-            If it is of no project, or of another one than the transaction.
+            If the values name no project, or another project than the transaction's.
         """
         scope = session.project_id
         project_id = values.setdefault(PROJECT, scope)
@@ -206,13 +206,14 @@ class Reads:
     Parameters
     ----------
     session : ScopedSession
-        Of SQLAlchemy; its transaction is open, or begins with the first statement.
+        SQLAlchemy session; its transaction is open, or begins with the first statement.
     scope : Scope
-        The session's: whose rows it sees.
+        Scope of the session: the projects whose rows it reads.
     objects : Objects, optional
-        Where large blobs are; without it all are in the database.
+        Store of large blobs; without it the database holds all blobs.
     now : datetime, optional
-        Its time, where that is not the database's: of a history that is written afterwards.
+        Time of the transaction, if it is not the database's time: for a history that is written
+        later.
     """
 
     def __init__(
@@ -277,11 +278,11 @@ class UnitOfWork(Reads):
     Parameters
     ----------
     engine : Engine
-        Where the connection comes from.
+        Engine that provides the connection.
     publish : callable
         Takes the id of a task run and its kind; must not block and must not fail.
     scope : Scope
-        Whose rows it sees and writes.
+        Projects whose rows the transaction reads and writes.
     objects, now
         As for `Reads`.
     """
@@ -330,16 +331,16 @@ class UnitOfWork(Reads):
         Parameters
         ----------
         kind : str
-            What is to be done: a name of `app.platform.database.task_runs.TASK_KINDS`.
+            Kind of the task: a name of `app.platform.database.task_runs.TASK_KINDS`.
         project_id : int, optional
-            Where the transaction is of all projects: the subject's.
+            Project of the subject, if the transaction is of all projects.
         caused_by : str, optional
-            The ``traceparent`` of the span that causes it; the one under way, without.
+            The ``traceparent`` of the span that causes the task; default: the running span.
 
         Returns
         -------
         UUID
-            The task run: a new one, or the open one of the same kind and subject.
+            Id of the task run: a new one, or the open one of the same kind and subject.
         """
         owner = {} if project_id is None else {PROJECT: project_id}
         cause = current() if caused_by is None else caused_by

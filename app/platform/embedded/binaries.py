@@ -48,7 +48,7 @@ def inspect(bin_dir: Path) -> Binaries:
     Raises
     ------
     StartupError
-        There is no PostgreSQL that runs here.
+        No PostgreSQL that runs on this system was found.
     """
     try:
         answer = subprocess.run(  # noqa: S603 - an argument list, no shell

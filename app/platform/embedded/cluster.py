@@ -32,7 +32,7 @@ def written_by(cluster: Path) -> int | None:
     Raises
     ------
     StartupError
-        They are not readable.
+        The files of the data directory are not readable.
     """
     try:
         return int((cluster / "PG_VERSION").read_text().strip())
@@ -53,7 +53,7 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
     Raises
     ------
     StartupError
-        They cannot be made; the message says why.
+        The data directory cannot be initialized; the message names the reason.
     """
     if cluster.exists():
         return
@@ -101,7 +101,7 @@ def write_access_rules(data_dir: Path) -> None:
     Raises
     ------
     StartupError
-        The present user has no name.
+        The current user has no name.
     """
     # The access files are outside of the cluster: root never writes into a directory where the
     # server's account could plant a link, and the server cannot change who may connect.
@@ -181,7 +181,7 @@ def take_server_lock(data_dir: Path, cluster: Path, programs: Programs) -> int:
     Raises
     ------
     StartupError
-        They do not go, or the directory cannot be used.
+        The earlier processes do not end, or the directory cannot be used.
     """
     lock = _open_lock(data_dir, _SERVER)
     if _wait_for_lock(lock, _ORPHAN_LIMIT_S):
@@ -204,7 +204,7 @@ def wait_for_server(data_dir: Path) -> None:
     Raises
     ------
     StartupError
-        One does.
+        A server of an earlier instance still runs.
     """
     lock = _open_lock(data_dir, _SERVER)
     try:
@@ -250,7 +250,7 @@ def make_socket_dir(data_dir: Path, account: Account | None) -> Path:
     Raises
     ------
     StartupError
-        No place is short enough.
+        Every possible path is too long.
     """
     link = data_dir / "socket"
     remove_socket_dir(data_dir)
@@ -316,14 +316,14 @@ def empty_instance(data_dir: Path, *, keep: Collection[str], first: Callable[[],
     Parameters
     ----------
     first : callable
-        Called before anything is deleted, once no process serves it.
+        Called once no process serves the directory, before anything is deleted.
 
     Raises
     ------
     InstanceRunningError
-        A process serves it.
+        A process serves the directory.
     StartupError
-        A database server still runs on it, or it cannot be emptied.
+        A database server still runs on the directory, or the directory cannot be emptied.
     """
     lock = take_instance_lock(data_dir)
     try:

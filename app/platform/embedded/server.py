@@ -48,10 +48,10 @@ class EmbeddedPostgres:
     Parameters
     ----------
     data_dir : Path
-        Holds everything of this instance; created where it is missing. The modes of existing
+        Directory of all files of this instance; created if it is missing. The modes of existing
         directories are never changed.
     bin_dir : Path, optional
-        The programs of another PostgreSQL (15 or later); the wheel's without.
+        Programs of another PostgreSQL (15 or later); default: the programs of the wheel.
     durable : bool
         False gives up safety against power loss for speed: for tests.
 
@@ -101,14 +101,14 @@ class EmbeddedPostgres:
         Parameters
         ----------
         give_up : callable
-            Asked while the server recovers from a crash, which may take minutes.
+            Called repeatedly while the server recovers from a crash, which may take minutes.
 
         Raises
         ------
         InstanceRunningError
             Another process serves this directory.
         StartupError
-            The server cannot run here; the message says why.
+            The server cannot run here; the message names the reason.
         """
         try:
             binaries.make_directories(self.data_dir, 0o711 if is_root() else 0o700)

@@ -98,8 +98,8 @@ class Settings(BaseSettings):
     # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; the group `*`
     # is every person whom the provider lets in.
     oidc_roles: GroupRoles = ()
-    # Host header names that the server answers (comma separated). Unset: only loopback names if
-    # sign-in is not required.
+    # Host header names that the server answers (comma separated). Unset: any name if sign-in is
+    # required, else loopback names only.
     allowed_hosts: HostNames = ()
 
     # S3 bucket of large blobs: `s3://bucket/prefix`; unset: the database holds all blobs.
@@ -273,7 +273,7 @@ class Settings(BaseSettings):
         Parameters
         ----------
         environment : mapping of str to str
-            The present one, whose settings may differ from these.
+            Current environment, whose settings may differ from these.
         """
         ours = {variable(name) for name in type(self).model_fields}
         rest = {name: value for name, value in environment.items() if name.upper() not in ours}

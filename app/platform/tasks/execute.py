@@ -44,7 +44,7 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
     Returns
     -------
     bool
-        Whether the task ended here, done or dead.
+        Whether this call ended the task, as done or dead.
     """
     taken = claim(container, run_id)
     if taken is None:

@@ -103,7 +103,7 @@ def finish(tx: UnitOfWork, held: Claim) -> None:
     Raises
     ------
     LostClaimError
-        If another worker owns the task by now: leave the transaction, which rolls back.
+        If another worker owns the task now: leave the transaction, which rolls back.
     """
     if not _moved(tx, _held(held).values(state=TaskState.DONE, **_over(tx.now))):
         raise LostClaimError(f"task run {held.run_id} is no longer held by attempt {held.attempt}")
@@ -163,14 +163,14 @@ def expire(
     Parameters
     ----------
     error : TaskError
-        Why the task is dead, if this was its last attempt.
+        Error to store if this was the last attempt and the task is dead.
     counts : bool
-        Whether the attempt counts: the database was there all the time.
+        Whether the attempt counts: false if the database was restarted during the lease.
 
     Returns
     -------
     TaskState or None
-        Queued or dead; None if the worker was faster and renewed, finished or gave back.
+        Queued or dead; None if the worker renewed, finished or gave back the claim first.
     """
     over = _held(seen).where(lease_is_over(tx, container.settings.lease_s))
     if not counts:
@@ -298,7 +298,7 @@ class LeaseKeeper:
         Raises
         ------
         LostClaimError
-            If the process was told to stop before the claim got here; it is given back.
+            If the process stopped before the claim was held; the claim is given back.
         """
         with self._lock:
             late = self._stop.is_set()
@@ -426,7 +426,7 @@ def follower(
     move : callable
         Takes a transaction, the subject's id and the columns to set.
     states : mapping
-        The subject's state for each of the run's.
+        State of the subject for each state of the task run.
     """
 
     def follow(

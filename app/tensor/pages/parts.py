@@ -158,11 +158,11 @@ def columns_bar(  # noqa: PLR0913 - one number for each part of the bar
     Parameters
     ----------
     columns, most : int
-        Of every rank, and of the widest bar.
+        Columns of each rank without a plan, and columns of the widest bar.
     resized, given, received : int
-        Those that the rank leaves out, hands to others and takes from them.
+        Columns that the rank leaves out, migrates to others, and receives from others.
     amount : callable
-        Writes a number of columns.
+        Returns a number of columns as a text.
     """
     kept = columns - resized - given
     migrated = ""
