@@ -30,7 +30,7 @@ from app.platform.database.projects import DEFAULT_PROJECT, Project
 from app.platform.database.unit_of_work import Reads
 from app.platform.identity import LOCAL, ActorKind, Principal, Refusal, Right, Role, full_name
 
-# Resolution of the last use of a token: an exact one would be a write for every chunk.
+# Resolution of a token's time of last use: an exact time would cost a write for every chunk.
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
 
 
@@ -48,7 +48,7 @@ class Credentials:
 
 
 def admit_without_lookup(container: Container, credentials: Credentials) -> Container | None:
-    """Return the container of a request without reading the database; None if that is needed."""
+    """Return the container of a request if no database read is needed to admit it, else None."""
     if container.settings.require_sign_in or credentials.project is not None:
         return None
     return container.within(DEFAULT_PROJECT_ID, LOCAL)
@@ -95,7 +95,7 @@ def _require_right(principal: Principal, need: Right, project_id: int, project: 
 
 
 def identify(container: Container, credentials: Credentials) -> Principal:
-    """Return the principal of a request, whatever the project.
+    """Return the principal of a request, independent of the project.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def identify(container: Container, credentials: Credentials) -> Principal:
 def refused(
     container: Container, credentials: Credentials, error: PacelineError, who: Principal = LOCAL
 ) -> None:
-    """Record the refusal of a request, for the audit log; an unknown client by its address."""
+    """Record a refused request for the audit log; unknown clients are recorded by address."""
     if not credentials.route or not container.settings.require_sign_in:
         return
     kind, name = (ActorKind.PEER, credentials.peer) if who is LOCAL else (who.kind, who.name)
@@ -122,7 +122,7 @@ def refused(
 
 
 def _principal(tx: Reads, credentials: Credentials) -> tuple[Principal, Token | None]:
-    """Return the principal of a request, and its token if the last use is to be updated."""
+    """Return the principal of a request, and its token if the time of last use is outdated."""
     if credentials.token is not None:
         row = tx.session.execute(
             select(Token).where(Token.sha256 == digest(credentials.token), valid_token(tx))
@@ -165,7 +165,7 @@ def person_principal(tx: Reads, person: Person) -> Principal:
 
 
 def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, str]:
-    """Return the project of a name; without one the only project of a token, or the default one."""
+    """Return the named project; without a name the token's only project, or the default project."""
     own = principal.projects
     query = select(Project.id, Project.name).where(Project.deleted_at.is_(None))
     if name is not None:
@@ -181,7 +181,7 @@ def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, st
 
 
 def _note_use(container: Container, token: Token) -> None:
-    # The condition again, so that several requests at once write it once.
+    # The condition is checked again, so that only one of several concurrent requests writes.
     stale = or_(Token.last_used_at.is_(None), Token.last_used_at == token.last_used_at)
     with container.everywhere().uow() as tx:
         tx.session.execute(
@@ -191,16 +191,17 @@ def _note_use(container: Container, token: Token) -> None:
 
 NAME: Final = "first-administrator"
 OWNER: Final = "PACELINE_ADMIN_TOKEN_FILE"
-# The token's file is readable by its owner alone.
+# File mode of the token's file: only its owner may read it.
 MODE: Final = 0o600
-# Time that another process has to write the file; one that stays empty is of a killed process.
+# Time limit for another process to write the file; a file that stays empty belongs to a killed
+# process.
 WRITTEN_WITHIN_S: Final = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
 def make_first_token(container: Container) -> None:
-    """Create the administrator's token in `admin_token_file`; without the file, write a new one.
+    """Create the administrator's token from `admin_token_file`; write a new one if it is missing.
 
     A second call changes nothing, and a revoked token stays revoked. To replace a lost token,
     revoke it and put a new one into the file.
@@ -222,7 +223,7 @@ def make_first_token(container: Container) -> None:
             everywhere, name=NAME, rights=[Right.ADMIN], project=None, owner=OWNER, secret=secret
         )
     except ConflictError as error:
-        # Another process may have made it at this moment.
+        # Another process may have created the same token at this moment.
         if _is_known(everywhere, secret):
             return
         raise StartupError(
@@ -241,7 +242,7 @@ def _is_known(everywhere: Container, secret: str) -> bool:
 def _read_or_write_token(path: Path) -> str:
     try:
         if not path.exists():
-            # Another process may write it at this moment.
+            # Another process may write the file at this moment.
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
                 with os.fdopen(descriptor, "w") as file:

@@ -23,7 +23,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class NewTokenBody(BaseModel):
-    """A token to be made."""
+    """Fields of a token to create."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,20 +37,20 @@ class NewTokenBody(BaseModel):
 
 
 class MadeTokenBody(BaseModel):
-    """A token that was just made: `secret` is shown this once."""
+    """A token that was just created; its `secret` is shown only in this answer."""
 
     secret: str
     token: TokenView
 
 
 class TokenListBody(BaseModel):
-    """Tokens by name."""
+    """Tokens, sorted by name."""
 
     tokens: list[TokenView]
 
 
 class RenewBody(BaseModel):
-    """For how long a token is valid from now on."""
+    """New validity of a token from now on."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class RenewBody(BaseModel):
 
 
 class RoleBody(BaseModel):
-    """What a user or program may do, and in which project."""
+    """Role of a user, and the project in which it applies."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,13 +67,13 @@ class RoleBody(BaseModel):
 
 
 class PersonListBody(BaseModel):
-    """People by name."""
+    """People, sorted by name."""
 
     people: list[PersonView]
 
 
 class PersonChangeBody(BaseModel):
-    """Whether the user is disabled."""
+    """New state of a user: disabled or enabled."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,7 +81,7 @@ class PersonChangeBody(BaseModel):
 
 
 class NewProjectBody(BaseModel):
-    """A project to be made."""
+    """Fields of a project to create."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,7 +89,7 @@ class NewProjectBody(BaseModel):
 
 
 class MoveBody(BaseModel):
-    """Where a job is to go."""
+    """Target project of a job's move."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -97,25 +97,25 @@ class MoveBody(BaseModel):
 
 
 class ProjectListBody(BaseModel):
-    """The projects that the caller may know of, by name."""
+    """The projects that are visible to the caller, sorted by name."""
 
     projects: list[ProjectView]
 
 
 class EntryListBody(BaseModel):
-    """Entries, the newest first; `before` of the next request is the last one's id."""
+    """Entries of the audit log, newest first; the last id is `before` of the next request."""
 
     entries: list[Entry]
 
 
 class JoinedIncidentBody(IncidentBody):
-    """An incident of some project."""
+    """An incident, and the name of its project."""
 
     project: str
 
 
 class JoinedIncidentListBody(BaseModel):
-    """The first open incidents of all projects, or of one; `count` is of all of them."""
+    """The first open incidents of all projects, or of one project; `count` is the number of all."""
 
     count: int
     incidents: list[JoinedIncidentBody]
@@ -131,7 +131,7 @@ PersonId = Annotated[uuid.UUID, Path(description="Id of the person.")]
 
 
 def router() -> APIRouter:
-    """Return the routes of access."""
+    """Return the router of access."""
     routes = api_router("access", "/api/v1")
     _tokens(routes)
     _people(routes)
@@ -176,7 +176,7 @@ def _tokens(routes: APIRouter) -> None:
 
     @routes.post("/tokens", status_code=CREATED, summary="Make a token")
     def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
-        """Show the token, this once: only its digest is stored."""
+        """Create a token and return its secret, which is shown only once: the digest is stored."""
         made = create_token(
             here.everywhere(),
             name=body.name,
@@ -189,7 +189,7 @@ def _tokens(routes: APIRouter) -> None:
 
     @routes.delete("/tokens/{name}", status_code=NO_CONTENT, summary="Revoke a token")
     def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
-        """From now on it opens nothing."""
+        """Revoke a token: requests with it are refused from now on."""
         revoke_token(here.everywhere(), name)
         return Response(status_code=NO_CONTENT)
 
@@ -197,7 +197,7 @@ def _tokens(routes: APIRouter) -> None:
     def post_renewal(
         here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
     ) -> TokenView:
-        """Its secret stays. One that has expired stays so."""
+        """Extend the validity of a token; its secret stays. An expired token cannot be extended."""
         return renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
 
 
@@ -212,19 +212,19 @@ def _people(routes: APIRouter) -> None:
         "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
     )
     def patch_person(here: Here, person: PersonId, body: PersonChangeBody) -> Response:
-        """Who is kept out is signed out everywhere, whatever a provider says."""
+        """Disable or enable a user; a disabled user is signed out and cannot sign in."""
         set_disabled(here.everywhere(), person, disabled=body.disabled)
         return Response(status_code=NO_CONTENT)
 
     @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give a user a role")
     def put_role(here: Here, person: PersonId, body: RoleBody) -> Response:
-        """Who signs in at a provider has the roles of their groups there."""
+        """Set a local user's role; the groups of a provider's user determine their roles."""
         set_role(here.everywhere(), person, body.role, body.project)
         return Response(status_code=NO_CONTENT)
 
     @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete a user")
     def remove_person(here: Here, person: PersonId) -> Response:
-        """Whom a provider vouches for is there again with the next sign-in."""
+        """Delete a user; a user of a provider is created again at the next sign-in."""
         delete_person(here.everywhere(), person)
         return Response(status_code=NO_CONTENT)
 
@@ -247,7 +247,7 @@ def _projects(routes: APIRouter) -> None:
         response_class=Response,
     )
     def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
-        """Close it at once; its contents are deleted within minutes to hours."""
+        """Close a project at once; its contents are deleted within minutes to hours."""
         delete_project(here.everywhere(), name)
         return Response(status_code=ACCEPTED)
 
@@ -255,6 +255,6 @@ def _projects(routes: APIRouter) -> None:
         "/jobs/{job}/move", status_code=NO_CONTENT, summary="Move a job to another project"
     )
     def post_move(here: Here, job: str, body: MoveBody) -> Response:
-        """Its sessions, reports and incidents go along; deliveries about it are deleted."""
+        """Move a job with its sessions, reports and incidents; deliveries about it are deleted."""
         move_job(here, job, body.project)
         return Response(status_code=NO_CONTENT)

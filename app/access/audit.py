@@ -1,7 +1,7 @@
 """The audit log: actor, action and subject of every change.
 
 An entry is written in the transaction of its change. The database refuses to change an entry, and
-to delete one of the last two years.
+to delete an entry of the last two years.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from app.platform.identity import ActorKind, Principal, clipped
 from app.retention.models import AUDIT_DAYS, Retention
 from app.web.lists import Listing, read
 
-# The same length as in the trigger of the table.
+# Retention of entries; equal to the period in the trigger of the table.
 KEPT: Final = timedelta(days=AUDIT_DAYS)
 
-# Largest lengths of texts in an entry, since they come from outside.
+# Largest lengths of texts in an entry, which come from requests.
 ACTOR_CHARACTERS: Final = 300
 SUBJECT_CHARACTERS: Final = 300
 DETAIL_CHARACTERS: Final = 1000
 
 
 class Action(StrEnum):
-    """Actions, by their words on the page."""
+    """Actions in the audit log; the values are the words on the page."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -131,14 +131,14 @@ def record(  # noqa: PLR0913 - the fields of an entry
 def list_entries(
     tx: Reads, limit: int, *, project_id: int | None = None, before: int | None = None
 ) -> list[Entry]:
-    """Return entries, the newest first.
+    """Return entries of the audit log, newest first.
 
     Parameters
     ----------
     project_id : int, optional
-        Only those of this project; without it, all of the installation.
+        Return only entries of this project; without it, of the whole installation.
     before : int, optional
-        Only those older than the entry of this id.
+        Return only entries older than the entry with this id.
     """
     where = []
     if project_id is not None:
@@ -151,7 +151,7 @@ def list_entries(
 def prune_entries(tx: UnitOfWork) -> int:
     """Delete entries older than `KEPT` and return their number.
 
-    Entries of existing projects follow the retention of their project instead.
+    Entries of existing projects are deleted by the retention of their project instead.
     """
     kept = select(Retention.project_id)
     of_none = or_(AuditEntry.project_id.is_(None), AuditEntry.project_id.not_in(kept))

@@ -1,7 +1,8 @@
-"""Guard of every route: it authenticates and authorizes a request before its body is read.
+"""Guard of every route: authenticates and authorizes a request before its body is read.
 
-It also has what routes need of it: the container of a request's project, routers of the API, the
-writer of refusals into the audit log, and bounded threads for requests that are not authenticated.
+The module also has the dependencies of guarded routes: the container of a request's project,
+routers of the API, the writer of refusals into the audit log, and bounded threads for
+unauthenticated requests.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ from app.web.project_paths import prefix_of
 PROJECT_HEADER: Final = "paceline-project"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api/"
-# Paths of programs: their requests are refused, not redirected to the sign-in.
+# Paths that programs request: a refusal is answered with an error, not with a redirect to the
+# sign-in.
 OF_PROGRAMS: Final = (API, "/mcp")
 SIGN_IN: Final = "/sign-in"
 
-# Threads of their own: an admission does not wait for pages or bodies of other requests.
+# Number of threads that only admit requests, so that an admission does not wait for pages or bodies
+# of other requests.
 ADMISSIONS_AT_ONCE: Final = 8
 
 
@@ -57,11 +60,11 @@ class Guard:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._cookie = session_cookie(container.settings)
-        # Threads that look up users and tokens.
+        # Limits the threads that look up users and tokens.
         self._limiter = CapacityLimiter(ADMISSIONS_AT_ONCE)
 
     async def let_in(self, scope: Scope, need: Need) -> None:
-        """Authorize a request and put its container into its state.
+        """Authorize a request and put the container of its project into the request's state.
 
         Raises
         ------
@@ -102,7 +105,8 @@ class Guard:
             raise forbidden
         name = scope.get("state", {}).get("project")
         if name is not None or not scope["path"].startswith(API):
-            # Links of a page keep the prefix of its address, even if it is not needed.
+            # Links of a page keep the project's prefix of its address, even for the default
+            # project.
             here = replace(here, pages_at="" if name is None else prefix_of(name))
         scope.setdefault("state", {})["here"] = here
 
@@ -124,9 +128,9 @@ class Guard:
 
 
 class GuardedRoute(APIRoute):
-    """A route that requires the right in `NEEDS`; a route that is not in that table is an error.
+    """A route that requires the right in `NEEDS`; the table must contain every route.
 
-    Its application has the guard in ``state.guard``.
+    The application holds the guard in ``state.guard``.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - of the framework
@@ -135,16 +139,16 @@ class GuardedRoute(APIRoute):
         self.needs = {method: NEEDS[f"{method} {path}"] for method in methods}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it before any of its body is read."""
+        """Answer a request, or refuse the request before its body is read."""
         need = self.needs.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        # Without a need the route does not have the method, and the framework refuses it.
+        # A method that the route does not have is not in the table; the framework refuses it.
         if need is not None:
             try:
                 await scope["app"].state.guard.let_in(scope, need)
             except UnauthenticatedError:
                 if not _redirects_to_sign_in(scope, need):
                     raise
-                # A person on a page signs in and comes back.
+                # A person who requests a page signs in and is redirected back to the page.
                 state = scope.get("state", {})
                 path = state.get("requested_path", scope["path"])
                 query = scope["query_string"].decode("latin-1")
@@ -157,7 +161,7 @@ class GuardedRoute(APIRoute):
 
 
 def guard(app: FastAPI, container: Container) -> None:
-    """Set the guard of an application, after the last route was added.
+    """Set the guard of an application; call it after the last route was added.
 
     Raises
     ------
@@ -172,14 +176,14 @@ def guard(app: FastAPI, container: Container) -> None:
 
 
 def _redirects_to_sign_in(scope: Scope, need: Need) -> bool:
-    """Return whether an unauthenticated request is redirected to the sign-in: one for a page."""
+    """Return whether an unauthenticated request is redirected to the sign-in, as pages are."""
     return not scope["path"].startswith(OF_PROGRAMS) and need is not Open.METRICS
 
 
 def _check_site(scope: Scope, credentials: Credentials) -> None:
-    """Refuse a change by a browser's cookie if no header names the site of the request.
+    """Refuse a change by a browser's cookie if no header names the site that sent the request.
 
-    Requests that name another site were refused before (`CrossSiteGuard`).
+    `CrossSiteGuard` has already refused requests that name another site.
     """
     by_cookie = credentials.cookie is not None and credentials.token is None
     if not by_cookie or scope["method"] in SAFE_METHODS:
@@ -189,8 +193,8 @@ def _check_site(scope: Scope, credentials: Credentials) -> None:
         raise CrossSiteError("The request does not say which site it comes from.")
 
 
-# Routes of pages and the API read and write with the container of their request alone, which is
-# bound to its project and principal; no router has the container of the process.
+# Routes of pages and of the API use only the container of their request, which is limited to the
+# request's project and principal; no router has the container of the process.
 
 
 def here_of(request: Request) -> Container:
@@ -201,15 +205,15 @@ def here_of(request: Request) -> Container:
 
 async def here(request: Request) -> Container:
     """Return the container of a request, as a dependency of routes."""
-    # Asynchronous, because the framework runs other functions in a thread.
+    # Asynchronous, because the framework runs synchronous dependencies in a thread.
     return here_of(request)
 
 
 Here = Annotated[Container, Depends(here)]
 
 
-# Waits between writes of refusals: a single refusal is in the audit log within seconds, and a
-# process that refuses requests all day writes fewer than 6,000 lines.
+# Shortest and longest wait between writes of refusals: a single refusal is in the audit log within
+# seconds, and a process that refuses requests all day writes fewer than 6,000 lines.
 FIRST_S: Final = 5.0
 LONGEST_S: Final = 15 * 60.0
 
@@ -218,7 +222,7 @@ _log = structlog.get_logger(__name__)
 
 @contextlib.asynccontextmanager
 async def writing_refusals(container: Container) -> AsyncIterator[None]:
-    """Write refusals into the audit log while the context lasts, and the rest at its end."""
+    """Write refusals into the audit log while the context is open, and the rest at its end."""
     async with asyncio.TaskGroup() as tasks:
         writer = tasks.create_task(_write_repeatedly(container))
         try:
@@ -236,7 +240,7 @@ async def _write_repeatedly(container: Container) -> None:
 
 
 def next_wait_s(wait_s: float, lines: int) -> float:
-    """Return the seconds until the next write of refusals, given the lines of the last one.
+    """Return the seconds until the next write of refusals, given the last wait and its lines.
 
     Examples
     --------
@@ -258,7 +262,7 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Threads of their own for requests that are not authenticated; used on one event loop.
+    """Separate threads for unauthenticated requests; used on one event loop.
 
     Such requests must not occupy the threads of signed-in users.
 
@@ -275,7 +279,7 @@ class Turns:
         self._waiting = waiting
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread and return its result.
+        """Run `work` in one of the threads and return its result.
 
         Raises
         ------
@@ -288,7 +292,7 @@ class Turns:
 
 
 def api_router(tag: str, prefix: str = "") -> APIRouter:
-    """Return an empty guarded router; the tag heads its routes in the documentation."""
+    """Return an empty guarded router; the documentation groups its routes under the tag."""
     return APIRouter(
         route_class=GuardedRoute,
         prefix=prefix,

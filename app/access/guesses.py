@@ -1,11 +1,11 @@
 """Rate limits of password guesses, counted in the database for all processes together.
 
-A guess is counted before the password is checked, and the count is taken back if it was correct:
-concurrent requests get no more guesses than sequential ones.
+A guess is counted before the password is checked, and the count is removed if the password was
+correct: concurrent requests get no more guesses than sequential ones.
 
-Each bucket is a time until which its guesses are paid off. A guess moves it by `every`, and is
-refused if it would be too far ahead (generic cell rate algorithm, ATM Forum TM 4.0). Nothing is
-ever locked: whoever waits may guess again.
+Each bucket holds a time. A guess moves the time forward by `every`, and is refused if the time
+would be too far ahead of now (generic cell rate algorithm, ATM Forum TM 4.0). No account is ever
+locked: after a wait the next guess is allowed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from app.errors import TooManyGuessesError
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# The text in the field of the name may be a password. Only 12 bits of its hash choose a bucket: no
-# row reveals it, and unknown names make no more rows than there are buckets.
+# Number of classes of names that are counted apart. The text in the name field may be a password:
+# only 12 bits of its hash choose a class, so that no row reveals it, and unknown names create no
+# more rows than there are classes.
 _NAME_CLASSES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Number and rate of allowed guesses."""
+    """Number of guesses that are allowed at once, and the interval of further guesses."""
 
     at_once: int  # guesses without any wait
     every: timedelta  # wait for each further one
 
     @property
     def ahead(self) -> timedelta:
-        """Return the largest lead of a bucket's time over now for one more guess."""
+        """Return the largest lead of a bucket's time over now that allows one more guess."""
         return (self.at_once - 1) * self.every
 
     def wait_s(self, owed_until: datetime, now: datetime) -> float:
@@ -59,19 +60,20 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Guesses that are counted together."""
+    """Guesses that are counted together, and their allowance."""
 
     key: bytes  # SHA-256 of the criterion, such as the client's address
     allowance: Allowance
 
 
-# One address and one name: less than `AT_A_NAME`, so that one address cannot use up a name's limit.
+# Guesses from one address at one name; fewer than `AT_A_NAME`, so that one address cannot use up a
+# name's limit.
 OF_A_PEER_AT_A_NAME: Final = Allowance(10, timedelta(minutes=1))
-# One address and any name: a password that is tried with many names.
+# Guesses from one address at all names, against a password that is tried with many names.
 OF_A_PEER: Final = Allowance(60, timedelta(seconds=6))
-# Any address and one name: some 8,700 a day.
+# Guesses from all addresses at one name: some 8,700 a day.
 AT_A_NAME: Final = Allowance(100, timedelta(seconds=10))
-# A browser with an earlier sign-in has a limit of its own, which strangers cannot use up
+# Guesses from a browser with an earlier sign-in. The separate limit cannot be used up by strangers
 # (OWASP, "Slow down online guessing attacks with device cookies").
 OF_A_KNOWN_BROWSER: Final = Allowance(10, timedelta(minutes=1))
 
@@ -79,7 +81,7 @@ OF_A_KNOWN_BROWSER: Final = Allowance(10, timedelta(minutes=1))
 def buckets_of(name: str, peer: str) -> tuple[Bucket, ...]:
     """Return the buckets of a guess from an unknown browser, in a fixed order."""
     name_class = int.from_bytes(hashlib.sha256(name.encode()).digest()) % _NAME_CLASSES
-    # The order of locks: transactions with different orders would deadlock.
+    # The order in which rows are locked: transactions with different orders would deadlock.
     return tuple(
         sorted(
             (
@@ -107,12 +109,12 @@ MOST_KNOWN: Final = 16
 
 
 def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[Bucket, ...]:
-    """Return the buckets in which a guess counts.
+    """Return the buckets in which a guess is counted.
 
     Parameters
     ----------
     name : str
-        Name of the user, whether or not there is one.
+        Name in the request, whether or not a user has it.
     browser : str or None
         Cookie of a browser with an earlier sign-in.
     """
@@ -133,12 +135,12 @@ def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[B
 
 
 def pay(container: Container, buckets: Sequence[Bucket]) -> None:
-    """Count a guess.
+    """Count a guess in its buckets.
 
     Raises
     ------
     TooManyGuessesError
-        There were too many guesses; this one is not counted.
+        There were too many guesses; the refused guess is not counted.
     """
     with container.everywhere().uow() as tx:
         for bucket in buckets:
@@ -158,12 +160,13 @@ def pay(container: Container, buckets: Sequence[Bucket]) -> None:
                 owed_until = tx.session.execute(
                     select(GuessBucket.owed_until).where(GuessBucket.key == bucket.key)
                 ).scalar_one()
-                # The rollback also takes back the counts in the other buckets.
+                # The exception rolls the transaction back, and with it the counts in the other
+                # buckets.
                 raise TooManyGuessesError(allowance.wait_s(owed_until, tx.now))
 
 
 def pay_back(tx: UnitOfWork, buckets: Sequence[Bucket]) -> None:
-    """Take back the count of a correct password."""
+    """Remove the count of a guess that was correct."""
     for bucket in buckets:
         tx.session.execute(
             update(GuessBucket)
@@ -178,8 +181,8 @@ def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fr
     Parameters
     ----------
     shown : str or None
-        Cookie that the browser sent; kept if it is stored for the user, never accepted otherwise:
-        another page may have set it.
+        Cookie that the browser sent; kept only if it is stored for the user: another page may have
+        set it.
     fresh : str
         New cookie to store instead.
     """

@@ -35,11 +35,11 @@ class Token(Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # null: all projects
+    # null: valid in all projects
     project_id: Mapped[int | None] = mapped_column(ForeignKey("project.id", ondelete="CASCADE"))
     name: Mapped[str]
     sha256: Mapped[bytes] = mapped_column(unique=True)
-    # its first characters, by which people recognize it
+    # the first characters of the token, by which people recognize it
     begins: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
     owner: Mapped[str]
@@ -50,7 +50,7 @@ class Token(Base):
 
 
 class Person(Base):
-    """A user, with a password of this server or of a provider of OpenID Connect."""
+    """A user, with a password of this server or with an account at an OpenID Connect provider."""
 
     __tablename__ = "person"
     __table_args__ = (
@@ -63,13 +63,13 @@ class Person(Base):
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     name: Mapped[str]
-    # hash with its parameters; null for users of a provider
+    # password hash with its parameters; null for users of a provider
     password: Mapped[str | None]
     issuer: Mapped[str | None]
     subject: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_seen_at: Mapped[datetime | None]
-    # From then on the user cannot sign in, but stays in the list.
+    # Since this time the user cannot sign in, but stays in the list.
     disabled_at: Mapped[datetime | None]
 
 
@@ -84,13 +84,13 @@ class Membership(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("person.id", ondelete="CASCADE"))
-    # null: all projects
+    # null: role in all projects
     project_id: Mapped[int | None] = mapped_column(ForeignKey("project.id", ondelete="CASCADE"))
     role: Mapped[str]
 
 
 class BrowserSession(Base):
-    """A session of a signed-in browser, by the digest of its cookie."""
+    """A signed-in browser session, identified by the digest of its cookie."""
 
     __tablename__ = "browser_session"
     __table_args__ = (Index("ix_browser_session_expires_at", "expires_at"),)
@@ -102,7 +102,7 @@ class BrowserSession(Base):
 
 
 class PendingSignIn(Base):
-    """A pending sign-in at a provider; used once."""
+    """A pending sign-in at a provider; it can be completed only once."""
 
     __tablename__ = "pending_sign_in"
     __table_args__ = (Index("ix_pending_sign_in_expires_at", "expires_at"),)
@@ -117,19 +117,19 @@ class PendingSignIn(Base):
 
 
 class GuessBucket(Base):
-    """Guesses of passwords that are counted together; deleted once they delay no one any more."""
+    """Password guesses that are counted together; deleted once they no longer delay a guess."""
 
     __tablename__ = "guess_bucket"
     __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)
 
-    # digest of the bucket's criterion, such as the client's address
+    # digest of the bucket's key, such as the client's address
     key: Mapped[bytes] = mapped_column(primary_key=True)
-    # Each guess moves it into the future; if it is too far ahead, the next one is refused.
+    # Each guess moves this time forward; if it is too far ahead of now, the next guess is refused.
     owed_until: Mapped[datetime]
 
 
 class KnownBrowser(Base):
-    """A browser with an earlier sign-in by password; guesses of others do not delay it."""
+    """A browser in which a user signed in by password; guesses from elsewhere do not delay it."""
 
     __tablename__ = "known_browser"
     __table_args__ = (Index("ix_known_browser_person_id", "person_id"),)
@@ -142,7 +142,7 @@ class KnownBrowser(Base):
 class AuditEntry(Base):
     """An entry of the audit log; never changed, and deleted only by age.
 
-    It has the names of that time, since it outlives its subject.
+    It holds the names at the time of the action, since it outlives its subject.
     """
 
     __tablename__ = "audit_entry"
@@ -150,12 +150,12 @@ class AuditEntry(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # person, token, system or peer, and the name
+    # kind of the actor (person, token, system or peer) and its name
     actor_kind: Mapped[str]
     actor: Mapped[str]
     action: Mapped[str]
     subject: Mapped[str]
-    # null: no project, or all; without a reference, because entries outlive projects
+    # null: no project or all projects; no foreign key, because entries outlive projects
     project_id: Mapped[int | None]
     project: Mapped[str | None]
     detail: Mapped[str | None]

@@ -26,8 +26,8 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.quotas.usage import recount
 from app.sessions.models.tables import Chunk, Session, StoredReport
 
-# Rows that one transaction deletes. Blob parts have at most 4 MiB: 64 MB a transaction, so that
-# autovacuum and backups keep up.
+# Numbers of rows that one transaction deletes. Blob parts have at most 4 MiB, so that a transaction
+# deletes at most 64 MiB and autovacuum and backups keep up.
 PARTS: Final = 16
 ROWS: Final = 1000
 JOBS: Final = 10
@@ -37,9 +37,9 @@ PASS_LIMIT_S: Final = 10.0
 def move_job(container: Container, job: str, to: str) -> None:
     """Move a job with its sessions, reports and incidents to another project.
 
-    Its deliveries are deleted: they went to channels of the old project. A running analysis, and
-    the reading of a hang's archive, lose their claims, store nothing and run again in the new
-    project.
+    The deliveries about the job are deleted: they went to channels of the old project. A running
+    analysis, and a running import of a hang's archive, lose their claims, store nothing and run
+    again in the new project.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def move_job(container: Container, job: str, to: str) -> None:
                 raise NotFoundError(f"There is no job {job}.")
             take_job_along(tx, job_id, target)
             drop_deliveries(tx, job_id)
-            # Foreign keys update the project of all rows that belong to the job.
+            # Foreign keys cascade the new project to all rows that belong to the job.
             tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=target))
             for project_id in (source, target):
                 record(
@@ -76,7 +76,7 @@ def move_job(container: Container, job: str, to: str) -> None:
                     detail=f"to {to}",
                     project_id=project_id,
                 )
-            # In a fixed order, so that two moves do not deadlock.
+            # Locked in a fixed order, so that two concurrent moves do not deadlock.
             for project_id in sorted((source, target)):
                 recount(tx, project_id)
     except IntegrityError as error:
@@ -86,7 +86,7 @@ def move_job(container: Container, job: str, to: str) -> None:
 
 
 def delete_project(container: Container, name: str) -> None:
-    """Delete a project: it is closed at once, and the sweeper deletes its contents later.
+    """Delete a project: close it at once; the sweeper deletes its contents later.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def delete_project(container: Container, name: str) -> None:
         project_id = project_id_of(tx, name)
         tx.session.execute(delete(Token).where(Token.project_id == project_id))
         tx.session.execute(delete(Membership).where(Membership.project_id == project_id))
-        # No task of it runs from now on; results of running ones are not stored.
+        # From now on no task of the project starts, and results of running tasks are not stored.
         tx.session.execute(
             delete(TaskRun).where(
                 TaskRun.project_id == project_id, TaskRun.state == TaskState.QUEUED
@@ -115,7 +115,7 @@ def delete_project(container: Container, name: str) -> None:
 
 
 def prune_projects(container: Container) -> int:
-    """Delete contents of deleted projects for `PASS_LIMIT_S`; return the number of empty ones."""
+    """Delete contents of deleted projects for `PASS_LIMIT_S`; return the number of emptied ones."""
     until_s = time.monotonic() + PASS_LIMIT_S
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
@@ -135,7 +135,7 @@ def prune_projects(container: Container) -> int:
 
 
 def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None:
-    """Move the blobs and task runs of sessions, which no foreign key moves."""
+    """Move the blobs and task runs of sessions, which have no cascading foreign key."""
     blobs: CompoundSelect[Any] = union_all(
         select(Session.trace_blob).where(Session.id.in_(sessions)),
         select(StoredReport.document_blob).where(StoredReport.session_id.in_(sessions)),
@@ -150,7 +150,7 @@ def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None
 
 
 def take_job_along(tx: UnitOfWork, job_id: int, target: int) -> None:
-    """Move the blobs and task runs of a job, which no foreign key moves."""
+    """Move the blobs and task runs of a job, which have no cascading foreign key."""
     take_along(tx, select(Session.id).where(Session.job_id == job_id), target)
     archives = select(HangUpload.id).where(HangUpload.job_id == job_id)
     tx.session.execute(
@@ -159,7 +159,7 @@ def take_job_along(tx: UnitOfWork, job_id: int, target: int) -> None:
 
 
 def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
-    """Delete the deliveries about a job: they went to channels of the project that it leaves."""
+    """Delete the deliveries about a job to the channels of its previous project."""
     own = (
         select(AlertIncident.id)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
@@ -170,7 +170,8 @@ def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
         .join(AlertOnHost, AlertOnHost.incident_id == AlertIncident.id)
         .where(AlertOnHost.lead_id.in_(own))
     )
-    # Incidents of other jobs on the same host choose another lead at their next evaluation.
+    # The next evaluation chooses another leading incident among those of other jobs on the same
+    # host.
     tx.session.execute(
         update(AlertGroup)
         .where(AlertGroup.id.in_(others))
@@ -187,7 +188,7 @@ def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
 
 
 def _delete_piece(tx: UnitOfWork, project_id: int) -> bool:
-    """Delete a piece of a project; return False if nothing large is left."""
+    """Delete a batch of a project's rows; return False if no large table has rows left."""
     parts = (
         select(BlobPart.blob_id, BlobPart.part)
         .where(BlobPart.project_id == project_id)
@@ -196,7 +197,7 @@ def _delete_piece(tx: UnitOfWork, project_id: int) -> bool:
     )
     objects = select(BlobObject.blob_id).where(BlobObject.project_id == project_id).limit(ROWS)
     pieces = (
-        # The stored objects themselves are garbage collected.
+        # Only references are deleted here; garbage collection deletes the objects in the store.
         delete(BlobObject).where(BlobObject.blob_id.in_(objects)),
         delete(BlobPart).where(BlobPart.blob_id == parts.c.blob_id, BlobPart.part == parts.c.part),
         delete(Job).where(

@@ -1,4 +1,4 @@
-"""Pages of access: tokens, users, projects, audit log, incidents of all projects; their CSVs."""
+"""Pages of access: tokens, users, projects, audit log, incidents of all projects; CSV files."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from app.web.pages import Pages
 from app.web.project_paths import prefix_of
 from app.web.tables import Table, csv_file, one_of
 
-# A token that expires this soon is named: time enough to replace it wherever it is used.
+# Remaining validity from which on the page warns about a token: enough time to replace the token
+# wherever it is used.
 SOON: Final = timedelta(days=8)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLine:
-    """A role and its rights."""
+    """A role and its rights as a line of the page."""
 
     word: str
     read: bool
@@ -45,7 +46,7 @@ class RoleLine:
 
 @dataclass(frozen=True, slots=True)
 class PersonLine:
-    """A user; `local`: with a password of this server."""
+    """A user as a line of the page; `local` users have a password of this server."""
 
     id: uuid.UUID
     name: str
@@ -54,13 +55,13 @@ class PersonLine:
     roles: str
     last_seen_at: datetime | None
     disabled: bool
-    # why the user can be neither disabled nor deleted; "" if they can
+    # reason why the user can be neither disabled nor deleted; "" if there is none
     kept: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectLine:
-    """A project and its use of quotas."""
+    """A project and how much of its quotas it uses, as a line of the page."""
 
     name: str
     quotas_url: str
@@ -106,7 +107,7 @@ def access_page(  # noqa: PLR0913 - the parts of the page
     Parameters
     ----------
     entries : sequence of Entry
-        The newest first.
+        Latest entries of the audit log, newest first.
     """
     required, provider = settings.require_sign_in, settings.oidc_issuer is not None
     valid = [token for token in tokens if token.valid]
@@ -173,7 +174,7 @@ def _kept(
     valid: Sequence[TokenView],
     principal: Principal,
 ) -> str:
-    """Return why a user can be neither disabled nor deleted; "" if they can."""
+    """Return the reason why a user can be neither disabled nor deleted; "" if there is none."""
     if principal.is_person(person.full_name):
         return "you"
     others = any(other.administers for other in people if other.id != person.id)
@@ -232,10 +233,10 @@ def _against(quota: Quota, use: Use, settings: Settings, written: Callable[[int]
     return used if limit is None else f"{used} of {written(limit)}"
 
 
-# Entries of the audit log that one transaction reads, and that a file has at most.
+# Numbers of audit-log entries that one transaction reads, and that a file has at most.
 _BATCH: Final = 5_000
 EXPORTED: Final = 100_000
-# Incidents that one transaction reads.
+# Number of incidents that one transaction reads.
 BATCH: Final = 500
 
 
@@ -288,7 +289,7 @@ def _entries(container: Container) -> Iterator[Entry]:
 def incidents_csv(
     container: Container, project: str, known: Collection[int] | None = None
 ) -> Table:
-    """Return the table of the open incidents of all projects, or of some by name or id."""
+    """Return the table of the open incidents of all projects, filtered by name or id if given."""
     return Table(("project", *COLUMNS), _incidents(container, project, known))
 
 
@@ -298,13 +299,13 @@ def _incidents(
     for offset in itertools.count(0, BATCH):
         with container.everywhere().reading() as tx:
             found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
-        # The loss of a job is on the list of its own project.
+        # The table has no loss: a job's loss is on the list of the job's own project.
         yield from ((name, *incident_cells(row)) for name, row in found.rows)
         if len(found.rows) < BATCH:
             return
 
 
-# File name → function that makes it.
+# File name → function that returns the table of the file.
 EXPORTS: Final[Mapping[str, Callable[[Container], Table]]] = {
     "tokens": _tokens,
     "people": _people,
@@ -314,12 +315,12 @@ EXPORTS: Final[Mapping[str, Callable[[Container], Table]]] = {
 }
 
 
-# Entries of the audit log on the page of access, and on its own page.
+# Numbers of audit-log entries on the page of access, and on the page of the audit log.
 SHOWN: Final = 12
 LISTED: Final = 200
-# Incidents on a page, the firing ones first.
+# Largest number of incidents on a page; firing incidents come first.
 INCIDENTS: Final = 500
-# Incidents of all projects that the user may read.
+# Path of the page of all incidents that the user may read, of any project.
 EVERYWHERE: Final = "/incidents/everywhere"
 
 
@@ -354,7 +355,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         page = joined_page(found, "/access/incidents", administers=True)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
-    # Before `/incidents/{incident}`, which would take it for one.
+    # Registered before `/incidents/{incident}`, which would match this path, too.
     @routes.get(EVERYWHERE)
     def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
         name, known = project.replace("\x00", ""), readable_projects(container.principal)

@@ -22,13 +22,13 @@ from app.platform.identity import ActorKind, Right, Role, full_name, new_name_fa
 
 
 def can_be_administered(container: Container) -> bool:
-    """Return whether the installation has an administrator, a token or a person."""
+    """Return whether a token or a person administers the installation."""
     with container.everywhere().reading() as tx:
         return has_administrator(tx)
 
 
 def has_administrator(tx: Reads) -> bool:
-    """Return whether a token or a person administers all projects; needs all of their rows."""
+    """Return whether a token or a person administers all projects; needs access to all rows."""
     token = select(Token.id).where(valid_token(tx), Token.scopes.contains([Right.ADMIN]))
     person = (
         select(Membership.id)
@@ -43,7 +43,7 @@ def has_administrator(tx: Reads) -> bool:
 
 
 def keep_administrator(container: Container, tx: Reads) -> None:
-    """Refuse a change that leaves no administrator; commands of the server are not refused.
+    """Refuse a change after which no administrator is left, except changes by server commands.
 
     Raises
     ------
@@ -58,14 +58,15 @@ def keep_administrator(container: Container, tx: Reads) -> None:
 
 
 def valid_token(tx: Reads) -> ColumnElement[bool]:
-    """Return the condition for a token to be neither revoked nor expired."""
+    """Return the condition that a token is neither revoked nor expired."""
     return Token.revoked_at.is_(None) & or_(Token.expires_at.is_(None), Token.expires_at > tx.now)
 
 
 MIN_PASSWORD_CHARACTERS: Final = 12
 MAX_PASSWORD_CHARACTERS: Final = 1000
 
-# The library's defaults are those of RFC 9106 for machines with little memory: 64 MiB, 3 passes.
+# The library's default parameters: those of RFC 9106 for machines with little memory, 64 MiB and 3
+# passes.
 hasher: Final = PasswordHasher()
 
 
@@ -79,7 +80,7 @@ class GivenRole:
 
 @dataclass(frozen=True, slots=True)
 class PersonView:
-    """A user; one with a password of this server has no `issuer`."""
+    """A user; `issuer` is null for a user with a password of this server."""
 
     id: uuid.UUID
     name: str
@@ -91,7 +92,7 @@ class PersonView:
 
     @property
     def full_name(self) -> str:
-        """Return the name in the audit log: with the issuer."""
+        """Return the name in the audit log, which includes the issuer."""
         return full_name(self.name, self.issuer)
 
     @property
@@ -104,7 +105,7 @@ class PersonView:
 def create_person(
     container: Container, name: str, password: str, role: Role, project: str | None
 ) -> None:
-    """Add a user with a password of this server and a role; `project` None: in all projects.
+    """Create a local user with a password and a role; `project` None: the role in all projects.
 
     Raises
     ------
@@ -138,7 +139,7 @@ def create_person(
 
 
 def list_people(tx: Reads) -> list[PersonView]:
-    """Return people by name; in a transaction of all projects."""
+    """Return people, sorted by name; needs a transaction of all projects."""
     roles: dict[uuid.UUID, list[GivenRole]] = {}
     given = (
         select(Membership.person_id, Project.name, Membership.role)
@@ -169,7 +170,7 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
     ------
     NotFoundError
     ConflictError
-        ``person.ambiguous``: several have the name.
+        ``person.ambiguous``: several people have the name.
     """
     people = list_people(tx)
     matching = [person.id for person in people if name in {str(person.id), person.full_name}] or [
@@ -184,7 +185,7 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
 
 
 def set_password(container: Container, person_id: uuid.UUID, password: str) -> None:
-    """Set a user's password; all their browsers are signed out.
+    """Set a user's password, and sign all of their browsers out.
 
     Raises
     ------
@@ -213,8 +214,8 @@ def set_role(
     ------
     NotFoundError
     ConflictError
-        ``person.of_provider``: their groups at the provider determine it at each sign-in;
-        ``access.last_administrator``.
+        ``person.of_provider``: the user's groups at the provider determine the role at each
+        sign-in; ``access.last_administrator``.
     """
     with container.uow() as tx:
         person = _locked(tx, person_id)
@@ -241,7 +242,7 @@ def set_role(
 
 
 def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) -> None:
-    """Disable a user, or enable them again; a sign-in at a provider does not change it.
+    """Disable or enable a user; a sign-in at a provider does not enable a disabled user.
 
     Raises
     ------
@@ -263,7 +264,7 @@ def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) 
 
 
 def delete_person(container: Container, person_id: uuid.UUID) -> None:
-    """Delete a user; a user of a provider comes back with the next sign-in.
+    """Delete a user; the next sign-in at a provider creates a provider's user again.
 
     Raises
     ------
@@ -294,7 +295,8 @@ def _password_faults(password: str) -> list[Fault]:
 
 
 def _locked(tx: UnitOfWork, person_id: uuid.UUID) -> Person:
-    # Locks all administrators in a fixed order: of two who remove each other, one is refused.
+    # Locks the rows of all administrators in a fixed order: if two administrators remove each
+    # other, one request is refused.
     administrators = select(Membership.person_id).where(
         Membership.role == Role.ADMINISTRATOR, Membership.project_id.is_(None)
     )
@@ -331,7 +333,7 @@ def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
 
 
 def _refuse_oneself(container: Container, person: Person) -> None:
-    """Refuse to disable or delete the user who requests it."""
+    """Raise an error if users try to disable or delete themselves."""
     if container.principal.is_person(full_name(person.name, person.issuer)):
         raise ConflictError(
             "You cannot disable or delete yourself; another administrator can.",

@@ -24,7 +24,7 @@ from app.platform.database.projects import DEFAULT_PROJECT, Project
 from app.platform.database.unit_of_work import Reads
 from app.web.lists import Column, Listing, read
 
-# Names are parts of addresses and of a header of requests.
+# Valid names of projects, which are parts of addresses and the value of a request header.
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -58,7 +58,7 @@ PROJECTS: Final = Listing(ProjectView, ties=(Project.name.expression,), model=Pr
 
 
 def project_id_of(tx: Reads, name: str) -> int:
-    """Return the id of a project.
+    """Return the id of a project, given its name.
 
     Raises
     ------
@@ -73,13 +73,13 @@ def project_id_of(tx: Reads, name: str) -> int:
 
 
 def project_name(tx: Reads) -> str:
-    """Return the name of a transaction's project."""
+    """Return the name of the project of a transaction."""
     query = select(Project.name).where(Project.id == tx.scope.project_id)
     return tx.session.execute(query).scalar_one()
 
 
 def pages_at(name: str) -> str:
-    """Return the prefix of the paths of a project's pages: "" for the default project."""
+    """Return the path prefix of a project's pages: "" for the default project."""
     return "" if name == DEFAULT_PROJECT else f"/p/{name}"
 
 
@@ -134,6 +134,6 @@ def create_project(container: Container, name: str) -> ProjectView:
 
 
 def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[ProjectView]:
-    """Return projects by name; only those of the ids `known` if given."""
+    """Return projects, sorted by name; only the projects with the ids `known` if given."""
     only = () if known is None else (Project.id.in_(known),)
     return read(tx, PROJECTS, Project.deleted_at.is_(None), *only)

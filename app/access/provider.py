@@ -1,7 +1,7 @@
-"""Sign-in at a provider of OpenID Connect: authorization code with PKCE, state and nonce.
+"""Sign-in at an OpenID Connect provider: authorization code with PKCE, state and nonce.
 
-A pending sign-in is a row with the digest of the browser's cookie, used once. Authlib and joserfc
-build the requests and check the ID token.
+A pending sign-in is a row with the digest of the browser's cookie, and is used once. Authlib and
+joserfc build the requests and check the ID token.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from app.platform.container import Container
 from app.platform.identity import MAX_NAME_CHARACTERS, GroupRole, clipped, roles_of
 from app.platform.settings import Settings
 
-# Time to sign in at the provider.
+# Time limit of a pending sign-in at the provider.
 PENDING_LASTS: Final = timedelta(minutes=10)
-# Sign-ins begin without authentication, which makes a bound necessary. Above it the oldest ones are
-# deleted, so that abandoned sign-ins lock no one out.
+# Largest number of pending sign-ins, which anyone can begin without authentication. Above it the
+# oldest ones are deleted, so that abandoned sign-ins lock no one out.
 MOST_PENDING: Final = 10_000
 TIMEOUT_S: Final = 10.0
-# Cache of the provider's endpoints.
+# Time for which the provider's endpoints are cached.
 DISCOVERY_LASTS_S: Final = 600.0
-# Asymmetric signatures only: the provider alone has the key.
+# Accepted signature algorithms, all asymmetric: only the provider has the private key.
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 LEEWAY_S: Final = 60
 
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Discovery(BaseModel):
-    """Fields of ``/.well-known/openid-configuration`` that are used."""
+    """The fields of ``/.well-known/openid-configuration`` that sign-ins need."""
 
     issuer: str
     authorization_endpoint: str
@@ -58,7 +58,7 @@ class _Discovery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A pending sign-in: cookie of the browser, and address of the provider to redirect to."""
+    """A pending sign-in: cookie for the browser, and the provider's address for the redirect."""
 
     cookie: str
     url: str
@@ -66,7 +66,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A successful sign-in, and the path on which it began."""
+    """A successful sign-in, and the path of the page on which it began."""
 
     signed_in: SignedIn
     next_path: str
@@ -127,12 +127,13 @@ class Provider:
         return Begun(cookie, url)
 
     def finish(self, cookie: str, state: str, code: str, redirect_uri: str) -> Finished:
-        """Sign in the user whom the provider redirects back.
+        """Complete the sign-in of a user whom the provider has redirected back.
 
         Raises
         ------
         SignInError
-            Another browser began it, it took too long, or the provider's answer is not valid.
+            Another browser began the sign-in, it took too long, or the provider's answer is
+            invalid.
         """
         with self._container.uow() as tx:
             row = tx.session.execute(
@@ -171,7 +172,7 @@ class Provider:
             "code_verifier": code_verifier,
             "client_id": self._settings.oidc_client_id,
         }
-        # Every provider accepts the client's secret by HTTP basic authentication.
+        # The client's secret is sent by HTTP basic authentication, which every provider accepts.
         auth = None
         if secret is not None:
             auth = httpx.BasicAuth(self._settings.oidc_client_id, secret.get_secret_value())

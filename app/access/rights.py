@@ -1,4 +1,4 @@
-"""Right that each route requires, in one table; cookies of signed-in browsers.
+"""Table of the right that each route requires; cookies of signed-in browsers.
 
 A test checks that every route is in the table.
 """
@@ -20,11 +20,11 @@ from app.platform.settings import Settings
 class Open(Enum):
     """Requirements of routes that belong to no project."""
 
-    # public
+    # public routes
     EVERYBODY = "everybody"
-    # the token of the metrics, or the right to read in all projects
+    # routes for the metrics token, or a principal with the right to read all projects
     METRICS = "metrics"
-    # an administrator of all projects
+    # routes for administrators of all projects
     INSTALLATION = "installation"
 
 
@@ -45,7 +45,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /client/{name}": Open.EVERYBODY,
     "GET /docs": Open.EVERYBODY,
     "GET /docs/{address:path}": Open.EVERYBODY,
-    # sending
+    # routes by which jobs send data
     "POST /api/v1/jobs/{job}/sessions": _INGEST,
     f"PUT {_ATTEMPT}/chunks/{{producer}}/{{n}}": _INGEST,
     f"POST {_ATTEMPT}/chunks": _INGEST,
@@ -69,7 +69,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/jobs/{job}/recordings": _READ,
     "GET /api/v1/pulse": _READ,
     "PUT /api/v1/pulse": _OPERATE,
-    # a training job's own loop
+    # the control loop of a training job
     "POST /api/v1/jobs/{job}/tp/{group}/timings": _INGEST,
     "GET /api/v1/jobs/{job}/tp/{group}/plan": _INGEST,
     "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack": _INGEST,
@@ -100,7 +100,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/sessions/{session}/fixes": _OPERATE,
     "DELETE /api/v1/sessions/{session}/fixes/{action}": _OPERATE,
     "GET /api/v1/fixes": _READ,
-    # what happened: launchers and deployments say so with the job's own token
+    # events of a job: launchers and deployments send them with the job's own token
     "POST /mcp": _READ,
     "GET /api/v1/jobs": _READ,
     "GET /api/v1/jobs/{job}/history": _READ,
@@ -112,7 +112,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     # the fleet
     "GET /api/v1/fleet/report": _READ,
     "GET /api/v1/views": _READ,
-    # views are one's own: who may look at the fleet may name what they look at
+    # saved views of the user: reading the fleet is enough to save a view
     "POST /api/v1/views": _READ,
     "GET /api/v1/views/{view}": _READ,
     "PATCH /api/v1/views/{view}": _READ,
@@ -123,7 +123,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/hosts": _READ,
     "GET /api/v1/hosts/{host}": _READ,
     "POST /api/v1/hosts/{host}/repairs": _OPERATE,
-    # nodes say so with the token of their jobs
+    # nodes send probes with the token of their jobs
     "POST /api/v1/hosts/{host}/probes": _INGEST,
     "GET /api/v1/hosts/{host}/probe": _READ,
     # plans
@@ -160,7 +160,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/incidents/{incident}/resolve": _OPERATE,
     "GET /api/v1/deliveries": _READ,
     "POST /api/v1/deliveries/{delivery}/replay": _OPERATE,
-    # admitted by Slack's signature, in the project of the channel whose secret it is
+    # Slack's signature authenticates the request, for the project of the channel with that secret
     "POST /api/v1/slack/interactions": Open.EVERYBODY,
     # actions on machines
     "GET /api/v1/actions": _READ,
@@ -188,7 +188,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/jobs/{job}/move": Open.INSTALLATION,
     "GET /api/v1/audit": Open.INSTALLATION,
     "GET /api/v1/access/incidents": Open.INSTALLATION,
-    # signing in and out
+    # sign-in and sign-out
     "GET /sign-in": Open.EVERYBODY,
     "POST /sign-in": Open.EVERYBODY,
     "POST /sign-out": Open.EVERYBODY,
@@ -218,7 +218,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /views/{view}": _READ,
     "GET /incidents": _READ,
     "GET /incidents.csv": _READ,
-    # of the projects that whoever asks may read
+    # incidents of all projects that the caller may read
     "GET /incidents/everywhere": _READ,
     "GET /incidents/everywhere.csv": _READ,
     "GET /incidents/{incident}": _READ,
@@ -265,8 +265,8 @@ NEEDS: Final[Mapping[str, Need]] = {
 }
 
 
-# Browsers accept a cookie of this prefix over TLS only, for this host and all of its paths only: a
-# page of a neighboring host name cannot replace it.
+# Browsers accept a cookie with this prefix only over TLS, for this host and all of its paths: a
+# page of a sibling host name cannot replace it.
 HOST_PREFIX: Final = "__Host-"
 
 
@@ -285,7 +285,7 @@ class BrowserCookie:
         self.name = f"{HOST_PREFIX}{name}" if self._secure else name
 
     def read(self, request: HTTPConnection) -> str | None:
-        """Return the value that a browser sends."""
+        """Return the value of the cookie in a request."""
         return request.cookies.get(self.name)
 
     def give(self, response: Response, value: str, lasts: timedelta) -> None:
@@ -296,7 +296,7 @@ class BrowserCookie:
             max_age=int(lasts.total_seconds()),
             path="/",
             httponly=True,
-            # Not strict: links from a chat, and the return from a provider, need the cookie.
+            # Not "strict": links from a chat, and the redirect from a provider, need the cookie.
             samesite="lax",
             secure=self._secure,
         )

@@ -24,20 +24,21 @@ from app.web.pages import Pages
 
 CALLBACK: Final = "/sign-in/provider/callback"
 
-# Threads for requests of anybody: checking a password is slow on purpose, and a provider may be
-# slow. In the threads of the other routes they could block all users.
+# Numbers of threads for sign-in requests, which anyone can send: checking a password is slow on
+# purpose, and a provider may be slow. In the threads of the other routes they could block all
+# users.
 PASSWORDS_AT_ONCE: Final = 2
 PROVIDER_AT_ONCE: Final = 8
 WAITING: Final = 64
 
-# Characters of a provider's error that are shown.
+# Largest number of characters of a provider's error message that a page shows.
 MAX_SAID_CHARACTERS: Final = 100
 
 Word = Annotated[str, Form(max_length=1000)]
 
 
 def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
-    """Add the pages of signing in and out to the dashboard."""
+    """Add the pages of sign-in and sign-out to the dashboard."""
     settings = container.settings
     form = partial(_form, pages, settings)
     turns = Turns(PASSWORDS_AT_ONCE, WAITING)
@@ -85,7 +86,8 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
 
 
 def _add_provider(routes: APIRouter, container: Container, form: Callable[..., Response]) -> None:
-    # Importing its packages takes a tenth of the server's start, and few servers have a provider.
+    # Imported only if needed: these packages take a tenth of the server's start, and few servers
+    # have a provider.
     from app.access.provider import PENDING_LASTS, Provider  # noqa: PLC0415
 
     provider, settings = Provider(container), container.settings
@@ -152,7 +154,7 @@ def _form(  # noqa: PLR0913 - the contents of the form
 
 
 def _own_path(target: str) -> str:
-    """Return the target if it is a path of this server, else ``/``: no open redirect."""
+    """Return the redirect target if it is a path of this server, else ``/``."""
     own = target.startswith("/") and not target.startswith("//")
     # Browsers read a backslash as a slash and drop control characters.
     return target if own and target.isprintable() and "\\" not in target else "/"

@@ -34,10 +34,11 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import MAX_NAME_CHARACTERS, ActorKind, Principal, Refusal, Role, clipped
 
-# A working day with some margin; afterwards people sign in again.
+# Lifetime of a browser session: a working day with some margin; afterwards people sign in again.
 SESSION_LASTS: Final = timedelta(hours=12)
 
-# Checks of passwords at once: each takes 64 MiB and 0.05 s of a core, by anybody's request.
+# Largest number of concurrent password checks: each takes 64 MiB and 0.05 s of a core, and anyone
+# can request one.
 AT_ONCE: Final = 2
 WAIT_S: Final = 5.0
 _slots: Final = BoundedSemaphore(AT_ONCE)
@@ -45,7 +46,7 @@ _slots: Final = BoundedSemaphore(AT_ONCE)
 
 @functools.cache
 def _decoy() -> str:
-    """Return a hash to check for unknown names, so that their answer takes as long."""
+    """Return a hash that is checked for unknown names, so that the answer takes equally long."""
     return hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
 
 
@@ -56,15 +57,15 @@ class SignedIn:
     cookie: str  # only its digest is stored
     principal: Principal
     expires_at: datetime
-    # A second cookie, by which the browser is known to have signed in with a password; None for
-    # users of a provider.
+    # Value of a second cookie, by which the server recognizes a browser with an earlier sign-in by
+    # password; None for users of a provider.
     known_by: str | None = None
 
 
 def sign_in(
     container: Container, name: str, password: str, peer: str = "", browser: str | None = None
 ) -> SignedIn:
-    """Sign a user in with a name and a password.
+    """Sign a user in by name and password, and return the new session.
 
     Parameters
     ----------
@@ -74,9 +75,9 @@ def sign_in(
     Raises
     ------
     UnauthenticatedError
-        ``access.wrong_password``, whether or not there is such a person.
+        ``access.wrong_password``, also if there is no such user.
     TooManyGuessesError
-        There were too many wrong passwords, whether or not there is such a person.
+        There were too many wrong passwords, also if there is no such user.
     BusyError
     """
     everywhere = container.everywhere()
@@ -87,15 +88,16 @@ def sign_in(
             )
         ).scalar_one_or_none()
         buckets = buckets_for(tx, name, peer, browser)
-    # Only names of users are recorded: another text in that field may be a password.
+    # Only names of existing users are recorded: any other text in the name field may be a password.
     known = None if person is None else person.name
     try:
         pay(container, buckets)
     except TooManyGuessesError as error:
         note_failed_sign_in(container, peer, error, known)
         raise
-    # The check is outside of a transaction, since hashing is slow on purpose. The decoy is made in
-    # any case, so that the first unknown name of a process takes no longer than the others.
+    # The password is checked outside of a transaction, since hashing is slow on purpose. The decoy
+    # hash is computed in any case, so that the first unknown name in a process takes no longer than
+    # later ones.
     decoy = _decoy()
     stored = decoy if person is None or person.password is None else person.password
     try:
@@ -106,7 +108,7 @@ def sign_in(
         raise
     if person is not None and is_correct:
         with everywhere.uow() as tx:
-            # Meanwhile the user may have been deleted or disabled, or the password changed.
+            # During the check the user may have been deleted or disabled, or the password changed.
             unchanged = tx.session.execute(
                 select(Person)
                 .where(
@@ -143,7 +145,7 @@ def _is_correct(stored: str, password: str) -> bool:
 def note_failed_sign_in(
     container: Container, peer: str, error: PacelineError, name: str | None = None
 ) -> None:
-    """Record a failed sign-in for the audit log; `name` is that of an existing user."""
+    """Record a failed sign-in for the audit log; `name` is the name of an existing user."""
     subject = "a sign-in" if name is None else f"a sign-in as {name}"
     container.refusals.note(Refusal(ActorKind.PEER, peer, subject, error.stable_code))
 
@@ -161,7 +163,7 @@ def sign_in_from_provider(
     Parameters
     ----------
     roles : mapping of str or None to Role
-        By project; None: all projects. Projects that do not exist are ignored.
+        Roles by project; the key None means all projects. Missing projects are ignored.
 
     Raises
     ------
@@ -227,16 +229,16 @@ def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
         BrowserSession(sha256=digest(cookie), person_id=person.id, expires_at=expires_at)
     )
     person.last_seen_at = tx.now
-    # A provider may reuse a name; the subject identifies the user for good.
+    # A provider may reuse a name; only the subject identifies a user permanently.
     subject = None if person.subject is None else f"subject {person.subject}"
     record(tx, principal, Action.SIGNED_IN, "a browser", detail=subject)
     return SignedIn(cookie, principal, expires_at)
 
 
 def write_refusals(container: Container) -> int:
-    """Write the counts of refusals since the last call into the audit log; return their lines.
+    """Write the counted refusals into the audit log; return the number of written entries.
 
-    Equal refusals are one line with a count, so that no one can fill the log.
+    Equal refusals are written as one entry with a count, so that no one can fill the log.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Tokens: creation, lists, renewal, revocation; the secret is shown once and stored as a digest.
+"""Tokens: creation, lists, renewal, revocation; the secret is shown once, its digest stored.
 
-A token is 256 random bits after a prefix by which scanners for secrets recognize it.
+A token is a prefix, by which secret scanners recognize it, and 256 random bits.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from app.web.lists import Column, Listing, read
 
 PREFIX: Final = "plc_"
 RANDOM_BYTES: Final = 32
-# Characters of a token that lists show: 24 of its random bits, so that 232 stay unknown.
+# Number of a token's first characters that lists show: they hold 24 of its random bits, so that 232
+# bits stay unknown.
 SHOWN_CHARACTERS: Final = len(PREFIX) + 4
 
 
 def new_token() -> str:
-    """Return a new token."""
+    """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text has the form of a token, with all of its bits."""
+    """Return whether a text has the form and the length of a token."""
     if not text.startswith(PREFIX) or not text.isascii():
         return False
     try:
@@ -53,7 +54,7 @@ def is_token(text: str) -> bool:
 
 
 def digest(secret: str) -> bytes:
-    """Return the SHA-256 of a secret of 256 random bits, which is stored in its place.
+    """Return the SHA-256 of a secret of 256 random bits; the digest is stored, not the secret.
 
     A slow hash would add nothing: there are 2^256 secrets to try.
     """
@@ -65,7 +66,7 @@ LONGEST: Final = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """A token without its secret; `begins` are its first characters."""
+    """A token without its secret; `begins` holds the token's first characters."""
 
     id: Annotated[uuid.UUID, Column(csv="id"), Field(exclude=True)]
     name: str
@@ -77,7 +78,7 @@ class TokenView:
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: Annotated[datetime | None, Column(csv="revoked_at"), Field(exclude=True)]
-    # Neither revoked nor expired.
+    # Whether the token is neither revoked nor expired.
     valid: Annotated[
         bool,
         Column(
@@ -115,7 +116,7 @@ def create_token(  # noqa: PLR0913 - the fields of a token
     owner: str | None = None,
     secret: str | None = None,
 ) -> NewToken:
-    """Create a token.
+    """Create a token and return it with its secret.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ def create_token(  # noqa: PLR0913 - the fields of a token
 
 
 def list_tokens(tx: Reads, *, project_id: int | None = None) -> list[TokenView]:
-    """Return tokens that are not revoked, by name; with `project_id`, only its own."""
+    """Return the tokens that are not revoked, by name; `project_id`: only tokens of the project."""
     where: list[ColumnElement[bool]] = [Token.revoked_at.is_(None)]
     if project_id is not None:
         where.append(Token.project_id == project_id)
@@ -200,7 +201,7 @@ def revoke_token(container: Container, name: str) -> None:
 
 
 def renew_token(container: Container, name: str, expires: timedelta) -> TokenView:
-    """Set the validity of a valid token from now on; its secret stays.
+    """Renew a valid token: set its validity from now on, and keep its secret.
 
     Raises
     ------

@@ -42,7 +42,7 @@ Until = Annotated[AwareDatetime | None, Query(alias="to", description="Only thos
 
 
 class HostListBody(BaseModel):
-    """Hosts, the one that cost most first; `total` are all that match."""
+    """Hosts, sorted by cost, most expensive first; `total` is the number of all matching hosts."""
 
     hosts: list[HostRow]
     total: int
@@ -50,7 +50,7 @@ class HostListBody(BaseModel):
 
 
 class GpuBody(ReadBody):
-    """A GPU of a host in a session; `slow` where a cause names it."""
+    """A GPU of a host in a session; `slow` if a cause names the GPU."""
 
     gpu: str
     slowdown: float
@@ -76,7 +76,7 @@ class HostSessionBody(ReadBody):
 
 
 class RepairBody(ReadBody):
-    """A repair, and what came of it: medians of up to five sessions before and after."""
+    """A repair and its effect, from the medians of up to five sessions before and after it."""
 
     at: datetime
     gpu: str | None
@@ -101,7 +101,7 @@ class HostIncidentBody(ReadBody):
 
 
 class MoveBody(ReadBody):
-    """A GPU that went from one node to another; `at` is when it was first seen there."""
+    """A move of a GPU between nodes; `at` is when the new node was first seen with it."""
 
     gpu: str
     before: str
@@ -111,9 +111,9 @@ class MoveBody(ReadBody):
 
 
 class HostDetailBody(ReadBody):
-    """A host with its sessions, incidents, repairs and moved GPUs, the newest first.
+    """A host with its sessions, incidents, repairs and moved GPUs, each sequence newest first.
 
-    `guessed` where its name may be that of a container.
+    `guessed`: the host's name may be the name of a container.
     """
 
     host: str
@@ -126,7 +126,7 @@ class HostDetailBody(ReadBody):
 
 
 class NewRepairBody(BaseModel, extra="forbid"):
-    """What was done to a host."""
+    """A repair of a host, to be stored."""
 
     what: Annotated[str, Field(min_length=1, max_length=2000, examples=["replaced GPU 5"])]
     gpu: Annotated[
@@ -143,7 +143,7 @@ class NewRepairBody(BaseModel, extra="forbid"):
 
 
 def router() -> APIRouter:
-    """Return the routes of hosts."""
+    """Return the router of hosts."""
     routes = api_router("hosts", "/api/v1/hosts")
 
     @routes.get("", summary="Hosts, the one that cost most first")
@@ -187,7 +187,7 @@ def router() -> APIRouter:
 
     @routes.post("/{host}/repairs", status_code=CREATED, summary="Note a repair")
     def post_repair(container: Here, host: str, body: NewRepairBody) -> HostDetailBody:
-        """Whether it helped is measured by the sessions before and after it."""
+        """Store a repair; the sessions before and after it show whether it helped."""
         note_repair(container, host, what=body.what, gpu=body.gpu, at=body.at, by=body.by)
         with container.reading() as tx:
             view = host_view(tx, host, Span())
@@ -196,11 +196,11 @@ def router() -> APIRouter:
     return routes
 
 
-# Devices of a probe, more than any machine has.
+# Largest number of devices in a probe, more than any machine has.
 MOST_DEVICES: Final = 256
 _LONGEST_NAME: Final = 255
 _LONGEST_FAULT: Final = 1000
-# Upper bound of figures, far beyond any device.
+# Upper limit of measured values, far beyond any device.
 _LARGEST: Final = 1e9
 
 
@@ -209,7 +209,7 @@ Figure = Annotated[float | None, Field(gt=0, le=_LARGEST, allow_inf_nan=False, s
 
 
 class MeasuresBody(BaseModel):
-    """What was measured of a device; more is faster."""
+    """Measured values of a device; a larger value is faster."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -248,7 +248,7 @@ class NewProbeBody(BaseModel):
 
 
 class FigureBody(BaseModel):
-    """A figure of a device against the median of its like."""
+    """A measured value of a device, compared with the median of devices of the same model."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -259,7 +259,7 @@ class FigureBody(BaseModel):
 
 
 class JudgedDeviceBody(BaseModel):
-    """What a probe says of a device."""
+    """Verdict of a probe on a device."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -298,14 +298,14 @@ HostName = Annotated[str, Path(max_length=_LONGEST_NAME), AfterValidator(printab
 
 
 def probes_router() -> APIRouter:
-    """Return the routes of probes."""
+    """Return the router of probes."""
     routes = api_router("hosts", "/api/v1/hosts")
 
     @routes.post("/{host}/probes", status_code=CREATED, summary="Note a probe")
     def post_probe(
         container: Here, request: Request, host: HostName, body: NewProbeBody
     ) -> ProbeBody:
-        """Return the latest probe of the host, against its like elsewhere."""
+        """Store a probe, and return it compared with devices of the same model on other hosts."""
         note_probe(
             container,
             host,

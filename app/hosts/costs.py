@@ -1,4 +1,4 @@
-"""Costs of hosts over a time: GPU-hours of each verdict, sums by host, whole weeks of the ledger.
+"""Costs of hosts over a period: GPU-hours of each verdict, sums by host, whole weeks of sums.
 
 A verdict counts until the next session of its job, for at most six hours.
 """
@@ -42,20 +42,20 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 from app.web.lists import Column, Listing, Page
 
-# Longest time for which a verdict counts: afterwards the job may have ended or changed.
+# Longest time for which a verdict counts: after it the job may have ended or changed.
 LONGEST_VERDICT: Final = timedelta(hours=6)
 _HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of time; None: no bound."""
+    """A period; a bound of None means no bound."""
 
     since: datetime | None = None
     until: datetime | None = None
 
     def holds(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions for a moment to be in the range."""
+        """Return the conditions that a time is in the period."""
         conditions = []
         if self.since is not None:
             conditions.append(moment >= self.since)
@@ -65,7 +65,7 @@ class Span:
 
 
 def seconds(time: Any) -> ColumnElement[float]:  # noqa: ANN401 - an interval
-    """Return the seconds of an interval; ``EXTRACT`` makes decimals, which are slow."""
+    """Return the seconds of an interval as a double; ``EXTRACT`` returns slow decimals."""
     return func.date_part("epoch", time, type_=Double)
 
 
@@ -77,17 +77,18 @@ def priced(
     slow: bool = False,
     durations: CTE | None = None,
 ) -> CTE:
-    """Return the readings of a time with the cost of each in GPU-hours.
+    """Return the readings of a period with the cost of each, GPU-hours.
 
-    A verdict counts from its session until the next one of the job, at most `LONGEST_VERDICT`; the
-    latest one of a job as long as the one before, and at least for the steps that were analyzed.
+    A verdict counts from its session until the next session of the job, for at most
+    `LONGEST_VERDICT`; the latest verdict of a job counts as long as the previous one, and at least
+    for the analyzed steps.
 
     Parameters
     ----------
     slow : bool
-        Return only readings that a cause names: the others cost nothing.
+        Return only readings that a cause names: other readings have no cost.
     durations : CTE, optional
-        Result of `verdict_durations` for this time or a longer one, if the statement has it.
+        Result of `verdict_durations` for this period or a longer one, to share within a statement.
     """
     if durations is None:
         durations = verdict_durations(tx, span)
@@ -109,7 +110,7 @@ def priced(
             (HostReading.lost_each_hour * verdict_s / _HOUR_S).label("cost"),
         )
         .join(durations, durations.c.id == HostReading.session_id)
-        # An outer join, which the planner drops from statements that read no name of a job.
+        # An outer join, which the planner removes from statements that do not use the job's name.
         .outerjoin(Job, Job.id == HostReading.job_id)
         .where(*span.holds(HostReading.received_at.expression))
     )
@@ -121,7 +122,7 @@ def priced(
 
 
 def verdict_durations(tx: Reads, span: Span) -> CTE:
-    """Return the sessions of a time with the interval for which the verdict of each counts."""
+    """Return the sessions of a period with the interval for which each session's verdict counts."""
     received, order = Session.received_at, (Session.received_at, Session.id)
     following = func.lead(received).over(partition_by=Session.job_id, order_by=order)
     before = func.lag(received).over(partition_by=Session.job_id, order_by=order)
@@ -134,20 +135,21 @@ def verdict_durations(tx: Reads, span: Span) -> CTE:
     columns = (Session.id, Session.job_id, Session.world, Session.labels, received)
     query = select(*columns, (end - received).label("duration"))
     if span.since is not None:
-        # An earlier session matters only for the gap between it and the next one.
+        # An earlier session matters only for the interval between it and the next session.
         query = query.where(received >= span.since - LONGEST_VERDICT)
     return query.cte("verdict_durations")
 
 
-# Hosts of a page, and of a file.
+# Largest numbers of hosts on a page and in a file.
 PAGE: Final = 50
 MOST: Final = 10_000
-# Slow sessions from which on a host is blamed: a single one may be by chance or its neighbor's.
+# Number of slow sessions from which on a host is blamed: a single one may be due to chance or to a
+# neighbor.
 BLAMED_FROM: Final = 2
 
 
 class Show(StrEnum):
-    """Hosts that a list shows."""
+    """Choices of the hosts that a list shows."""
 
     BLAMED = "blamed"
     REPAIRED = "repaired"
@@ -156,10 +158,10 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSums:
-    """A host over a time.
+    """Sums of a host over a period.
 
-    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
-    second one on.
+    `slow_sessions` counts the sessions in which a cause named a worker on the host; a host with two
+    or more is `blamed`.
     """
 
     host: Annotated[str, Column(sort="host")]
@@ -194,10 +196,10 @@ class HostSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRow(HostSums):
-    """A host over a time, with details that are read only for the hosts of a page.
+    """A host over a period, with details that are read only for the hosts of a page.
 
-    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
-    second one on.
+    `slow_sessions` counts the sessions in which a cause named a worker on the host; a host with two
+    or more is `blamed`.
     """
 
     slowdown_now: Annotated[
@@ -208,9 +210,9 @@ class HostRow(HostSums):
     ]
     incidents: Annotated[int, Column(csv=None), Field(description="Sent incidents that name it.")]
     firing: Annotated[bool, Column(csv=None)]
-    # Slowdown in the latest sessions, oldest first.
+    # Slowdowns in the host's latest sessions, oldest first.
     trend: Annotated[Sequence[float], Field(exclude=True)]
-    # Latest repair; None in a brief list.
+    # Latest repair of the host; None in a brief list.
     repair: Annotated[Repair | None, Field(exclude=True)]
 
 
@@ -219,7 +221,7 @@ HOSTS: Final = Listing(HostSums, default_sort="-cost")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all hosts of a time."""
+    """Sums over all hosts of a period."""
 
     hosts: int
     ranks: int
@@ -232,7 +234,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """A page of hosts."""
+    """A page of hosts, with sums over all hosts."""
 
     now: datetime
     totals: Totals
@@ -247,14 +249,15 @@ _FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Weeks:
-    """The whole weeks within a time; a list reads their sums, and readings for the rest of it."""
+    """The whole weeks within a period, whose sums are stored; its ends are summed from readings."""
 
-    # Begin of the first week and end of the last one; None: no bound. Equal if no week is whole.
+    # Start of the first week and end of the last week; None: no bound. Both are equal if the period
+    # contains no whole week.
     first: datetime | None
     end: datetime | None
 
     def holds(self, week: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
-        """Return the conditions for a week, given its beginning, to be one of these."""
+        """Return the conditions that a week, given its start, is one of these weeks."""
         conditions = []
         if self.first is not None:
             conditions.append(week >= self.first)
@@ -263,7 +266,7 @@ class Weeks:
         return conditions
 
     def leaves(self, moment: ColumnElement[datetime]) -> ColumnElement[bool]:
-        """Return the condition for a moment to be in none of these weeks."""
+        """Return the condition that a time is in none of these weeks."""
         if self.first is None and self.end is None:
             return ~true()
         if self.first is None:
@@ -274,7 +277,7 @@ class Weeks:
 
 
 def weeks_in(span: Span) -> Weeks:
-    """Return the whole weeks within a time.
+    """Return the whole weeks within a period.
 
     Examples
     --------
@@ -295,11 +298,11 @@ def _begin(moment: datetime, *, up: bool) -> datetime:
 
 
 def ledger(tx: Reads, span: Span, words: str) -> CTE:
-    """Return every host with its sums, whether it was repaired, and whether it matches the words.
+    """Return all hosts with sums, whether they were repaired, and whether they match the words.
 
-    Sums of whole weeks are stored; readings are counted one by one, from an index, only at the ends
-    of the time, and priced only if a cause names them, which are few. Everything is first summed
-    by job, so that the words are compared with few rows.
+    Sums of whole weeks are stored. Single readings are read, from an index, only at the ends of the
+    period, and costs are computed only for the few readings that a cause names. Everything is first
+    summed by job, so that the words are compared with few rows.
     """
     of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())
     seen, slow = of_all.c, of_slow.c
@@ -320,7 +323,7 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
             seen.worst.label("slowdown_worst"),
             seen.computing.label("computing_worst"),
             func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
-            # looked up later, for the hosts of the page alone
+            # read by a later statement, only for the hosts of the page
             false().label("guessed"),
             seen.first_seen,
             seen.last_seen,
@@ -332,13 +335,13 @@ def ledger(tx: Reads, span: Span, words: str) -> CTE:
         .select_from(of_all)
         .outerjoin(of_slow, slow.host == seen.host)
         .cte("ledger")
-        # Several parts of a statement read it; it is computed once.
+        # Materialized, since several parts of the statement read it.
         .prefix_with("MATERIALIZED", dialect="postgresql")
     )
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
-    """Return the sums of each host over all its readings, and which words match it or its jobs."""
+    """Return each host's sums over all readings, and which words match the host or its jobs."""
     both = (
         union_all(
             select(
@@ -371,7 +374,7 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
         .subquery("seen_in_jobs")
     )
     part = parts.c
-    # There are fewer jobs than hosts: each name of a job is compared once.
+    # There are fewer jobs than hosts, so the words are compared once with each job's name.
     named = select(
         Job.id,
         *(
@@ -398,7 +401,7 @@ def _seen(span: Span, words: Sequence[str]) -> Subquery:
 
 
 def _ends(span: Span) -> Select[*tuple[Any, ...]]:
-    """Return the sums of the readings before and after the whole weeks of a time."""
+    """Return the sums of the readings before and after the whole weeks of a period."""
     received = HostReading.received_at
     return (
         select(

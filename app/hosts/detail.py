@@ -20,7 +20,7 @@ from app.jobs.models import Job
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 
-# Latest sessions of a host that are read.
+# Number of a host's latest sessions that are read.
 MOST_SESSIONS: Final = 2000
 MOST_INCIDENTS: Final = 20
 MOST_MOVES: Final = 20
@@ -45,7 +45,7 @@ class HostSession:
 
 @dataclass(frozen=True, slots=True)
 class HostIncident:
-    """An incident that names the host as its place."""
+    """An incident that names the host as the place of the cause."""
 
     id: uuid.UUID
     job: str
@@ -57,24 +57,24 @@ class HostIncident:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """A host over a time; all sequences are newest first."""
+    """A host over a period; all sequences are sorted newest first."""
 
     now: datetime
     host: str
     sessions: Sequence[HostSession]
     seen: int  # number of all sessions of the time; `sessions` are at most `MOST_SESSIONS`
-    # over all time; None if the sessions that named it are deleted
+    # latest session over all time; None if all sessions that named the host are deleted
     last_seen: datetime | None
     incidents: Sequence[HostIncident]
     repairs: Sequence[Repair]
-    # whether its name may be that of a container according to the latest session
+    # whether the host's name may be a container's, according to the latest session
     guessed: bool
-    # GPUs that came from other hosts or went to them
+    # moves of GPUs from other hosts to this host, or from this host to others
     moves: Sequence[Move]
 
 
 def host_view(tx: Reads, host: str, span: Span) -> HostView:
-    """Return a host over a time.
+    """Return a host over a period.
 
     Raises
     ------

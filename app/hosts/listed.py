@@ -1,6 +1,6 @@
-"""Lists of hosts by their cost over all jobs and sessions, as a page and as a file.
+"""Lists of hosts by cost over all jobs and sessions, as a page and as a file.
 
-The file reads thousands of lines with one statement.
+The file is read with one statement for thousands of lines.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.web.lists import Page, PageRequest, columns_of, csv_lines, in_files, last_page
 
-# Sessions that a sparkline shows.
+# Number of sessions that a sparkline shows.
 TREND: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Number of sent incidents that name a host, and whether one fires."""
+    """Number of incidents that name a host and have fired, and whether one of them is firing."""
 
     incidents: int
     firing: bool
@@ -77,7 +77,7 @@ def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[st
 
 
 def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
-    """Return whether the name of each host is a guess according to its latest session."""
+    """Return whether each host's name is a guess, according to its latest session."""
     named = _named(hosts)
     latest = (
         select(HostReading.guessed)
@@ -91,8 +91,8 @@ def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
 
 
 def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
-    """Return the GPUs of each host that causes name."""
-    # A join scans all slow readings, which are few and in an index.
+    """Return the GPUs of each host that causes name as slow."""
+    # The join scans all slow readings, which are few and in an index.
     named = _named(hosts)
     gpus = func.jsonb_path_query_array(
         HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
@@ -130,14 +130,14 @@ def _named(hosts: Sequence[str]) -> TableValuedAlias:
     return each.table_valued("host").render_derived(name="named")
 
 
-# Hosts listed that look slow and are not blamed.
+# Largest number of listed hosts that look slow but are not blamed.
 LOOK_ALIKES: Final = 20
 _COLUMNS: Final = tuple(columns_of(HostSums))
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The hosts of a time as the database returns them."""
+    """The hosts of a period, as the database query returns them."""
 
     hosts: int
     ranks: int
@@ -175,11 +175,11 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     words : str
-        Only hosts of which the name, a job or a cause contains each of these words.
+        Return only hosts whose name, job or cause contains each of these words.
     brief : bool
-        Read trends of one session and no repairs.
+        Read only the latest session of each trend, and no repairs.
     alike_from : float
-        Slowdown from which on a host that no cause names looks slow.
+        Slowdown from which on a host looks slow although no cause names it.
     """
     found = _found(tx, span, request, show, words, alike_from)
     totals, alike, first = found.totals, found.alike, found.first
@@ -221,7 +221,7 @@ def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
     column = columns[HOSTS.sorts[sort.removeprefix("-")]]
     by = (column.desc() if sort.startswith("-") else column.asc()).nulls_last()
     offset = func.least(request.size * (request.page - 1), last)
-    # Among equals the most expensive one comes first.
+    # Hosts with equal sort keys are ordered by cost, most expensive first.
     rows = (
         select(hosts).where(listed).order_by(by, *most_expensive).limit(request.size).offset(offset)
     )
@@ -253,7 +253,7 @@ def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]
 
 
 def is_shown(columns: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition for a host to be in a list."""
+    """Return the condition that a host is in a list."""
     if show is Show.BLAMED:
         return and_(true(), columns.blamed)
     return true() if show is Show.ALL else and_(true(), columns.repaired)
@@ -285,14 +285,14 @@ def _marked(rows: Sequence[HostSums], guessed: Mapping[str, bool]) -> list[HostS
     return [replace(row, guessed=guessed.get(row.host, False)) for row in rows]
 
 
-# Columns of the file of hosts.
+# Columns of the CSV file of hosts.
 HEADER: Final = tuple(in_files(HostRow))
-# Columns of the file that are looked up for each listed host.
+# Columns of the file whose values are read separately, for the listed hosts only.
 _LOOKED_UP: Final = ("guessed", "slowdown_now", "gpus_named")
 
 
 def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "") -> str:
-    """Return the lines of the file of hosts below `HEADER`; at most `MOST`.
+    """Return the lines of the file of hosts below `HEADER`, at most `MOST` lines.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "")
     hosts = ledger(tx, span, words)
     by = HOSTS.sort(sort)
     column = HOSTS.sorts[by.removeprefix("-")]
-    # Among equals the most expensive one comes first.
+    # Hosts with equal sort keys are ordered by cost, most expensive first.
     order = [f"-{column}" if by.startswith("-") else column, "-cost_gpu_hours", "host"]
     listed = select(hosts).where(hosts.c.matches, is_shown(hosts.c, show)).cte("listed")
     of_time, gpus = _latest(listed, span, "of_time"), _gpus(span)
@@ -327,7 +327,7 @@ def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "")
 
 
 def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
-    """Return the latest reading of each host in a time."""
+    """Return the latest reading of each host in a period."""
     received = HostReading.received_at
     return (
         select(HostReading.slowdown, HostReading.guessed)
@@ -339,11 +339,11 @@ def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
 
 
 def _gpus(span: Span) -> Subquery:
-    """Return the GPUs of each host that causes name in a time."""
+    """Return the GPUs of each host that causes of a period name as slow."""
     slow_gpu = func.jsonb_path_query(
         HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
     )
-    # all slow readings: they are few, and in an index
+    # scans all slow readings: they are few, and in an index
     named = (
         select(HostReading.host, slow_gpu.op("#>>")(array([], type_=Text)).label("gpu"))
         .where(HostReading.cause.is_not(None), *span.holds(HostReading.received_at.expression))

@@ -18,14 +18,15 @@ HANG_FACTS: Final = DumpedDocument(TypeAdapter(HangFacts))
 
 
 class HostReading(OfProject, Base):
-    """A host in a session: an `app.hosts.readings.Reading`."""
+    """Measurements of a host in a session: an `app.hosts.readings.Reading`."""
 
     __tablename__ = "host_reading"
     __table_args__ = (
         belongs_to("session_id", "session.id"),
         belongs_to("job_id", "job.id"),
         Index("ix_host_reading_project_id_host_received_at", "project_id", "host", "received_at"),
-        # the list of hosts adds up all of a time, without their rows; few are priced
+        # The list of hosts sums all readings of a period from this index alone, without reading the
+        # rows; costs are computed for a few readings only.
         Index(
             "ix_host_reading_of_all",
             "project_id",
@@ -44,27 +45,28 @@ class HostReading(OfProject, Base):
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
-    # of the session
+    # time at which the session was received
     received_at: Mapped[datetime]
-    # ranks of the job on the host
+    # number of the job's ranks on the host
     ranks: Mapped[int]
     workers: Mapped[int]
     slowdown: Mapped[float]
     computing: Mapped[float | None]
-    # the leading cause that names a worker on it, and the cost of all these, GPU-hours an hour
+    # the leading cause that names a worker on the host, and the cost of all such causes, GPU-hours
+    # per hour
     cause: Mapped[str | None]
     lost_each_hour: Mapped[float]
     # total time of the analyzed steps, seconds
     measured_s: Mapped[float]
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
-    # whether the host's name may be that of a container
+    # whether the host's name may be a container's
     guessed: Mapped[bool] = mapped_column(server_default=text("false"))
 
 
 class HostWeek(OfProject, Base):
     """Sums of a host's readings in a job over the week that begins at `week`.
 
-    Triggers on `host_reading` maintain it; no code writes it.
+    Triggers on `host_reading` maintain this table; the program never writes it.
     """
 
     __tablename__ = "host_week"
@@ -77,7 +79,7 @@ class HostWeek(OfProject, Base):
     week: Mapped[datetime] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
     sessions: Mapped[int]
-    # maxima over the sessions
+    # maximum over the sessions
     ranks: Mapped[int]
     slowdown: Mapped[float]
     computing: Mapped[float | None]
@@ -86,7 +88,7 @@ class HostWeek(OfProject, Base):
 
 
 class GpuPlace(OfProject, Base):
-    """A host on which a GPU was seen; the latest one is its current place."""
+    """A host on which a GPU was seen; the latest row of a GPU is its current place."""
 
     __tablename__ = "gpu_place"
     __table_args__ = (
@@ -94,12 +96,12 @@ class GpuPlace(OfProject, Base):
         Index("ix_gpu_place_project_id_host", "project_id", "host"),
     )
 
-    # UUID
+    # UUID of the GPU
     gpu: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str] = mapped_column(primary_key=True)
-    # whether the host's name may be that of a container
+    # whether the host's name may be a container's
     guessed: Mapped[bool]
-    # of the sessions
+    # times of the first and the last session with the GPU on the host
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -116,7 +118,7 @@ class HostRepair(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     host: Mapped[str]
-    # name in the metadata of sessions; null: the whole host
+    # name of the GPU in the metadata of sessions; null: the repair concerns the whole host
     gpu: Mapped[str | None]
     what: Mapped[str]
     by: Mapped[str]
@@ -135,23 +137,23 @@ class HostProbe(OfProject, Base):
     )
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # id of the probe, chosen by the client: a repeated request stores nothing
+    # id of the probe, chosen by the client, so that a repeated request stores nothing
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     # number of the device within the probe
     device: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     host: Mapped[str]
-    # whether the host's name may be that of a container
+    # whether the host's name may be a container's
     guessed: Mapped[bool]
     at: Mapped[datetime]
-    # number on the host, model, UUID
+    # number of the device on the host, its model and its UUID
     index: Mapped[str]
     model: Mapped[str]
     gpu: Mapped[str | None]
-    # app.hosts.probes.Measure; null if it cannot be measured
+    # values of app.hosts.probes.Measure; null if the device could not be measured
     matmul_tflops: Mapped[float | None] = mapped_column(Double)
     memory_copy_gbs: Mapped[float | None] = mapped_column(Double)
     host_to_device_gbs: Mapped[float | None] = mapped_column(Double)
     device_to_host_gbs: Mapped[float | None] = mapped_column(Double)
     all_reduce_gbs: Mapped[float | None] = mapped_column(Double)
-    # reason why it could not be measured
+    # reason why the device could not be measured
     fault: Mapped[str | None]

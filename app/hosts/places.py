@@ -1,4 +1,4 @@
-"""Identity of hosts by their GPUs: on which node each GPU was seen, and which GPUs have moved.
+"""Places of GPUs: on which node each GPU was seen, and which GPUs have moved.
 
 A GPU keeps its UUID when ranks are renumbered, pods renamed and nodes drained. If a session can
 only guess the name of a host, the UUIDs of its GPUs identify the node. A GPU that a session reports
@@ -23,13 +23,14 @@ from app.analysis.trace.rank_metadata import MovedGpu
 from app.hosts.models import GpuPlace
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# Reports name a move for this long after it; the pages of both hosts list it without limit.
+# Time for which reports name a move; the pages of both hosts list it without limit.
 MOVED_FOR: Final = timedelta(days=30)
-# Moved GPUs that a report names.
+# Largest number of moved GPUs that a report names.
 MOST_MOVED: Final = 64
-# Age from which on a place is updated: one update a session would be thousands of GPUs each time.
+# Age from which on a stored place is updated: an update with each session would write thousands of
+# rows each time.
 REFRESH: Final = timedelta(hours=1)
-# Source of a host's name that was found by its GPUs.
+# Source of a host's name that was determined from the UUIDs of its GPUs.
 BY_GPU: Final = "gpu_uuids"
 
 
@@ -58,7 +59,7 @@ Places = Mapping[str, Sequence[Place]]
 
 
 def places_of(tx: Reads, gpus: Iterable[str]) -> dict[str, list[Place]]:
-    """Return the places of each of these GPUs, the latest first."""
+    """Return the places of each of these GPUs, latest first."""
     wanted = sorted(set(gpus))
     places: dict[str, list[Place]] = {}
     if not wanted:
@@ -75,7 +76,7 @@ def places_of(tx: Reads, gpus: Iterable[str]) -> dict[str, list[Place]]:
 
 
 def moves_of(tx: Reads, host: str, most: int) -> list[Move]:
-    """Return the moves of GPUs to or from a node, the latest first; guessed names do not count."""
+    """Return the moves of GPUs to or from a node, newest first; guessed names do not count."""
     gpus = tx.session.execute(
         select(GpuPlace.gpu).where(GpuPlace.host == host, GpuPlace.guessed.is_(False))
     ).scalars()
@@ -95,9 +96,9 @@ def moves_of(tx: Reads, host: str, most: int) -> list[Move]:
 
 
 def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
-    """Return metadata in which guessed hosts have the name of the node where their GPUs were seen.
+    """Return metadata with guessed host names replaced by the nodes where their GPUs were seen.
 
-    The majority of the GPUs decides. The name remains a guess: they may have moved.
+    The majority of the GPUs decides. The name remains a guess, since the GPUs may have moved.
     """
     guessed = meta.whereabouts.guessed_hosts
     if not guessed:
@@ -122,7 +123,7 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
 
 
 def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple[MovedGpu, ...]:
-    """Return the GPUs of a session that were on another node before; guessed names do not count."""
+    """Return the session's GPUs that were on another node before; guessed names do not count."""
     found = []
     for rank, uuid in sorted(meta.uuids.items()):
         host = meta.hosts.get(rank)
@@ -141,12 +142,12 @@ def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple
 
 
 def _is_other(one: str, host: str) -> bool:
-    """Return whether two names are of different nodes; a domain name does not count."""
+    """Return whether two names are of different nodes; domain names are ignored."""
     return one.partition(".")[0] != host.partition(".")[0]
 
 
 def with_moved(report: Report, moved: Sequence[MovedGpu]) -> Report:
-    """Return a report with its moved GPUs, those that causes name first."""
+    """Return a report with its moved GPUs; GPUs that causes name come first."""
     blamed = {
         report.rank_of(worker) for cause in report.causes for worker in cause.where.workers
     } | {rank for cause in report.causes for rank in cause.where.ranks}
@@ -155,7 +156,7 @@ def with_moved(report: Report, moved: Sequence[MovedGpu]) -> Report:
 
 
 def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
-    """Store the places of a session's GPUs that are new or older than `REFRESH`."""
+    """Store the places of a session's GPUs, if a place is new or older than `REFRESH`."""
     seen = {
         uuid: machine
         for rank in sorted({*report.whereabouts.gpu_uuids, *report.gpus})
@@ -183,7 +184,8 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
         added.on_conflict_do_update(
             index_elements=["gpu", "host", "project_id"],
             set_={
-                # A name that one session reports is no guess in the others.
+                # If any session reports the name as certain, it is not a guess in the other
+                # sessions either.
                 "guessed": kept.guessed & new.guessed,
                 "first_seen": func.least(kept.first_seen, new.first_seen),
                 "last_seen": func.greatest(kept.last_seen, new.last_seen),
@@ -194,7 +196,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
 
 
 def _is_fresh(places: Sequence[Place], host: str, at: datetime, *, guessed: bool) -> bool:
-    """Return whether the latest stored place of a GPU is this one and recent."""
+    """Return whether a place equals the latest stored place of its GPU, which is recent."""
     if not places or places[0].host != host or (places[0].guessed and not guessed):
         return False
     return places[0].first_seen <= at <= places[0].last_seen + REFRESH

@@ -1,4 +1,4 @@
-"""Probes of hosts: stored, compared with devices of the same model, and put into words."""
+"""Probes of hosts: storage, comparison with devices of the same model, and texts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.quotas.usage import PROBED_DEVICES, count_made
 
-# Devices of a model from which on figures are compared: fewer have no meaningful spread.
+# Number of devices of a model from which on values are compared: fewer have no meaningful spread.
 ENOUGH: Final = 4
-# Healthy devices of a model differ by a few percent; SuperBench (ATC 2024) takes 0.95 too.
+# Ratio to the median below which a device may be slow. Healthy devices of a model differ by a few
+# percent; SuperBench (ATC 2024) uses 0.95, too.
 SLOW_BELOW: Final = 0.95
-# Factor of Tukey's fence: figures above it are within the spread of the other devices.
+# Factor of Tukey's fence: values above the fence are within the spread of the other devices.
 _FENCE: Final = 1.5
 
 
 class Measure(StrEnum):
-    """Measure of a probe; more is faster."""
+    """Measured quantity of a probe; a larger value is faster."""
 
     MATMUL = "matmul_tflops"
     MEMORY_COPY = "memory_copy_gbs"
@@ -49,13 +50,13 @@ class ProbeOutcome(StrEnum):
     # too few devices of the model were probed
     NO_PEERS = "no peers"
 
-    # The worst first.
+    # Outcomes, worst first.
     RANKED = nonmember((CONFIRMED, UNCLEAR, CLEARED, NO_PEERS))
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Figures of other devices of a model in a measure."""
+    """Values of one measure for other devices of the same model."""
 
     count: int
     low: float  # lower quartile
@@ -65,7 +66,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of a device; `ratio` is to the median of its peers, None if these are too few."""
+    """A measured value; `ratio` is value / median of the peers, None if there are too few peers."""
 
     value: float
     ratio: float | None
@@ -75,7 +76,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class JudgedDevice:
-    """A device of a probe."""
+    """A device of a probe, with its compared values and its verdict."""
 
     index: str
     model: str
@@ -86,15 +87,15 @@ class JudgedDevice:
 
     @property
     def worst(self) -> tuple[Measure, Compared] | None:
-        """Return the measure of the worst outcome and least ratio; None if none has peers."""
+        """Return the measure with the worst outcome and least ratio; None if none has peers."""
         known = [item for item in self.measures.items() if item[1].ratio is not None]
         return min(known, key=lambda item: _badness(item[1]), default=None)
 
 
 def compare(value: float, peers: Peers | None) -> Compared:
-    """Return the comparison of a figure with those of its peers.
+    """Return the comparison of a measured value with the values of its peers.
 
-    The device is confirmed as slow if the figure is below 0.95 of their median and outside of
+    The device is confirmed as slow if the value is below 0.95 of the peers' median and outside of
     Tukey's fence: below the lower quartile by more than 1.5 times the interquartile range.
 
     Examples
@@ -124,14 +125,14 @@ def judge_device(
     fault: str | None,
     measures: Mapping[Measure, Compared],
 ) -> JudgedDevice:
-    """Return the verdict on a device; one that could not be measured is confirmed as slow."""
+    """Return the verdict on a device; a device that could not be measured is confirmed as slow."""
     outcomes = [compared.outcome for compared in measures.values()]
     outcome = ProbeOutcome.CONFIRMED if fault is not None else overall(outcomes)
     return JudgedDevice(index, model, gpu, fault, measures, outcome)
 
 
 def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
-    """Return the worst of several outcomes; ``no peers`` only if all are.
+    """Return the worst of several outcomes; ``no peers`` only if all outcomes are ``no peers``.
 
     Examples
     --------
@@ -142,7 +143,7 @@ def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
 
 
 def badness(device: JudgedDevice) -> tuple[bool, int, float]:
-    """Return a sort key by which the worst device comes first: failed ones, then slow ones."""
+    """Return a sort key that puts the worst device first: failed devices, then slow ones."""
     worst = device.worst
     known = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
     return device.fault is None, *(known if worst is None else _badness(worst[1]))
@@ -173,9 +174,9 @@ def note_probe(  # noqa: PLR0913 - the fields of a probe
     at: datetime,
     guessed: bool,
 ) -> None:
-    """Store a probe of a host; a repeated one is stored once.
+    """Store a probe of a host; a repeated request stores nothing.
 
-    Hosts that no session has named are accepted: healthy ones are probed for comparison.
+    Hosts that no session has named are accepted: healthy hosts are probed for comparison.
 
     Raises
     ------
@@ -206,16 +207,16 @@ def note_probe(  # noqa: PLR0913 - the fields of a probe
         count_made(tx, container.settings, container.project_id, PROBED_DEVICES)
 
 
-# Age up to which probes are compared: new drivers and settings change the figures.
+# Largest age of compared probes: new drivers and settings change the values.
 COUNTS_FOR: Final = timedelta(days=180)
-# Probed devices in the file of one host.
+# Largest number of probed devices in the file of a host.
 MOST_LISTED: Final = 2000
 _QUARTILES: Final = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeView:
-    """The latest probe of a host."""
+    """The latest probe of a host, compared with its peers."""
 
     host: str
     guessed: bool
@@ -230,7 +231,7 @@ class ProbeView:
 
     @property
     def misses(self) -> bool:
-        """Return whether all measured devices are cleared but a GPU of the host is missing."""
+        """Return whether all measured devices are cleared, but a GPU was not measured."""
         outcome = overall([device.outcome for device in self.devices])
         return outcome is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 
@@ -262,7 +263,7 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
     """Return the latest probe of a host; None if it was never probed.
 
     Each device is compared with the latest probes of devices of its model on other hosts, at most
-    half a year old; if these are fewer than four, with those of its own host too.
+    half a year old; if there are fewer than four, also with the other devices of its own host.
     """
     last = (
         select(HostProbe.id)
@@ -305,8 +306,8 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
 
 
 def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
-    """Return whether the latest probe of a host is after `since` and cleared every device."""
-    # Most hosts have no probe: a cheap query first.
+    """Return whether the latest probe of a host is later than `since` and cleared every device."""
+    # A cheap query first, since most hosts have no probe.
     later = select(HostProbe.id).where(HostProbe.host == host, HostProbe.at > since).limit(1)
     if tx.session.execute(later).first() is None:
         return False
@@ -319,7 +320,7 @@ def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
 
 
 def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
-    """Return the probed devices of a host, the latest first."""
+    """Return the probed devices of a host, latest probe first."""
     rows = tx.session.scalars(
         select(HostProbe)
         .where(HostProbe.host == host)
@@ -346,7 +347,7 @@ def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
 def _peers(
     tx: Reads, host: str, models: set[str], until: datetime
 ) -> dict[tuple[str, Measure], Peers]:
-    """Return the figures of probed devices by model and measure."""
+    """Return the measured values of probed devices, by model and measure."""
     own = func.coalesce(HostProbe.gpu, HostProbe.host + "/" + HostProbe.index)
     latest = (
         select(
@@ -386,7 +387,7 @@ def _figures(
     return counted, quartiles
 
 
-# Measure → its name in sentences, and its unit.
+# Measure → its name in a sentence, and its unit.
 WORDS: Final = {
     Measure.MATMUL: ("matrix products", "TFLOP/s"),
     Measure.MEMORY_COPY: ("memory copies", "GB/s"),
@@ -397,7 +398,7 @@ WORDS: Final = {
 
 
 def sentence_of(view: ProbeView) -> str:
-    """Return the verdict of a probe on its host as a sentence."""
+    """Return a sentence with the verdict of a probe on its host."""
     host = node_label(view.host, guessed=view.guessed)
     if view.outcome is ProbeOutcome.NO_PEERS:
         return (

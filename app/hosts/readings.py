@@ -1,4 +1,4 @@
-"""Readings of hosts: slowdown of each host in a report and its share of the lost GPU-hours."""
+"""Readings of hosts: the slowdown of each host in a report, and its share of lost GPU-hours."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from app.hosts.places import write_places
 from app.platform.database.unit_of_work import UnitOfWork
 from app.sessions.models.tables import Session
 
-# A cause on a larger share of a job's hosts is due to its code, data or network, not to machines.
+# Largest share of a job's hosts that machines are blamed for: a cause on more hosts is due to the
+# job's code, data or network.
 MOST_AT_FAULT: Final = 0.5
-# Least excess of a worker, so that shares of a cause can be formed if no worker has any.
+# Least excess of a worker, so that a cause can be divided even if no worker has any excess.
 _LEAST_EXCESS: Final = 1e-6
 
 
@@ -31,9 +32,11 @@ class GpuReading:
     """A GPU of a host in a session."""
 
     gpu: str  # name in the metadata
-    # Largest slowdown of the job if only a worker of this GPU kept its recorded durations.
+    # Slowdown of the job if only one worker of this GPU kept its recorded durations; the maximum
+    # over the GPU's workers.
     slowdown: float
-    # Largest time of a worker here ÷ that of the other DP ranks of its stage; None without any.
+    # Time of a worker on this GPU ÷ time of the other DP ranks of its stage, the maximum over
+    # workers; None without other ranks.
     computing: float | None
     slow: bool  # whether a cause names a worker here
     uuid: str | None = None  # None if the metadata have none
@@ -41,14 +44,15 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A host in a session."""
+    """Measurements of a host in a session."""
 
     host: str
     ranks: int  # ranks of the job on it, traced or not
     workers: int  # workers (DP rank, stage) whose traced rank is on it
     slowdown: float  # as of `GpuReading`
     computing: float | None  # as of `GpuReading`
-    # The most expensive cause that blames machines and names a worker here; None without any.
+    # The most expensive cause that blames machines and names a worker on the host; None if there is
+    # none.
     cause: str | None
     lost_each_hour: float  # GPU-hours that the job loses by such causes in each hour
     gpus: tuple[GpuReading, ...] = ()  # by name; empty if the GPUs are not known
@@ -57,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Gpu:
-    """A GPU of a host: its display name, and its UUID, "" if unknown."""
+    """A GPU of a host: its display name, and its UUID, which is "" if unknown."""
 
     name: str
     uuid: str = ""
@@ -65,7 +69,7 @@ class _Gpu:
 
 @dataclass(slots=True)
 class _Blame:
-    """Costs of the causes that name a host, and the GPUs that they name."""
+    """Costs of the causes that name a host, and the GPUs that these causes name."""
 
     lost_each_hour: float = 0.0
     causes: dict[str, float] = field(default_factory=dict)
@@ -73,12 +77,12 @@ class _Blame:
 
 
 def readings_of(report: Report) -> tuple[Reading, ...]:
-    """Return a reading of each host in a report, by name.
+    """Return the reading of each host in a report, by host name.
 
-    Without a verdict, hosts that no cause blames have none.
+    Without a verdict, only hosts that a cause blames have a reading.
 
     A host is slow if a cause that blames machines names a worker on it. A large slowdown is not
-    enough: a heavy stage has one on any host.
+    enough: a heavy pipeline stage has a large slowdown on any host.
     """
     if report.known_waste is None:
         return ()
@@ -98,13 +102,13 @@ def _reading(
 ) -> Reading:
     blame = blamed.get(host, _Blame())
     by_gpu: dict[_Gpu, list[Worker]] = {}
-    # The times of a worker with several GPUs are not those of the traced one alone.
+    # The recorded times of a worker with several GPUs are not those of the traced GPU alone.
     for worker in cells if gpus_of_worker(report) == 1 else ():
         machine = report.machine(report.rank_of(worker))
         gpu = _gpu(machine.gpu, machine.uuid)
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(worker)
-    # A cause may name a GPU of such a worker.
+    # A cause may name a GPU of a worker with several GPUs.
     for gpu in blame.gpus - set(by_gpu):
         by_gpu[gpu] = []
     return Reading(
@@ -151,7 +155,7 @@ def _slowdown(report: Report, cells: list[Worker]) -> float:
 
 
 def _computing(report: Report, cells: list[Worker]) -> float | None:
-    """Return the largest ratio of a worker's time to its peers', the mean of both directions."""
+    """Return the largest ratio of a worker's time to its peers' time, mean of both directions."""
     found = []
     for dp, pp in cells:
         pair = (report.by_worker.forward_ratio[dp][pp], report.by_worker.backward_ratio[dp][pp])
@@ -162,13 +166,13 @@ def _computing(report: Report, cells: list[Worker]) -> float | None:
 
 
 def _blamed(report: Report) -> dict[str, _Blame]:
-    """Return the causes by host, the cost of each divided among the workers that it names."""
+    """Return the causes by host; the cost of a cause is divided among the workers that it names."""
     hosts = set(report.hosts.values())
     found: dict[str, _Blame] = {}
     for cause in report.causes:
         if not blames_machine(cause.cause):
             continue
-        # Each host and GPU has the share of the cause by which its workers slow the job down.
+        # A host's or GPU's share of a cause is in proportion to the slowdown by its workers.
         excess: dict[tuple[str, _Gpu | None], float] = {}
         gpus = blamed_gpus(report, cause.where)
         for worker, at in zip(cause.where.workers, gpus, strict=False):
@@ -193,9 +197,9 @@ def _blamed(report: Report) -> dict[str, _Blame]:
 
 
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
-    """Replace the stored readings of a session by those of its report; None deletes them.
+    """Replace the stored readings of a session by its report's; None deletes them.
 
-    Call it in the transaction that stores the report, so that both always agree.
+    Call this function in the transaction that stores the report, so that readings and report agree.
     """
     tx.session.execute(delete(HostReading).where(HostReading.session_id == session_id))
     if report is None:

@@ -1,4 +1,4 @@
-"""Repair log of hosts: entries, and whether each helped by the sessions before and after it."""
+"""Repair log of hosts, and whether each repair helped, by the sessions before and after it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from app.hosts.models import HostReading, HostRepair
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 
-# Sessions that are compared: the latest ones before the repair, the first ones after it.
+# Number of compared sessions on each side: the latest before the repair, the first after it.
 AROUND: Final = 5
-# Sessions after a repair from which on it is judged: one may be slow or fast by chance.
+# Number of sessions after a repair from which on it is judged: a single session may be slow or fast
+# by chance.
 ENOUGH: Final = 2
 
 
@@ -28,10 +29,10 @@ class Outcome(StrEnum):
 
     HELPED = "helped"
     NO_HELP = "no help"
-    # the host was slow neither before nor after it
+    # the host was slow neither before nor after the repair
     NO_CHANGE = "no change"
     WORSE = "worse"
-    # too few sessions after it
+    # too few sessions after the repair
     OPEN = "open"
 
 
@@ -57,12 +58,12 @@ class Judged:
 def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
     """Return the effect of a repair.
 
-    It helped if the host was slow before it and in none of at least two sessions after it.
+    The repair helped if the host was slow before it and in none of at least two sessions after it.
 
     Parameters
     ----------
     before, after : sequence of Level
-        Nearest to the repair first; the first `AROUND` count.
+        Levels nearest to the repair first; only the first `AROUND` are compared.
 
     Examples
     --------
@@ -87,15 +88,15 @@ def _median(levels: Sequence[Level]) -> float | None:
     return statistics.median(level.slowdown for level in levels) if levels else None
 
 
-# Repairs that the page of a host lists.
+# Largest number of repairs that the page of a host lists.
 MOST_LISTED: Final = 100
-# Tolerance for times in the future: clocks differ.
+# Tolerance for times in the future, since clocks differ.
 EARLY: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """An entry of the log."""
+    """A repair in the log."""
 
     id: int
     host: str
@@ -120,9 +121,9 @@ def note_repair(  # noqa: PLR0913 - the fields of a repair
     Parameters
     ----------
     at : datetime, optional
-        When it was done; by default now.
+        Time of the repair; default: now.
     by : str, optional
-        Name of the author if they are not signed in.
+        Name of the author, if the author is not signed in.
 
     Raises
     ------
@@ -145,7 +146,7 @@ def note_repair(  # noqa: PLR0913 - the fields of a repair
 
 
 def repairs_of(tx: Reads, host: str) -> list[Repair]:
-    """Return the log of a host, newest first."""
+    """Return the repair log of a host, newest first."""
     rows = tx.session.execute(
         select(HostRepair)
         .where(HostRepair.host == host)
@@ -204,7 +205,7 @@ def _judged(tx: Reads, rows: list[HostRepair]) -> list[Repair]:
 
 
 def _around(tx: Reads, repairs: list[int]) -> tuple[dict[int, list[Level]], dict[int, list[Level]]]:
-    """Return the sessions before and after each repair, the nearest first."""
+    """Return the sessions before and after each repair, nearest to the repair first."""
     later = HostReading.received_at > HostRepair.at
     distance = func.abs(func.extract("epoch", HostReading.received_at - HostRepair.at))
     ranked = (

@@ -54,7 +54,7 @@ Since = Annotated[
 ]
 Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
 
-# PostgreSQL's text type has no NUL.
+# Excludes NUL, which PostgreSQL's text type cannot store.
 _NO_NUL: Final = r"^[^\x00]*$"
 Labeled = Annotated[
     str, Query(max_length=200, pattern=_NO_NUL, description="Only sessions with this label.")
@@ -66,7 +66,7 @@ LabelText = Annotated[
 
 
 class CostsBody(ReadBody):
-    """GPU-hours for which verdicts stand, and of these what stragglers cost."""
+    """GPU-hours of the sessions with a verdict, and the GPU-hours that stragglers cost."""
 
     used_gpu_hours: float = Field(validation_alias="used")
     lost_gpu_hours: float = Field(validation_alias="lost")
@@ -76,16 +76,16 @@ class CostsBody(ReadBody):
 
 
 class PeriodBody(CostsBody):
-    """The same of a part of the trend."""
+    """The costs of one period of the trend."""
 
     since: datetime
     until: datetime
 
 
 class CoverageBody(ReadBody):
-    """How many sessions and jobs count, and which do not.
+    """Numbers of sessions and jobs with and without a verdict.
 
-    `without` are sessions without a verdict, by their state.
+    `without` counts the sessions without a verdict by state.
     """
 
     sessions: int = Field(validation_alias="received")
@@ -97,7 +97,7 @@ class CoverageBody(ReadBody):
 
 
 class NamedCostBody(BaseModel):
-    """What a job, a cause or a host cost, GPU-hours; causes of a job may overlap."""
+    """GPU-hours lost by a job, a cause or a host; the losses of a job's causes may overlap."""
 
     name: str
     lost_gpu_hours: float
@@ -107,7 +107,7 @@ class NamedCostBody(BaseModel):
 
 
 class LabelCostBody(ReadBody):
-    """What the jobs of a team or an owner cost, GPU-hours; without a name those that have none."""
+    """GPU-hours lost by a team's or an owner's jobs; `name` is null for jobs without the label."""
 
     name: str | None
     used_gpu_hours: float = Field(validation_alias="used")
@@ -116,7 +116,7 @@ class LabelCostBody(ReadBody):
 
 
 class ExampleBody(ReadBody):
-    """A job at the upper end of a figure, by its median session."""
+    """A job at the upper end of a figure, represented by its median session."""
 
     job: str
     session: uuid.UUID
@@ -126,7 +126,7 @@ class ExampleBody(ReadBody):
 
 
 class FigureBody(ReadBody):
-    """A figure of the paper, of this fleet."""
+    """A figure of the paper, computed for this fleet."""
 
     name: FleetReportName
     jobs: int
@@ -136,7 +136,7 @@ class FigureBody(ReadBody):
 
 
 class MeasuredFixBody(ReadBody):
-    """A fix that was measured in the time; gains are shares of the step time."""
+    """A fix whose effect was measured in the period; gains are shares of the step time."""
 
     job: str
     title: str
@@ -149,7 +149,7 @@ class MeasuredFixBody(ReadBody):
 
 
 class FleetReportBody(BaseModel):
-    """What stragglers cost a fleet in a time; the last part of the trend is the time itself."""
+    """Costs of stragglers over a period; the last period of the trend is this period."""
 
     since: datetime
     until: datetime
@@ -170,7 +170,7 @@ class FleetReportBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the route of the fleet's report."""
+    """Return the router of the fleet's report."""
     routes = api_router("fleet", "/api/v1/fleet")
 
     @routes.get("/report", summary="What stragglers cost in a time")
@@ -234,7 +234,7 @@ def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
 
 
 def history_router() -> APIRouter:
-    """Return the route of a job's history."""
+    """Return the router of a job's history."""
     routes = api_router("jobs", "/api/v1")
 
     @routes.get("/jobs/{job}/history", summary="A job over time")
@@ -244,7 +244,7 @@ def history_router() -> APIRouter:
         since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
         until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
     ) -> JobAxis:
-        """Return what its sessions measured, what happened, and which changes lasted."""
+        """Return the sessions of a job over time, with marks of events and lasting changes."""
         with container.reading() as tx:
             known_job(tx, job)
             return job_axis(tx, job, since=since, until=until)
@@ -281,7 +281,7 @@ class JobBody(BaseModel):
 
 
 class JobListBody(BaseModel):
-    """Jobs, the one that loses most first; `total` are all that match."""
+    """Jobs, sorted by loss, largest first; `total` is the number of all matching jobs."""
 
     jobs: list[JobBody]
     total: int = Field(description="With a session in the time.")
@@ -289,7 +289,7 @@ class JobListBody(BaseModel):
 
 
 def jobs_router() -> APIRouter:
-    """Return the route of jobs."""
+    """Return the router of jobs."""
     routes = api_router("jobs", "/api/v1")
 
     @routes.get("/jobs", summary="Jobs, the one that loses most first")
@@ -356,7 +356,7 @@ By = Annotated[
 
 
 class NewNoteBody(BaseModel):
-    """What happened to a job."""
+    """A note on an event of a job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -369,7 +369,7 @@ class NewNoteBody(BaseModel):
 
 
 class NoteBody(BaseModel):
-    """A note: when it happened, and who wrote it down when."""
+    """A note: the time of the event, its text, and the author and time of the note."""
 
     id: int
     at: datetime
@@ -382,13 +382,13 @@ class NoteBody(BaseModel):
 
 
 class NotesBody(BaseModel):
-    """Notes, what happened last first."""
+    """Notes, sorted by the time of the event, newest first."""
 
     notes: list[NoteBody]
 
 
 def notes_router() -> APIRouter:
-    """Return the routes of notes."""
+    """Return the router of notes."""
     routes = api_router("jobs", "/api/v1/jobs/{job}/notes")
 
     @routes.get("", summary="Notes on a job's time axis")
@@ -399,7 +399,7 @@ def notes_router() -> APIRouter:
         until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = MOST_LISTED,
     ) -> NotesBody:
-        """Return what happened last first."""
+        """Return the notes, sorted by the time of the event, newest first."""
         with container.reading() as tx:
             known_job(tx, job)
             found = notes_of(tx, job, since=since, until=until, limit=limit)
@@ -423,7 +423,7 @@ def notes_router() -> APIRouter:
         note: int,
         by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     ) -> Response:
-        """Take it off the time axis."""
+        """Delete a note from the job's time axis."""
         delete_note(container, job, note, by)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -456,7 +456,7 @@ class NewViewBody(BaseModel):
 
 
 class ChangedViewBody(BaseModel):
-    """What changes of a view; what is left out stays."""
+    """Changes of a view; omitted fields keep their values."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -465,13 +465,13 @@ class ChangedViewBody(BaseModel):
 
 
 class ViewsBody(BaseModel):
-    """Views, by name."""
+    """Views, sorted by name."""
 
     views: list[View]
 
 
 def views_router() -> APIRouter:
-    """Return the routes of saved views."""
+    """Return the router of saved views."""
     routes = api_router("fleet", "/api/v1/views")
     taken: dict[int | str, dict[str, Any]] = {
         409: problems.described("There is a view of that name, or too many")
@@ -479,7 +479,7 @@ def views_router() -> APIRouter:
 
     @routes.get("", summary="Your saved views of the fleet")
     def get_views(container: Here) -> ViewsBody:
-        """Return the views of whoever asks; all who did not sign in have the same."""
+        """Return the caller's views; all callers without sign-in share the same views."""
         with container.reading() as tx:
             return ViewsBody(views=list_views(tx, container.principal))
 
@@ -487,23 +487,23 @@ def views_router() -> APIRouter:
         "", status_code=HTTPStatus.CREATED, summary="Save a view of the fleet", responses=taken
     )
     def post_view(container: Here, body: NewViewBody) -> View:
-        """Keep a filter and an order under a name."""
+        """Save a filter and an order under a name."""
         return save_view(container, body.name, body.query)
 
     @routes.get("/{view}", summary="A saved view, whoever saved it")
     def get_view(container: Here, view: uuid.UUID) -> View:
-        """Return what the link `/views/{view}` leads to."""
+        """Return the view behind the link `/views/{view}`."""
         with container.reading() as tx:
             return shared_view(tx, view)
 
     @routes.patch("/{view}", summary="Rename or change a view", responses=taken)
     def patch_view(container: Here, view: uuid.UUID, body: ChangedViewBody) -> View:
-        """Change a view of your own."""
+        """Change a view of the caller."""
         return change_view(container, view, name=body.name, query=body.query)
 
     @routes.delete("/{view}", status_code=HTTPStatus.NO_CONTENT, summary="Delete a view")
     def delete_one(container: Here, view: uuid.UUID) -> Response:
-        """Delete a view of your own; its link leads nowhere from then on."""
+        """Delete a view of the caller; its link is invalid from then on."""
         delete_view(container, view)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -511,13 +511,13 @@ def views_router() -> APIRouter:
 
 
 class SearchBody(BaseModel):
-    """What was found, a handful of each kind."""
+    """Results of a search, a few of each kind."""
 
     found: list[Found]
 
 
 def search_router() -> APIRouter:
-    """Return the route of the search."""
+    """Return the router of the search."""
     routes = api_router("sessions", "/api/v1")
 
     @routes.get("/search", summary="Jobs, sessions, hosts and incidents by words")

@@ -1,4 +1,4 @@
-"""Ways to connect a training job, as the command line and the pages show them; the client's wheel.
+"""Ways to connect a training job, for the command line and the pages; the client's wheel.
 
 The wheel is built from the installed client, so that jobs can install it from the server.
 """
@@ -60,13 +60,13 @@ NAME: Final = f"paceline_client-{paceline_client.VERSION}-py3-none-any.whl"
 
 _INFO: Final = f"paceline_client-{paceline_client.VERSION}.dist-info"
 _KEPT: Final = ("METADATA", "WHEEL")
-# A fixed time, so that the same content always makes the same file.
+# Time of all files in the wheel, fixed so that equal content always gives an equal wheel.
 _MADE_AT: Final = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel (PEP 427)."""
+    """A wheel (PEP 427): its name and content."""
 
     content: bytes
     sha256: str
@@ -116,9 +116,11 @@ class Way:
 
     name: str  # on the command line
     title: str  # display name
-    # Whether its lines run in every process of the job, which then needs a launcher's environment.
+    # Whether the lines run in every process of the job, and therefore need a launcher's
+    # environment.
     in_job: bool
-    # Lines to write or run, one text for each place, with ``{server}`` and ``{job}``.
+    # Lines to write or run, one text for each file or shell, with the placeholders ``{server}`` and
+    # ``{job}``.
     templates: tuple[str, ...]
     prose: str  # explanation
 
@@ -129,7 +131,7 @@ class Way:
         )
 
 
-# The wheel of the server itself; PyTorch is the job's own.
+# Installs the wheel that this server offers; PyTorch is installed by the job itself.
 _INSTALL: Final = f"pip install {{server}}/client/{NAME}"
 _STEP: Final = """\
 ...

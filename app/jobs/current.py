@@ -1,4 +1,4 @@
-"""Status of each job at a moment, from its latest sessions and open incidents; filters and orders.
+"""Status of each job at a time, from its latest sessions and open incidents; filters and orders.
 
 Two sessions of a job matter: the latest one, and the latest completed one, whose verdict represents
 the job (`verdict_session`).
@@ -70,9 +70,9 @@ class JobStatus:
     finished: bool = False  # the job reported its end
 
 
-# Fields of a verdict that no list shows, a quarter of its text.
+# Fields of a verdict that lists do not show; they are a quarter of its JSON text.
 _UNLISTED: Final = literal(["steps_s", "computing"], ARRAY(Text))
-# Sessions with verdicts without these fields.
+# Columns of sessions whose verdicts lack the fields `_UNLISTED`.
 _LISTED: Final = replace(
     SESSIONS,
     others={
@@ -81,7 +81,7 @@ _LISTED: Final = replace(
     },
 )
 
-# Orders of the fleet by columns of `job_statuses`.
+# Sort keys of the fleet's list, by columns of `job_statuses`.
 FLEET: Final = Listing(
     JobStatus,
     default_sort="-lost",
@@ -91,7 +91,7 @@ FLEET: Final = Listing(
         "slowdown": Column(sort="-slowdown"),
         "lost": Column(sort="-lost"),
         "cause": Column(sort="cause"),
-        # Lost shares of the time: all of them, and each kind.
+        # Lost shares of the time: the total, and the share of each kind of loss.
         "time": Column(sort="-time"),
         "stragglers": Column(sort="-stragglers"),
         "between": Column(sort="-between"),
@@ -138,17 +138,17 @@ def job_status(
 
 
 def sessions_of(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
-    """Return sessions by id, their verdicts without `_UNLISTED`."""
-    # One array: as a thousand parameters, they would take 20 ms to write and parse.
+    """Return sessions by id; their verdicts lack the fields `_UNLISTED`."""
+    # Passed as one array: a thousand separate parameters would take 20 ms to write and parse.
     wanted = func.any(literal(list(ids), ARRAY(Uuid)))
     return {row.id: row for row in read(tx, _LISTED, Session.id == wanted)}
 
 
-# Bounds of a search text; the rest is ignored.
+# Limits of a search text; the excess is ignored.
 MAX_WORDS: Final = 8
 MAX_CHARACTERS: Final = 200
 
-# Rank in the order of attention: open incidents first, then the state of the latest session.
+# Ranks in the order of attention: open incidents first, then the state of the latest session.
 _INCIDENTS: Final = {
     IncidentState.FIRING: -4,
     IncidentState.ACKNOWLEDGED: -3,
@@ -160,7 +160,7 @@ _STATES: Final = {SessionState.FAILED: 1, SessionState.NO_VERDICT: 2, SessionSta
 
 
 class Show(StrEnum):
-    """Jobs that a list shows."""
+    """Choices of the jobs that a list shows."""
 
     ALL = "all"
     SLOW = "slow"
@@ -169,14 +169,14 @@ class Show(StrEnum):
 
 
 class Loss(StrEnum):
-    """Kinds of lost time."""
+    """Kind of lost time."""
 
     STRAGGLERS = "stragglers"
     BETWEEN = "between"
     TOGETHER = "together"
 
 
-# Column of a stored verdict by name; all are shares of the time.
+# Columns of a stored verdict by the name of the loss; all are shares of the time.
 _LOST: Final = {
     "waste": StoredVerdict.waste,
     "lost": StoredVerdict.lost,
@@ -190,7 +190,7 @@ _LOST: Final = {
 class FleetFilter:
     """Filter of the listed jobs; an empty field does not filter."""
 
-    # Each word must be in the name, the labels, or, of a slow job, in the cause or host.
+    # Each word must be in the name or the labels of a job, or in the cause or host of a slow job.
     words: str = ""
     show: Show = Show.ALL  # archived jobs are listed alone
     owner: str = ""  # the label ``owner``
@@ -199,18 +199,18 @@ class FleetFilter:
 
     @property
     def narrowed(self) -> bool:
-        """Return whether it filters at all."""
+        """Return whether the filter excludes any job."""
         return self != FleetFilter()
 
     @property
     def asked(self) -> bool:
-        """Return whether it filters by anything but the archive."""
+        """Return whether the filter has a criterion other than the archive."""
         return replace(self, show=Show.ALL) != FleetFilter() or self.show in (Show.SLOW, Show.NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time at which a fleet is looked at, and the criteria of a job's status."""
+    """The period and the time at which the fleet is viewed, and criteria of a job's status."""
 
     since: datetime | None  # jobs without a session from then on are silent
     until: datetime | None  # only sessions received by then count
@@ -224,7 +224,8 @@ def job_statuses(at: Moment, *, archived: bool) -> CTE:
     Parameters
     ----------
     archived : bool
-        Return archived jobs instead of all others; a session after its archiving takes a job out.
+        Return the archived jobs instead of all others; a later session takes a job out of the
+        archive.
     """
     last, verdict_session, urgent = (
         _latest(at, completed=False),
@@ -235,19 +236,20 @@ def job_statuses(at: Moment, *, archived: bool) -> CTE:
     is_slow = func.coalesce(
         or_(verdict_session.c.level == "slow", slowdown >= at.slow) & slowdown.is_not(None), false()
     )
-    # Without a verdict a cause is named only if its cost is known.
+    # Without a verdict, the job's cause is named only if its cost is known.
     blames = or_(is_slow, slowdown.is_(None) & verdict_session.c.waste.is_not(None))
     in_state = last.c.state == SessionState.ANALYZED
-    # A pending incident hides neither a missing verdict nor a failure.
+    # A pending incident takes no precedence over a missing verdict or a failure.
     counts = or_(urgent.c.state != IncidentState.PENDING, in_state)
     of_session = case(
         (and_(in_state, is_slow), _SLOW),
         (in_state, _QUIET),
         else_=case(_STATES, value=last.c.state, else_=_UNDERWAY),
     )
-    # A verdict from before the time does not count, even if a session is waiting now.
+    # A verdict from before the period does not count, even if a newer session is waiting for
+    # analysis.
     of_time = true() if at.since is None else verdict_session.c.received_at >= at.since
-    # A finished job loses nothing any more.
+    # A finished job does not lose time any more.
     finished = func.coalesce(last.c.received_at <= Job.finished_at + FINISH_GRACE, false())
     lost = case((~finished, verdict_session.c.lost))
     in_archive = and_(Job.archived_at.is_not(None), last.c.received_at <= Job.archived_at)
@@ -290,7 +292,7 @@ def job_statuses(at: Moment, *, archived: bool) -> CTE:
 
 
 def _latest(at: Moment, *, completed: bool) -> LateralFromClause:
-    """Return the latest session of a job, or the latest completed one."""
+    """Return the query of a job's latest session, or of its latest completed session."""
     session = aliased(Session)
     query = (
         select(
@@ -342,14 +344,14 @@ def _urgent(at: Moment) -> Subquery:
 
 
 def shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition for a job to be in a list."""
+    """Return the condition that a job is in a list."""
     if show is Show.SLOW:
         return and_(true(), one.slow)
     return and_(true(), one.slowdown.is_(None)) if show is Show.NONE else true()
 
 
 def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return the condition for a job to match a filter, apart from `FleetFilter.show`."""
+    """Return the condition that a job matches a filter, apart from `FleetFilter.show`."""
     conditions: list[ColumnElement[bool]] = []
     if filters.owner:
         conditions.append(one.labels["owner"].astext == filters.owner)
@@ -365,19 +367,19 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
 
 
 def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
-    """Return the order of a list, by default the largest loss an hour first.
+    """Return the sort order of a list; the default is by loss per hour, largest first.
 
-    Among equals, jobs that need attention come first.
+    Jobs with equal sort keys are ordered by the attention that they need.
     """
     sort = FLEET.sort(sort)
     rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
     name = FLEET.sorts[sort.removeprefix("-")]
     column = one.labels["owner"].astext if name == "owner" else one[name]
-    # This column shows an age, which falls as the moment rises.
+    # The column shows an age, which is the smaller the later the time is, so its order is reversed.
     falls = sort.startswith("-") != (name == "received_at")
     return [(column.desc() if falls else column.asc()).nulls_last(), *rest]
 
 
 def silent_order(one: Any) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
-    """Return the order of silent jobs."""
+    """Return the sort order of silent jobs."""
     return [one.rank.asc(), one.received_at.desc(), one.name.asc()]

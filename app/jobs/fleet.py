@@ -1,4 +1,4 @@
-"""Queries of the fleet: sums over all jobs, a page of them, and the files of thousands of jobs."""
+"""Queries of the fleet: sums over all jobs, one page of jobs, and jobs for files, in batches."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ from app.sessions.history import FLEET_SESSIONS
 from app.sessions.models.tables import CAUSES, Session, StoredVerdict
 from app.web.lists import Page, PageRequest, last_page
 
-# Jobs on a page, and silent ones below them.
+# Numbers of jobs on a page, and of silent jobs below them.
 PAGE: Final = 50
 SILENT_PAGE: Final = 20
-# Owners that a filter offers.
+# Largest number of owners that the filter offers.
 OWNERS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs of the same status: their number and losses."""
+    """Number and losses of the jobs with the same status."""
 
     state: SessionState  # of the latest session
     slow: bool
@@ -83,7 +83,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A page of the fleet, with the sums over all of it."""
+    """A page of the fleet, with sums over all its jobs."""
 
     now: datetime
     filters: FleetFilter
@@ -112,9 +112,9 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     silent_page : int
-        A number beyond the last page stands for that one.
+        Page of silent jobs; a number beyond the last page means the last page.
     brief : bool
-        Leave out the slowdowns of earlier sessions.
+        Omit the slowdowns of earlier sessions.
     """
     jobs = job_statuses(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
@@ -212,7 +212,7 @@ def _page(
     number: int,
     size: int,
 ) -> ScalarSelect[Any]:
-    """Return the jobs of a page in their order; of the last page if there are fewer."""
+    """Return the jobs of a page in their order; of the last page if the number is too large."""
     one = jobs.c
     total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
     last = func.greatest(0, (total - 1) // size) * size
@@ -273,7 +273,7 @@ def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[flo
 
 @dataclass(frozen=True, slots=True)
 class VerdictSession:
-    """The session whose verdict represents a job in a file: the latest completed one."""
+    """The latest completed session of a job in a file; its verdict represents the job."""
 
     state: SessionState
     world: int
@@ -282,7 +282,7 @@ class VerdictSession:
     tp: int
     cp: int
     vpp: int
-    # fields of its verdict
+    # fields of the session's verdict
     level: str | None
     slowdown: float | None
     low: float | None
@@ -301,13 +301,13 @@ class VerdictSession:
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the largest known loss costs in each hour."""
+        """Return the largest known loss in GPU-hours per hour; None without one."""
         known = self.state in SessionState.REPORTED and self.lost is not None
         return self.world * self.lost if known and self.lost is not None else None
 
     @property
     def losses(self) -> Losses | None:
-        """Return the lost shares of the time by kind; None if they are not known."""
+        """Return the lost shares of the time by kind of loss; None if any share is unknown."""
         shares = (self.stragglers, self.between, self.together)
         if self.state not in SessionState.REPORTED or None in shares:
             return None
@@ -316,13 +316,13 @@ class VerdictSession:
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """A job as a line of a file."""
+    """A job as a line of a CSV file."""
 
     name: str
     labels: Mapping[str, str]
     incident: IncidentState | None  # of the most pressing open one
     verdict_session: VerdictSession
-    # of its latest session
+    # fields of the job's latest session
     state: SessionState
     number: int
     received_at: datetime
@@ -333,14 +333,14 @@ class FileJob:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of a silent job in their order: its sort key."""
+    """Position of a job in the order of silent jobs: its sort key."""
 
     rank: int
     received_at: datetime
     name: str
 
 
-# Number of columns of `_query` before those of `VerdictSession`, and with them.
+# Number of columns of `_query` before the columns of `VerdictSession`, and including them.
 _LATEST: Final = 9
 _VERDICT_SESSION: Final = _LATEST + len(fields(VerdictSession))
 
@@ -349,7 +349,7 @@ _of_latest, _verdict = aliased(StoredVerdict), aliased(StoredVerdict)
 
 
 def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -> list[FileJob]:
-    """Return a page of the jobs with data in a time; one that is not full is the last."""
+    """Return a page of the jobs with data in a period; an incomplete page is the last page."""
     one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
     query = _query(one, at, filters).where(one.heard).order_by(*order(one, page.sort))
     query = query.limit(page.size).offset(page.size * (page.page - 1))
@@ -359,14 +359,14 @@ def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -
 def silent_jobs(
     tx: Reads, at: Moment, filters: FleetFilter, after: Place | None, size: int
 ) -> tuple[list[FileJob], Place | None]:
-    """Return the next silent jobs in their order, and the position of the last one.
+    """Return the next silent jobs in their order, and the position of the last returned job.
 
     Parameters
     ----------
     after : Place or None
-        Position of the last job before these; None for the first ones.
+        Position of the last job of the previous batch; None for the first batch.
     size : int
-        Largest number of jobs; fewer are the last ones, and their position is None.
+        Largest number of jobs; a smaller batch is the last one and has the position None.
     """
     one = job_statuses(at, archived=filters.show is Show.ARCHIVED).c
     query = _query(one, at, filters).where(~one.heard).order_by(*silent_order(one)).limit(size)
@@ -422,7 +422,8 @@ def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: 
         _verdict.lost_to_stragglers.label("stragglers"),
         _verdict.lost_between.label("between"),
         _verdict.lost_together.label("together"),
-        # Reading a document takes as long as the rest of a line: only if a cause is named.
+        # Parsing a document takes as long as the rest of a line, so it is read only if a cause is
+        # named.
         type_coerce(case((named, _verdict.document["causes"])), CAUSES).label("causes"),
     ]
     return (
@@ -438,6 +439,6 @@ def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: 
 def _job(row: Any) -> FileJob:  # noqa: ANN401 - a row of `_query`
     name, labels, incident = row[:3]
     state = None if incident is None else IncidentState(incident)
-    # The order of the others is that of the fields.
+    # The order of the other columns is that of the dataclass fields.
     latest, verdict_session = row[3:_LATEST], row[_LATEST:_VERDICT_SESSION]
     return FileJob(name, labels or {}, state, VerdictSession(*verdict_session), *latest)

@@ -1,4 +1,4 @@
-"""GPU-hours used and lost over a time, by job, cause, label and host, and the figures of jobs.
+"""GPU-hours used and lost in a period, by job, cause, label and host, and the paper's figures.
 
 A verdict counts until the next session of its job (`app.hosts.costs.verdict_durations`).
 """
@@ -39,18 +39,18 @@ from app.platform.database.projects import Project
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 
-# Jobs and hosts that a report names.
+# Numbers of jobs and of hosts that a report names.
 NAMED: Final = 10
-# Teams or owners that a report lists.
+# Largest number of teams or owners that a report lists.
 MOST_LABELS: Final = 1000
-# Periods of equal length in a trend.
+# Number of periods of equal length in a trend.
 PERIODS: Final = 8
 _HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """GPU-hours of a time, and the jobs and sessions with a verdict."""
+    """GPU-hours of a period, and numbers of the jobs and sessions with a verdict."""
 
     used: float = 0.0  # GPU-hours with a verdict
     lost: float = 0.0  # GPU-hours of these that stragglers cost
@@ -59,13 +59,13 @@ class Costs:
 
     @property
     def share(self) -> float:
-        """Return the share of the GPU-hours that is lost."""
+        """Return the lost share of the used GPU-hours."""
         return self.lost / self.used if self.used else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A part of a trend."""
+    """Costs of one period of a trend."""
 
     since: datetime
     until: datetime
@@ -74,7 +74,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """GPU-hours that a job used, and lost to stragglers."""
+    """GPU-hours that a job used, and that it lost to stragglers."""
 
     job: str
     used: float
@@ -84,7 +84,7 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True)
 class CauseCost:
-    """GPU-hours lost by a cause; causes of a job may overlap."""
+    """GPU-hours lost to a cause; the losses of a job's causes may overlap."""
 
     cause: str
     lost: float
@@ -93,7 +93,7 @@ class CauseCost:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """GPU-hours lost by causes that name a host."""
+    """GPU-hours lost to causes that name the host."""
 
     host: str
     lost: float
@@ -119,7 +119,7 @@ class LabelCost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Breakdown of the GPU-hours of a time, each sequence by the lost ones."""
+    """Breakdowns of the GPU-hours of a period, each sorted by lost GPU-hours."""
 
     trend: Sequence[Period]  # the earliest first, the time itself last
     jobs: Sequence[JobCost]
@@ -133,7 +133,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A period of a trend as the database returns it."""
+    """A period of a trend, as the database query returns it."""
 
     back: int
     used: float
@@ -150,7 +150,7 @@ _LABELS: Final = TypeAdapter(tuple[LabelCost, ...])
 
 
 def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) -> Spent:
-    """Return the breakdown of a time and the trend of the periods before it, by one statement."""
+    """Return the breakdown of a period and the trend of the periods before it, by one statement."""
     width = until - since
     span = Span(until - PERIODS * width, until)
     durations = verdict_durations(tx, span)
@@ -191,12 +191,13 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
 def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
     """Return the sessions of a trend with the GPU-hours that each used and lost.
 
-    Several parts of the statement read it; only the last period of the trend has causes and S.
+    Several parts of the statement read this query; only the last period of the trend has causes and
+    S.
     """
     session, verdict, until = durations.c, StoredVerdict, span.until
     hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
     passed = seconds(literal(until) - session.received_at)
-    # A session at the very beginning belongs to the earliest period.
+    # A session exactly at the start of the trend belongs to the earliest period.
     back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
     now = session.received_at >= literal(until) - width
     return (
@@ -223,7 +224,7 @@ def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilte
 
 
 def _jobs(costs: CTE) -> CTE:
-    """Return the sums of the sessions by job, period and labels: most other sums are of these."""
+    """Return sums over sessions by job, period and labels, from which most other sums follow."""
     one = costs.c
     key = (one.job_id, one.back, one.team, one.owner)
     return (
@@ -341,9 +342,9 @@ def _by_host(tx: Reads, durations: CTE, span: Span, filters: ReportFilter) -> Se
 
 
 def _straggling(costs: CTE) -> Select[int, int]:
-    """Return the numbers of jobs with S and of those that straggle in their median session."""
+    """Return the numbers of jobs with a known S, and of jobs whose median session straggles."""
     one = costs.c
-    # The lower median, which is the value of a session.
+    # The lower median, which is always the value of a session.
     median = func.percentile_disc(0.5).within_group(one.published)
     medians = (
         select(median.label("median"))
@@ -359,7 +360,7 @@ def _straggling(costs: CTE) -> Select[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ReportFilter:
-    """Labels that the sessions of a report must have; an empty field does not filter."""
+    """Labels of the sessions that a report counts; an empty field does not filter."""
 
     team: str = ""
     owner: str = ""
@@ -367,7 +368,7 @@ class ReportFilter:
 
     @property
     def asked(self) -> bool:
-        """Return whether it filters at all."""
+        """Return whether any field filters sessions."""
         return self != ReportFilter()
 
     def of(self, labels: Any) -> list[ColumnElement[bool]]:  # noqa: ANN401 - a column of JSON
@@ -383,17 +384,17 @@ class ReportFilter:
 EVERYTHING = ReportFilter()
 
 
-# Length of a time without a beginning.
+# Length of a report's period if its start is not given.
 WEEK: Final = timedelta(days=7)
-# Least length of the time of a report.
+# Least length of a report's period.
 SHORTEST: Final = timedelta(minutes=1)
-# Jobs in the figures.
+# Largest number of jobs in the figures.
 MOST_JOBS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """Figures of a job: those of its median session by S, among those with a verdict.
+    """Figures of a job, from the session with the median S among its sessions with a verdict.
 
     The fields are those of `app.analysis.report.session_verdict.PaperMeasures`; `slowdown` is S.
     """
@@ -424,14 +425,14 @@ class JobFigures:
 
 
 def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
-    """Return the time of a report.
+    """Return the period of a report.
 
     Parameters
     ----------
     since : datetime or None
         Default: a week before the end.
     until : datetime or None
-        Default: now, which is also the latest end.
+        Default: now. A later end is replaced by now.
     """
     end = tx.now if until is None else min(until, tx.now)
     return Span(end - WEEK if since is None else min(since, end - SHORTEST), end)
@@ -440,9 +441,9 @@ def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
 def job_figures(
     tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
 ) -> tuple[JobFigures, ...]:
-    """Return the figures of each job in the time of `span_of`, the largest S first.
+    """Return the figures of each job in the period of `span_of`, sorted by S, largest first.
 
-    The median is the lower one, so that it is a session that can be opened.
+    The lower median is used, so that a session that can be opened has this value.
     """
     span = span_of(tx, since, until)
     published = StoredVerdict.published
@@ -485,5 +486,6 @@ def job_figures(
         .order_by(published.desc(), Job.name)
         .limit(MOST_JOBS)
     )
-    # SQLAlchemy types rows of up to ten columns; the order is that of the fields.
+    # SQLAlchemy has types only for rows of up to ten columns; the columns are in the order of the
+    # fields.
     return tuple(JobFigures(*values) for values in map(tuple, rows))

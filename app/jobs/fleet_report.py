@@ -54,7 +54,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class FixLine:
-    """A fix that was measured in the time; gains are shares of the step time."""
+    """A fix whose effect was measured in the period; gains are shares of the step time."""
 
     job: str
     title: str
@@ -70,7 +70,7 @@ class FixLine:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The report of a fleet over a time."""
+    """The report of a fleet over a period."""
 
     now: datetime
     since: datetime
@@ -86,24 +86,24 @@ class FleetReport:
 
     @property
     def costs(self) -> Costs:
-        """Return the costs of the time itself."""
+        """Return the costs of the report's period."""
         return self.spent.trend[-1].costs
 
     @property
     def before(self) -> Costs:
-        """Return the costs of the period of the same length before it."""
+        """Return the costs of the preceding period of the same length."""
         return self.spent.trend[-2].costs
 
     @property
     def unexplained(self) -> float:
-        """Return the GPU-hours that no cause explains; causes may overlap."""
+        """Return the lost GPU-hours that no cause explains; causes may overlap."""
         return max(0.0, self.costs.lost - sum(cause.lost for cause in self.spent.causes))
 
 
 def fleet_report(
     tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
 ) -> FleetReport:
-    """Return the report over the time of `span_of`."""
+    """Return the fleet's report over the period of `span_of`."""
     span = span_of(tx, since, until)
     begin, end = cast("tuple[datetime, datetime]", (span.since, span.until))
     opened, resolved = _incidents(tx, span, filters)
@@ -121,11 +121,11 @@ def fleet_report(
 
 
 def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
-    """Return the coverage of a time, read by one statement."""
+    """Return the coverage of a period, read by one statement."""
     of = filters.of(Session.labels.expression)
     counted = StoredVerdict.waste.is_not(None)
     key = (Session.job_id, Session.state, counted)
-    # Grouped by job first: each count of jobs would sort all sessions otherwise.
+    # Grouped by job first: otherwise each count of jobs would sort all sessions.
     sent = (
         select(*key[:2], counted.label("counted"), func.count().label("sessions"))
         .outerjoin(*OF_SESSION)
@@ -186,7 +186,7 @@ def _incidents(tx: Reads, span: Span, filters: ReportFilter) -> tuple[int, int]:
 
 
 def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
-    """Return the fixes that sessions of the time measured, the newest first."""
+    """Return the fixes that sessions of the period measured, newest first."""
     rows = tx.session.execute(
         select(
             Job.name,
@@ -213,7 +213,7 @@ def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
     return tuple(FixLine(*values) for values in map(tuple, rows))
 
 
-# Jobs that a figure names, those of the largest values.
+# Number of jobs with the largest values that a figure names.
 EXAMPLES: Final = 3
 
 
@@ -241,7 +241,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A cumulative distribution: (value, share of the values that are at most as large)."""
+    """A cumulative distribution: points (value, share of the values that are not larger)."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -261,7 +261,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """S of jobs by a size, in classes of doubling size."""
+    """S of jobs by a size of the job, in classes whose limits double."""
 
     jobs: int  # jobs of known size
     classes: Sequence[Class]
@@ -269,7 +269,7 @@ class Against:
 
 
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
-    """Return the figures of the paper over these jobs."""
+    """Return the paper's figures, computed over these jobs."""
     slow = [job for job in jobs if job.straggles]
     return (
         _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),
@@ -282,12 +282,12 @@ def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
 
 
 def against_gpus(jobs: Sequence[JobFigures]) -> Against:
-    """Return S of jobs by their number of GPUs."""
+    """Return S of jobs in classes of their number of GPUs."""
     return _against([(float(job.gpus), job.slowdown) for job in jobs])
 
 
 def against_context(jobs: Sequence[JobFigures]) -> Against:
-    """Return S of jobs by their longest sequence, tokens, if their metadata name it."""
+    """Return S of jobs in classes of their longest sequence, in tokens, from their metadata."""
     return _against([(float(job.context), job.slowdown) for job in jobs if job.context])
 
 
@@ -311,7 +311,7 @@ def _steps(jobs: Sequence[JobFigures]) -> Figure:
 
 
 def _operations(jobs: Sequence[JobFigures]) -> Figure:
-    """Return the waste by kind of operation; its examples are the worst job of each kind."""
+    """Return the waste by kind of operation; the examples are the worst job of each kind."""
     found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
     examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
     return Figure(

@@ -22,7 +22,7 @@ from app.platform.database.states import NoteKind
 
 
 class Job(OfProject, Base):
-    """A training job, known by the name that its sessions are sent under."""
+    """A training job, identified within its project by the name in its sessions."""
 
     __tablename__ = "job"
     __table_args__ = (
@@ -34,34 +34,34 @@ class Job(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # From then on the fleet leaves the job out, until it sends again.
+    # Since this time the fleet's lists omit the job, until it sends a new session.
     archived_at: Mapped[datetime | None]
-    # Reported end of the job; a session of a later start clears it.
+    # Reported end of the job; a session of a later start resets it to null.
     finished_at: Mapped[datetime | None]
 
 
 class Attempt(OfProject, Base):
-    """An announced start of a job; sessions may have attempts that were not announced."""
+    """A start of a job that its launcher announced; a session may name an unannounced attempt."""
 
     __tablename__ = "attempt"
     __table_args__ = (
         belongs_to("job_id", "job.id"),
         UniqueConstraint("job_id", "run_id", "restart"),
-        # counted by project, for its quota
+        # for the quota of attempts, which counts them by project
         Index("ix_attempt_project_id", "project_id"),
     )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    # counts the job's starts from 1
+    # number of the start within the job, from 1
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # the launcher's name of the run, and its number of restarts
+    # id of the run and number of restarts, as the launcher reports them
     run_id: Mapped[str]
     restart: Mapped[int]
     announced_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class JobNote(OfProject, Base):
-    """Something that happened to a job at a time: a deployment, a change, a remark."""
+    """An event of a job at a point in time: a deployment, a change, a remark."""
 
     __tablename__ = "job_note"
     __table_args__ = (
@@ -73,7 +73,7 @@ class JobNote(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger)
-    # when it happened; it may be noted later
+    # time of the event; the note may be written later
     at: Mapped[datetime]
     kind: Mapped[NoteKind] = mapped_column(StateColumn(NoteKind))
     words: Mapped[str]
@@ -82,13 +82,13 @@ class JobNote(OfProject, Base):
 
 
 class WeeklySummary(OfProject, Base):
-    """The summary of a week by a rule for a channel; sent at least once, with this id."""
+    """The weekly summary of a rule for a channel; sent at least once, always with this id."""
 
     __tablename__ = "weekly_summary"
     __table_args__ = (
         one_of("state", DeliveryState),
         belongs_to("channel_id", "alert_channel.id"),
-        # one summary a week
+        # at most one summary for each rule, channel and week
         UniqueConstraint("rule_id", "channel_id", "week"),
         Index(
             "ix_weekly_summary_due",
@@ -99,19 +99,19 @@ class WeeklySummary(OfProject, Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # no reference: the summary stays when its rule is deleted
+    # no foreign key: the summary is kept when its rule is deleted
     rule_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # the Monday of the week in which it was due
+    # the Monday of the week in which the summary was due
     week: Mapped[date] = mapped_column(Date)
-    # time that it covers
+    # the period that the summary covers
     since: Mapped[datetime]
     until: Mapped[datetime]
     state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # fixed by the first attempt: an `app.incidents.channels.kind.Note`
+    # content fixed by the first attempt: an `app.incidents.channels.kind.Note`
     note: Mapped[dict[str, Any] | None]
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
@@ -119,15 +119,15 @@ class WeeklySummary(OfProject, Base):
 
 
 class SavedView(OfProject, Base):
-    """A filter and an order of the fleet under a name, of one person."""
+    """A person's filter and order of the fleet, saved under a name."""
 
     __tablename__ = "saved_view"
     __table_args__ = (in_project(), UniqueConstraint("project_id", "owner", "name"))
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # full name of a person, ``token NAME``, or empty for everybody who is not signed in
+    # full name of a person, ``token NAME``, or empty for all users who are not signed in
     owner: Mapped[str]
     name: Mapped[str]
-    # parameters of the fleet's address, without the question mark
+    # parameters in the address of the fleet's page, without the question mark
     query: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

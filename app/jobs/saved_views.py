@@ -1,4 +1,4 @@
-"""Saved views: filters and orders of the fleet under a name; whoever has the link can read one."""
+"""Saved views: named filters and orders of the fleet; anyone with a view's link can read it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import ActorKind, Principal
 from app.web.lists import Listing, read
 
-# Parameters of an address that a view keeps: all but the page and the tab.
+# Address parameters that a view keeps: all but the page and the tab.
 KEPT: Final = ("q", "show", "owner", "label", "loss", "sort", "labels", "range", "from", "to")
 MAX_NAME_CHARACTERS: Final = 60
 MAX_QUERY_CHARACTERS: Final = 2000
-# Views of one person in a project.
+# Largest number of views of one person in a project.
 MOST_VIEWS: Final = 50
 
 
@@ -43,7 +43,7 @@ VIEWS: Final = Listing(
 
 
 def query_of(text: str) -> str:
-    """Return the parameters of an address that a view keeps, in a fixed order.
+    """Return the address parameters that a view keeps, in a fixed order.
 
     Examples
     --------
@@ -51,25 +51,25 @@ def query_of(text: str) -> str:
     'q=dense+34b&sort=-gpus'
     """
     pairs = parse_qsl(text.removeprefix("?"), keep_blank_values=False)
-    # PostgreSQL's text type has no NUL.
+    # PostgreSQL's text type cannot store NUL.
     given = {name: value.replace("\x00", "") for name, value in pairs}
     return urlencode({name: given[name] for name in KEPT if given.get(name)})
 
 
 def owner_of(principal: Principal) -> str:
-    """Return the owner of a principal's views; everybody who is not signed in shares one."""
+    """Return the owner of a principal's views; all users without sign-in share one owner."""
     if principal.kind is ActorKind.PERSON:
         return principal.name
     return f"token {principal.name}" if principal.kind is ActorKind.TOKEN else ""
 
 
 def list_views(tx: Reads, principal: Principal) -> list[View]:
-    """Return a person's own views, by name."""
+    """Return a person's own views, sorted by name."""
     return read(tx, VIEWS, SavedView.owner == owner_of(principal))
 
 
 def shared_view(tx: Reads, view: uuid.UUID) -> View:
-    """Return a view, whoever saved it.
+    """Return a view by id, independent of its owner.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def shared_view(tx: Reads, view: uuid.UUID) -> View:
 
 
 def save_view(container: Container, name: str, query: str) -> View:
-    """Save a view.
+    """Save a filter and an order as a view.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def save_view(container: Container, name: str, query: str) -> View:
 def change_view(
     container: Container, view: uuid.UUID, *, name: str | None, query: str | None
 ) -> View:
-    """Change the name or the parameters of a view of one's own.
+    """Change the name or the parameters of a view of the principal.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def change_view(
 
 
 def delete_view(container: Container, view: uuid.UUID) -> None:
-    """Delete a view of one's own.
+    """Delete a view of the principal.
 
     Raises
     ------

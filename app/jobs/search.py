@@ -20,17 +20,17 @@ from app.sessions.models.tables import Session, StoredVerdict
 
 Kind = Literal["job", "session", "host", "incident"]
 
-# Results of each kind.
+# Largest number of results of each kind.
 EACH: Final = 6
-# Hosts are searched among the slowest workers of this number of the latest sessions.
+# Number of the latest sessions among whose slowest workers hosts are searched.
 SESSIONS: Final = 1000
-# Largest length of a session's number.
+# Largest number of digits of a session's number.
 MAX_DIGITS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A search result; `path` is that of its page, within the project."""
+    """A search result; `path` is the path of its page within the project."""
 
     kind: Kind
     name: str
@@ -39,7 +39,7 @@ class Found:
 
 
 def find(tx: Reads, text: str) -> list[Found]:
-    """Return the results that match all words, incidents first.
+    """Return the results that match all words of a text, incidents first.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
     )
     path = cast("$[*].host", JSONPATH)
     named = select(func.jsonb_path_query(latest.c.worst, path).label("host")).subquery()
-    # The text of a JSON string; null for a JSON null.
+    # Extracts the text of a JSON string; null for a JSON null.
     texts = select(
         named.c.host.op("#>>", return_type=Text())(array([], type_=Text)).label("name")
     ).subquery()
@@ -114,7 +114,7 @@ def _sessions(tx: Reads, words: Sequence[str]) -> list[Found]:
     numbers = [int(word) for word in words if _is_number(word)]
     ids = [id_ for word in words if (id_ := _id_of(word)) is not None]
     if not numbers and not ids:
-        # Words without a number match the job, whose page lists its sessions.
+        # Without a number the words match jobs; the page of a job lists its sessions.
         return []
     rest = [
         word

@@ -1,4 +1,4 @@
-"""A job over time: its sessions, marks such as notes and incidents, and lasting changes."""
+"""A job over time: its sessions, marks (notes, incidents and others), and lasting changes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
 from app.sessions.receive import no_job
 
-# Notes of one job: several years of a deployment every few hours.
+# Largest number of notes of a job: several years with a deployment every few hours.
 MOST_NOTES: Final = 10_000
-# Newest notes that a page or an answer lists.
+# Number of the newest notes that a page or an answer lists.
 MOST_LISTED: Final = 200
-# Tolerance for times in the future: clocks differ.
+# Tolerance for times in the future, since clocks differ.
 EARLY: Final = timedelta(minutes=5)
 
 
@@ -67,9 +67,9 @@ def write_note(  # noqa: PLR0913 - the fields of a note
     Parameters
     ----------
     at : datetime, optional
-        When it happened; default: now.
+        Time of the event; default: now.
     by : str, optional
-        Name of the author if they are not signed in.
+        Name of the author, if the author is not signed in.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def notes_of(
     until: datetime | None = None,
     limit: int = MOST_LISTED,
 ) -> list[Note]:
-    """Return the notes of a job, newest first.
+    """Return the notes of a job, sorted by the time of the event, newest first.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def notes_of(
 
 
 def notes(since: datetime | None, until: datetime | None) -> Select[*tuple[Any, ...]]:
-    """Return the query of the notes of a time, newest first; correlated with a row of `Job`."""
+    """Return the query of the notes of a period, newest first; correlated with a row of `Job`."""
     query = (
         select(
             JobNote.id,
@@ -173,7 +173,7 @@ def notes(since: datetime | None, until: datetime | None) -> Select[*tuple[Any, 
 
 
 def known_job(tx: Reads, job: str) -> None:
-    """Check that there is a job.
+    """Check that the project has a job of this name.
 
     Raises
     ------
@@ -183,24 +183,24 @@ def known_job(tx: Reads, job: str) -> None:
         raise no_job(job)
 
 
-# Latest sessions of a time that an answer has.
+# Number of the latest sessions of a period that an answer contains.
 MOST_POINTS: Final = 1000
-# Sessions that a figure of the width of a page can show apart.
+# Number of sessions that can be distinguished in a figure as wide as the page.
 DRAWN_POINTS: Final = 500
-# Latest sessions that are searched for changes, which takes some 20 ms.
+# Number of the latest sessions in which changes are searched, which takes some 20 ms.
 LOOKED_AT: Final = 200
 SECONDS_AN_HOUR: Final = 3600
 
 
 class Measure(StrEnum):
-    """Quantity of a lasting change."""
+    """Quantity that a lasting change concerns."""
 
     SLOWDOWN = "slowdown"
     STEP_TIME = "step_time"
 
 
 class MarkKind(StrEnum):
-    """Kinds of marks on the time axis."""
+    """Kind of a mark on the time axis."""
 
     ATTEMPT = "attempt"
     INCIDENT = "incident"
@@ -214,12 +214,12 @@ class MarkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimePoint:
-    """A session on the time axis; what is not known of it is null.
+    """A session on the time axis; unknown values are null.
 
-    `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
-    of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
-    `seq_length`; `cause` is the leading one; `shares` say where the time goes, `losses` what of it
-    is lost to what, and `gpu_hours_lost_per_hour` is what the largest loss costs.
+    `slowdown` is the headline with its 95 % interval, `published` is S, and `step_time_s` the
+    median of the recorded steps. `tokens_per_s` needs `global_batch_size` and `seq_length` in the
+    metadata; `cause` is the leading cause; `shares` are the parts of the time, `losses` its lost
+    parts by kind, and `gpu_hours_lost_per_hour` is the cost of the largest loss.
     """
 
     id: uuid.UUID
@@ -240,7 +240,7 @@ class TimePoint:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened; `path` is the page about it, and `note` the id of one."""
+    """A mark on the time axis; `path` is the path of its page, `note` the id if it is a note."""
 
     at: datetime
     kind: MarkKind
@@ -253,10 +253,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A change that lasted, of the slowdown or the step time in seconds: medians on both sides.
+    """A lasting change of the slowdown or the step time in seconds, with the medians on both sides.
 
-    It is at its first session. `cause` leads most sessions on its slow side and not on the other;
-    `mark` is the last mark between the sessions around it.
+    The change is placed at its first session. `cause` leads most sessions on the change's slow side
+    and not on the other side; `mark` is the last mark between the sessions around the change.
     """
 
     measure: Measure
@@ -277,9 +277,9 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class JobAxis:
-    """A job over a time: its latest 1,000 sessions, oldest first; the rest newest first.
+    """A job over a period: its latest 1,000 sessions, oldest first; other sequences newest first.
 
-    Changes are of the latest 200 sessions.
+    Changes are searched in the latest 200 sessions.
     """
 
     points: Sequence[TimePoint]
@@ -295,7 +295,7 @@ def job_axis(
     until: datetime | None = None,
     most: int = MOST_POINTS,
 ) -> JobAxis:
-    """Return a job over a time, at most its latest `most` sessions."""
+    """Return a job over a period, with at most its latest `most` sessions."""
     points, layouts = _points(tx, job, since, until, most)
     marks = _marks(tx, job, since, until)
     measured = [
@@ -305,7 +305,7 @@ def job_axis(
     ]
     changes = [
         *_changes(Measure.SLOWDOWN, points, marks),
-        # Step times are compared between sessions of the same sizes and work alone.
+        # Step times are compared only between sessions of the same sizes and work per step.
         *(
             change
             for _, run in groupby(measured, key=itemgetter(0))
@@ -319,7 +319,7 @@ def job_axis(
 def _points(
     tx: Reads, job: str, since: datetime | None, until: datetime | None, most: int
 ) -> tuple[list[TimePoint], list[str]]:
-    """Return the sessions of a time, and a key of the sizes and the work of a step of each."""
+    """Return the sessions of a period, each with a key of its sizes and its work per step."""
     analyzed = Session.state == SessionState.ANALYZED
     reported = Session.state.in_(SessionState.REPORTED)
     verdict = StoredVerdict
@@ -383,7 +383,7 @@ def _points(
 
 
 def _number(text: str | None) -> float:
-    """Return a size in the metadata, which may be any text; 0 if it is no number."""
+    """Return a size from the metadata, which may be any text; 0 if the text is not a number."""
     return float(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0.0  # noqa: PLR2004 - exact in a float
 
 
@@ -470,7 +470,7 @@ def _happened(
 ) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
     """Read the latest attempts, incidents, fixes and notes of a job with one statement.
 
-    Notes are those of the time; the others are the latest whatever the time.
+    Notes are limited to the period; attempts, incidents and fixes are the latest of any time.
     """
     attempts = (
         select(

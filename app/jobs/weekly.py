@@ -1,9 +1,9 @@
-"""Weekly summaries of the fleet's report: text, delivery to channels, and their creation.
+"""Weekly summaries of the fleet's report: creation, text, and delivery to channels.
 
-A summary is one row for each rule, channel and week; their unique key makes it once, whichever
-process sweeps. It goes ``waiting → sending → delivered | failed``, each step one conditional
-UPDATE, and back to ``waiting`` after a temporary fault. Creation and start are one transaction
-each: a row whose process died in between is started by the next pass.
+A summary is one row for each rule, channel and week; the unique key ensures that it is created
+once, whichever process sweeps. It goes ``waiting → sending → delivered | failed``, each step one
+conditional UPDATE, and back to ``waiting`` after a temporary fault. Creation and start are separate
+transactions: if a process dies between them, the next pass starts the summary.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from app.platform.tasks.runs import finish
 from app.web.time_ranges import utc_minutes
 
 WEEK: Final = timedelta(days=7)
-# Jobs, causes, hosts and fixes that a summary names of each; its link leads to the report.
+# Number of jobs, causes, hosts and fixes each that a summary names; its link leads to the report.
 NAMED: Final = 5
 
 
 def compose(
     report: FleetReport, *, note_id: uuid.UUID, at: datetime, base_url: str, receiver: str
 ) -> Note:
-    """Return the summary of a report.
+    """Return the summary of a fleet's report as a note for channels.
 
     Parameters
     ----------
     at : datetime
-        Time of its creation.
+        Time at which the summary is created.
     base_url : str
         Address of the dashboard; ends with a slash.
     """
@@ -158,7 +158,7 @@ def _causes(report: FleetReport) -> list[str]:
 
 
 def _labels(costs: Sequence[LabelCost]) -> list[str]:
-    """Return the losses of the most expensive teams or owners; empty if no job names one."""
+    """Return the losses of the most expensive teams or owners; empty if no job has the label."""
     named = [cost for cost in costs if cost.name is not None]
     return [
         f"{cost.name}: {hours(cost.lost)} GPU-hours, {percent(cost.lost / cost.used)} of its own"
@@ -203,10 +203,10 @@ def preview_note(tx: Reads, settings: Settings) -> Note:
 
 
 def deliver_summary(container: Container, claim: Claim) -> None:
-    """Try to send a summary once and store the outcome.
+    """Try once to send a summary, and store the outcome.
 
-    The receiver gets it at least once, with the same id and text on every try: a worker may die
-    between the receiver's answer and the end of `_settle`.
+    The receiver gets the summary at least once, with the same id and text on every attempt: a
+    worker may die between the receiver's answer and the end of `_settle`.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def deliver_summary(container: Container, claim: Claim) -> None:
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
-    """Return the summary to send and its channel; None if there is nothing to send any more."""
+    """Return the summary to send and its channel; None if nothing remains to be sent."""
     with container.uow() as tx:
         row = tx.session.get(WeeklySummary, claim.subject_id, with_for_update=True)
         if row is None or row.state is not DeliveryState.SENDING:
@@ -290,7 +290,7 @@ def _end(
     error: DeliveryError | None = None,
     **more: Any,  # noqa: ANN401 - columns
 ) -> None:
-    """End an attempt if it is still under way."""
+    """End a delivery attempt if it is still under way."""
     tx.session.execute(
         update(WeeklySummary)
         .where(WeeklySummary.id == summary_id, WeeklySummary.state == DeliveryState.SENDING)
@@ -304,12 +304,12 @@ def _end(
     )
 
 
-# Summaries that one pass starts in a project.
+# Largest number of summaries that one pass starts in a project.
 BATCH: Final = 100
 
 
 def send_due(container: Container) -> int:
-    """Create and start the due summaries of all projects; return the number of started ones."""
+    """Create and start the due summaries of all projects; return how many were started."""
     with container.everywhere().reading() as tx:
         weekly = AlertRule.document["condition"]["kind"].astext == "weekly"
         ruled = set(
@@ -334,7 +334,7 @@ def send_due(container: Container) -> int:
 
 
 def audience(tx: Reads, rule: Rule) -> list[AlertChannel]:
-    """Return the channels of a rule's summaries: those that can show a note."""
+    """Return the channels that get a rule's summaries: the channels that can show a note."""
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.name)
     ).scalars()
@@ -347,12 +347,12 @@ def audience(tx: Reads, rule: Rule) -> list[AlertChannel]:
 
 
 def monday_of(moment: datetime) -> datetime:
-    """Return the Monday of a moment's week, at the same time of day."""
+    """Return the Monday of the week of a time, at the same time of day."""
     return moment - timedelta(days=moment.weekday())
 
 
 def _make(container: Container) -> None:
-    """Create the due summaries; weeks before the rule or the channel was added have none."""
+    """Create the due summaries, but none for weeks before the rule or the channel was added."""
     with container.uow() as tx:
         for row in tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars():
             rule = rule_of(row)

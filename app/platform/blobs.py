@@ -1,15 +1,15 @@
 """Blobs: bytes of any length, as rows of at most `PART_BYTES` or as objects of an object store.
 
-Where an object store is configured, what is large goes there: `stage` sends it before the
-transaction, so that none waits for a store, and `write_blob` puts the row that refers to it into
-the transaction. An object without such a row is not referenced; `app.retention.objects`
-collects it. Nothing else deletes objects: killed at any moment, whoever wrote or deleted leaves a
-row with its bytes, or bytes without a row. What the database held before stays there and is read
-from there.
+If an object store is configured, large blobs are stored in it: `stage` sends the bytes before the
+transaction, so that no transaction waits for the store, and `write_blob` adds the row that refers
+to the object to the transaction. An object without such a row is unreferenced;
+`app.retention.objects`, and nothing else, deletes it. A process that is killed while it writes or
+deletes therefore leaves a row with its bytes, or bytes without a row. Blobs that the database held
+before the store was configured stay in the database.
 
-Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy asks
-for text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times the
-memory). Nothing else may touch the table `blob_part`.
+Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy
+requests text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times
+the memory). No other module may use the table `blob_part`.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ class BlobObject(OfProject, Base):
     __table_args__ = (in_project(), UniqueConstraint("key", "project_id"))
 
     blob_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    # names the project that the bytes were received in, which is not always the present one
+    # names the project that received the bytes; the blob's row may have moved to another project
+    # since
     key: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
     stored_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class UnreferencedObject(Base):
-    """An object without a referring row; deleted once that has lasted long enough."""
+    """An object in the store that no row refers to; deleted after `blob_unreferenced_h` hours."""
 
     __tablename__ = "unreferenced_object"
 
@@ -82,14 +83,14 @@ class ObjectLook(Base):
     __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # when to look again, or to go on
+    # when to start the next scan, or to continue the present scan
     due_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # the present look goes on after this key; null if none is under way
+    # the present scan continues after this key; null if no scan is under way
     after: Mapped[str | None]
 
 
-# One part is in memory several times while it travels (the client's buffer, the driver's, the
-# server's), and PostgreSQL refuses values of 1 GB.
+# Size limit of a part. A part is copied several times on its way (the client's buffer, the
+# driver's, the server's), and PostgreSQL refuses values of 1 GB.
 PART_BYTES: Final = 4 * 1024 * 1024
 
 _WRITE_PART: Final = (
@@ -107,16 +108,16 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Bytes that a transaction is about to store."""
+    """Bytes that the next transaction stores."""
 
-    # Where the database takes them; empty if the object store has them already.
+    # Bytes to store in the database; empty if the object store holds them already.
     pieces: Iterable[bytes] = ()
     stored: StoredObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectParts:
-    """The parts of a blob in the object store, which are there after the transaction, too."""
+    """Parts of a blob in the object store; readable also after the transaction."""
 
     store: ObjectStore
     stored: StoredObject
@@ -128,17 +129,18 @@ class ObjectParts:
 def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> Staged:
     """Write bytes to the object store if there is one and they exceed its minimum size.
 
-    Outside of any transaction. The rest of the work may fail: what was sent is collected then.
+    Call this function outside of any transaction. If the later transaction fails, the object is
+    unreferenced and deleted later.
 
     Parameters
     ----------
     pieces : iterable of bytes
-        Consumed one by one: here, or by `write_blob`.
+        Consumed one by one, either here or by `write_blob`.
 
     Raises
     ------
     ObjectStoreError
-        If not all bytes are there.
+        If the store has not confirmed all bytes.
     """
     if objects is None:
         return Staged(pieces)
@@ -164,12 +166,12 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
     Parameters
     ----------
     parts : iterable of bytes, or Staged
-        Pieces of any length, consumed one by one; stored again as parts of `PART_BYTES`.
+        Pieces of any length, consumed one by one and stored as parts of `PART_BYTES`.
 
     Returns
     -------
     UUID
-        What `read_blob` and `delete_blob` take.
+        Id of the blob for `read_blob` and `delete_blob`.
     """
     staged = parts if isinstance(parts, Staged) else Staged(parts)
     blob_id = uuid.uuid4()
@@ -189,12 +191,13 @@ def _write_object(tx: UnitOfWork, blob_id: uuid.UUID, stored: StoredObject) -> N
 
 
 def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
-    """Store blobs in the caller's transaction: many small ones without waiting for each.
+    """Store several blobs in the caller's transaction, in batches of statements.
 
     Parameters
     ----------
     blobs : mapping
-        What is stored, by the id that it gets. Several are in memory at once, one is not.
+        Staged bytes by the id of the blob. Several blobs are held in memory at once; a single blob
+        is not.
     """
     project_id = cast("int", tx.scope.project_id)
     here = {blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None}
@@ -228,7 +231,7 @@ def write_parts(
 def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
     """Return a blob's parts, which may be read after the transaction.
 
-    What the database has is read now; what the object store has, when it is asked for.
+    Bytes in the database are read now; bytes in the object store are read when they are consumed.
 
     Raises
     ------
@@ -252,16 +255,16 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     NotFoundError
         On the first part, if there is no such blob.
     ObjectStoreError
-        If its bytes are in the object store, which does not answer.
+        If the bytes are in the object store and the store does not answer.
     """
     found = _object_of(tx, blob_id)
     yield from _read_parts(tx, blob_id) if found is None else found
 
 
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
-    """Delete a blob in the caller's transaction and return how many parts it had.
+    """Delete a blob in the caller's transaction and return the number of its parts.
 
-    An object, which counts as one, stays in its store until it is collected.
+    An object counts as one part and stays in its store until `app.retention.objects` deletes it.
     """
     gone = cast(
         "CursorResult[Any]",
@@ -279,7 +282,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
 
 
 def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
-    """Return a part of a blob in the database; None without one of that number."""
+    """Return a part of a blob in the database by number; None if there is no such part."""
     with connection_of(tx).cursor(binary=True) as cursor:
         row = cursor.execute(
             "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
@@ -290,9 +293,9 @@ def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
 
 
 def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
-    """Return a blob's object; None if its bytes are in the database.
+    """Return the object that holds a blob's bytes; None if the database holds them.
 
-    Without a store nothing is asked for what is in the database: that is the usual case.
+    Without an object store the query is saved, which is the usual case.
     """
     if tx.objects is None:
         return None
@@ -323,25 +326,26 @@ def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
 
 
 def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
-    """Return psycopg's connection of the open transaction, for large values.
+    """Return the psycopg connection of the open transaction, for large values.
 
-    It knows nothing of the scope: what it sends says its project itself.
+    Statements on this connection are not confined to the transaction's project: they must name the
+    project themselves.
     """
     return driver_connection(tx.session)
 
 
 def _taken(pieces: list[bytes]) -> Iterator[bytes]:
-    """Yield pieces without keeping a reference to them."""
+    """Yield pieces, and keep no reference to a yielded piece."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytearray | memoryview]:
-    """Cut and join pieces into parts of exactly `PART_BYTES`, the last one shorter.
+    """Yield the bytes of pieces as parts of exactly `PART_BYTES`; the last part may be shorter.
 
-    A part that lies within one piece is not copied. No bytes at all are one empty part: without a
-    row they could not be told from no blob.
+    A part that lies within one piece is not copied. Empty content is stored as one empty part:
+    without a row an empty blob could not be distinguished from a missing one.
     """
     pending = bytearray()
     stored = False

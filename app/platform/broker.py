@@ -1,10 +1,10 @@
-"""The broker: a Celery application, a thread that publishes nudges, and a transport of files.
+"""The broker: a Celery application, a thread that publishes messages, a transport by files.
 
-Every message is the id of a row of `task_run`; a message that is lost, doubled or late costs at
-most the time until the sweeper's next pass. A refused Redis blocks a publish for seconds, so no
-request publishes by itself: one background thread does. What it drops is harmless for the same
-reason. Its circuit breaker is two lines: with a single thread that sends, "open" is a time before
-which messages are dropped, and "half open" is the first message after it.
+Every message is the id of a row of `task_run`; a message that is lost, doubled or late delays its
+task until the sweeper's next pass at most. A refused connection to Redis blocks a publish for
+seconds, so requests do not publish: a single background thread does, and a message that it drops is
+harmless for the same reason. The thread has a circuit breaker: after a failure ("open") it drops
+messages for `BREAK_S`, and the first message afterwards tests the broker ("half open").
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kombu.utils.json import dumps, loads
 
 from app.platform.settings import Settings
 
-# The broker is a nudge and nothing else. Every message is the id of a row of `task_run`; a message
-# that is lost, doubled or late costs at most the time until the sweeper's next pass.
+# The broker only wakes workers. Every message is the id of a row of `task_run`; a message that is
+# lost, doubled or late delays the task until the sweeper's next pass at most.
 
 
 TASK_NAME: Final = "paceline.run"
@@ -39,31 +39,33 @@ QUEUES: Final = (ANALYSIS_QUEUE, IO_QUEUE)
 FILES_SCHEME: Final = "paceline-files"
 FILES_URL: Final = f"{FILES_SCHEME}://localhost/"
 
-# What a person sees as "at once"; listing an empty directory ten times a second costs nothing.
+# Interval at which a worker lists the message directory, seconds. A user perceives 0.1 s as
+# immediate; listing an empty directory ten times a second costs nothing.
 FILES_POLLING_INTERVAL_S: Final = 0.1
 
-# A broker that is gone must not hold the one publishing thread, and with it the process's exit,
-# for the minutes that TCP takes to give up.
+# Limit of a connection attempt to the broker. Without it an unreachable broker would block the only
+# publishing thread, and with it the exit of the process, for the minutes of TCP's own timeout.
 CONNECT_TIMEOUT_S: Final = 3.0
 
-# Redis hands an unacknowledged message to another worker after this time. Shorter than an analysis
-# may take, every long one would be nudged again and again; the claim makes that harmless, not free.
+# Redis redelivers an unacknowledged message after this time. If it were shorter than an analysis,
+# every long analysis would be redelivered repeatedly; the claim makes that harmless, but it costs
+# work.
 REDIS_VISIBILITY_TIMEOUT_S: Final = 3600
 
 
 def make_celery(settings: Settings) -> Celery:
-    """Return the one Celery application: only the broker's address differs between modes.
+    """Return the Celery application; modes differ only in the address of the broker.
 
     Parameters
     ----------
     settings : Settings
-        `broker_url`, or None for files in `data_dir`.
+        `broker_url` is the broker's address; None: files in `data_dir`.
     """
     celery = Celery("paceline", set_as_current=False)
     celery.conf.update(
         task_queues=[
-            # On the default exchange nothing has to be bound: two workers that start at the same
-            # time would overwrite each other's bindings in the files broker.
+            # The default exchange needs no bindings: two workers that start at the same time would
+            # overwrite each other's bindings in the broker of files.
             Queue(name, exchange="", routing_key=name)
             for name in QUEUES
         ],
@@ -73,15 +75,15 @@ def make_celery(settings: Settings) -> Celery:
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
-        # A worker that is killed leaves its message to the next one.
+        # The message of a killed worker is redelivered to another worker.
         task_acks_late=True,
         task_reject_on_worker_lost=True,
-        # A message taken in advance would wait behind a long analysis while others are idle.
+        # A prefetched message would wait behind a long analysis while other workers are idle.
         worker_prefetch_multiplier=1,
-        # One try: the caller has a circuit breaker and the sweeper behind it.
+        # No retries: the caller has a circuit breaker, and the sweeper republishes.
         task_publish_retry=False,
         broker_connection_timeout=CONNECT_TIMEOUT_S,
-        # A worker waits for its broker however long that takes; the sweeper needs none.
+        # A worker waits for its broker without limit; the sweeper works without a broker.
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         worker_hijack_root_logger=False,
@@ -101,7 +103,7 @@ def _transport(settings: Settings) -> dict[str, Any]:
                 "visibility_timeout": REDIS_VISIBILITY_TIMEOUT_S,
                 "socket_connect_timeout": CONNECT_TIMEOUT_S,
                 "socket_timeout": CONNECT_TIMEOUT_S,
-                # Publishing must fail, not wait, when Redis is gone.
+                # Publishing fails at once, without waiting, if Redis does not answer.
                 "retry_on_timeout": False,
             },
         }
@@ -119,26 +121,27 @@ def _transport(settings: Settings) -> dict[str, Any]:
     }
 
 
-# After a failure nothing is tried for this long. Without it every message of a burst would wait
-# for its own connection timeout, and the first ones after the broker's return would queue behind.
+# Pause of publishing after a failure. Without it every message of a burst would wait for its own
+# connection timeout, and delay the first messages after the broker's return.
 BREAK_S: Final = 2.0
 
-# Messages waiting for the thread. More than this means the broker is slower than what comes in, and
-# memory would grow with it; the sweeper finds the rest.
+# Largest number of messages that wait for the publishing thread. A longer queue means that the
+# broker is slower than the incoming work, and memory would grow; the sweeper publishes the rest.
 WAITING: Final = 1_000
 
-# To publish takes a millisecond of the interpreter, for which the answer to the request that caused
-# it would wait: that goes first. What else is to be published by then goes along.
+# Delay between a message's arrival in the empty queue and its publication. Publishing holds the
+# interpreter for a millisecond, which would delay the answer to the request that caused the
+# message; messages that arrive meanwhile are published together.
 ANSWERED_S: Final = 0.002
 
-# How long `close` waits for messages that are under way; longer would show as a slow Ctrl-C.
+# Time limit of `close` for unsent messages; a longer wait would be noticed as a slow Ctrl-C.
 CLOSE_S: Final = 2.0
 
 _log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """Publishes ids of task runs in a thread; never blocks or fails its caller.
+    """Publishes ids of task runs in a thread; `publish` never blocks and never raises.
 
     Parameters
     ----------
@@ -158,7 +161,7 @@ class Dispatcher:
 
     @property
     def healthy(self) -> bool:
-        """Return whether the last message went out; true before the first one."""
+        """Return whether the last message was sent; true before the first message."""
         return self._healthy
 
     @property
@@ -169,8 +172,8 @@ class Dispatcher:
     def publish(self, run_id: uuid.UUID, kind: str) -> None:
         """Queue a message for the thread; drop it if the queue is full."""
         with self._start:
-            # Not in the constructor: a process may fork after it has built its container, and
-            # threads do not survive that.
+            # Started here and not in the constructor: a process may fork after it has built its
+            # container, and threads do not survive a fork.
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
                     target=self._run, name="paceline-dispatch", daemon=True
@@ -182,12 +185,13 @@ class Dispatcher:
             _log.warning("nudge dropped", run=str(run_id), why="too many waiting")
 
     def close(self) -> None:
-        """Send what is waiting, for at most `CLOSE_S`, and end the thread."""
+        """Send the waiting messages, for at most `CLOSE_S`, and end the thread."""
         with self._start:
             self._closing.set()
         if self._thread is None:
             return
-        # The thread looks at the flag after every message; full, it needs nothing to wake it.
+        # The thread checks the flag after every message, so a full queue needs no extra message to
+        # wake the thread.
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(CLOSE_S)
@@ -222,19 +226,20 @@ class Dispatcher:
             self._healthy = True
 
 
-# kombu's own writes a message into the file that consumers already see, and one that is read half
-# written ends the worker; and it takes messages by way of the system's shared temporary directory.
-# Here a message appears, and is taken, by a rename within the broker's directory.
+# kombu's own file transport writes a message in place, where a consumer may read half of it and
+# crash, and moves messages through the shared temporary directory of the system. This transport
+# publishes and takes a message by a rename within the broker's directory.
 
 
 SUFFIX: Final = ".msg"
 
 
 class Channel(filesystem.Channel):
-    """Messages are files ``<time>_<uuid>.<queue>.msg`` in ``data_folder_in``."""
+    """A channel whose messages are files ``<time>_<uuid>.<queue>.msg`` in ``data_folder_in``."""
 
     def _put(self, queue: str, payload: dict[str, Any], **_: object) -> None:  # type: ignore[override]  # the stubs name it in two ways
-        # Names sort by the time of the message; that is the order in which they are taken.
+        # Consumers take messages in the order of file names, which begin with the time of
+        # publication.
         name = f"{time.time_ns():020d}_{uuid.uuid4()}.{queue}"
         written = Path(self.data_folder_in) / f"{name}.new"
         written.write_bytes(dumps(payload).encode())
@@ -254,6 +259,6 @@ class Channel(filesystem.Channel):
 
 
 class Transport(filesystem.Transport):
-    """The transport behind `app.platform.broker.FILES_URL`."""
+    """The transport that handles `app.platform.broker.FILES_URL`."""
 
     Channel = Channel

@@ -1,6 +1,6 @@
 """The adapters of a process (settings, database, broker, blobs), handed to use cases as one value.
 
-`app.bootstrap` builds it; nothing below knows how.
+`app.bootstrap` builds the container; the modules that use it do not know how.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.platform.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """Why a task run is dead."""
+    """Error with which a task run died."""
 
     code: str  # stable and machine-readable
     sentence: str  # for a person
@@ -34,22 +34,22 @@ class TaskError:
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """A kind of durable work."""
+    """A kind of durable task."""
 
     name: str  # what `task_run.kind` holds
     queue: str  # the broker's queue, and with it the worker child that runs it
-    # Does the work of a claim and calls `finish` in the transaction that stores the result.
+    # Does the work of a claimed task, and calls `finish` in the transaction that stores the result.
     run: Callable[[Container, Claim], None]
-    # Takes a transaction, the subject's id, the task run's new state (queued, running or dead)
-    # and the error of a dead one; brings the subject into the state that belongs to it.
+    # Moves the subject to the state that matches its task run. Arguments: a transaction, the
+    # subject's id, the run's new state (queued, running or dead) and the error of a dead run.
     follow: Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to run a task, as long as its lease is renewed.
+    """The exclusive right of a worker to run a task until the lease expires.
 
-    `attempt` counts from 1.
+    `attempt` counts the attempts of the task from 1.
     """
 
     run_id: uuid.UUID
@@ -89,23 +89,23 @@ class Container:
     """The time of its transactions; None: the database's."""
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
-        """Return this container for a user's requests in one project."""
+        """Return this container, limited to one project."""
         return replace(self, scope=Scope(project_id), principal=principal)
 
     def everywhere(self) -> Self:
-        """Return this container for work on all projects."""
+        """Return this container with access to all projects."""
         return replace(self, scope=EVERY_PROJECT)
 
     def at(self, moment: datetime) -> Self:
-        """Return this container with a fixed time for its transactions.
+        """Return this container with a fixed time as `now` of its transactions.
 
-        Only the demo's history is. Leases and task runs that workers share stay at the database's
-        time: take them without this.
+        Only the demo's history uses a fixed time. Leases and task runs that workers share need the
+        database's time, and therefore a container without a fixed time.
         """
         return replace(self, moment=moment)
 
     def named(self, principal: Principal) -> Self:
-        """Return this container for another principal."""
+        """Return this container with another principal."""
         return replace(self, principal=principal)
 
     def uow(self) -> UnitOfWork:
@@ -115,7 +115,7 @@ class Container:
         )
 
     def reading(self) -> AbstractContextManager[Reads]:
-        """Return a new transaction that only reads: ``with container.reading() as tx: …``."""
+        """Return a new read-only transaction: ``with container.reading() as tx: …``."""
         return reading(self.engine, self._required(), self.objects, now=self.moment)
 
     def stage(self, pieces: Iterable[bytes]) -> Staged:
@@ -124,13 +124,13 @@ class Container:
         Raises
         ------
         ObjectStoreError
-            If not all of them are there.
+            If the store has not confirmed all bytes.
         """
         return stage(self.objects, self.project_id, pieces)
 
     @property
     def project_id(self) -> int:
-        """Return the project of this container."""
+        """Return the id of this container's project."""
         project_id = self._required().project_id
         if project_id is None:
             raise RuntimeError("this container is of all projects")
@@ -142,6 +142,6 @@ class Container:
         return self.scope
 
     def close(self) -> None:
-        """Send unsent nudges and close the connections to the database."""
+        """Publish waiting messages and close the connections to the database."""
         self.dispatcher.close()
         self.engine.dispose()

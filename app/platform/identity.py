@@ -1,4 +1,4 @@
-"""Principals, rights and roles, and the bounded names by which pages show them."""
+"""Principals, rights and roles, and the display names of principals, whose length is limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.platform.names import lookalike
 
 
 class Right(StrEnum):
-    """Permission of a token or a role."""
+    """A right of a token or a role."""
 
     INGEST = "ingest"
     READ = "read"
@@ -41,7 +41,7 @@ ROLE_RIGHTS: Final = {
     Role.ADMINISTRATOR: frozenset(Right),
 }
 
-# What a right brings along: who may operate on something may look at it.
+# Rights that each right implies: a principal that may operate may also read.
 IMPLIED: Final = {
     Right.INGEST: frozenset({Right.INGEST}),
     Right.READ: frozenset({Right.READ}),
@@ -51,11 +51,11 @@ IMPLIED: Final = {
 
 
 class ActorKind(StrEnum):
-    """The kinds of actors in the audit log."""
+    """Kind of an actor in the audit log."""
 
     PERSON = "person"
     TOKEN = "token"  # noqa: S105 - a kind of actor
-    # the installation itself, and whoever sits at its machine
+    # the installation itself, and users of the command line on its machine
     SYSTEM = "system"
     PEER = "peer"
 
@@ -76,27 +76,28 @@ class Principal:
         return self.everywhere.union(*own)
 
     def called(self, name: str | None) -> Self:
-        """Return the signed-in name, else the name that the request gives."""
+        """Return the signed-in name, or else the name in the request."""
         if name is None or self.kind is not ActorKind.SYSTEM:
             return self
         return replace(self, name=name)
 
     def is_person(self, name: str) -> bool:
-        """Return whether this is the person with a `full_name`."""
+        """Return whether the principal is the person with this `full_name`."""
         return self.kind is ActorKind.PERSON and self.name == name
 
     @property
     def projects(self) -> frozenset[int] | None:
-        """Return the visible projects; None for all."""
+        """Return the ids of the visible projects; None if all projects are visible."""
         return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
 
 
-# What the program does by itself, and what is done without any sign-in on a machine of one's own.
+# The program's own background work, and requests without sign-in on the user's own machine.
 INSTALLATION: Final = Principal(ActorKind.SYSTEM, "installation", frozenset(Right))
 LOCAL: Final = Principal(ActorKind.SYSTEM, "this machine", frozenset(Right))
 
 
-# Lines of one kind of actor that are kept apart until they are written; what is more is one.
+# Largest number of refusals by one kind of actor that are counted separately between two writes to
+# the audit log; further refusals share one count.
 LINES: Final = 16
 OTHERS: Final = "several others"
 ANYTHING: Final = "several requests"
@@ -104,7 +105,7 @@ ANYTHING: Final = "several requests"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An actor to whom a request was refused."""
+    """An actor whose request was refused."""
 
     kind: ActorKind
     actor: str  # name of the person or token; address of a peer
@@ -113,14 +114,14 @@ class Refusal:
 
 
 class Refusals:
-    """Thread-safe counts of refusals, of bounded size."""
+    """Thread-safe counts of refused requests, with a bounded number of actors."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[Refusal] = Counter()
 
     def note(self, refusal: Refusal, count: int = 1) -> None:
-        """Count a refusal."""
+        """Count a refused request."""
         with self._lock:
             if refusal not in self._counts:
                 alike = sum(known.kind is refusal.kind for known in self._counts)
@@ -135,7 +136,7 @@ class Refusals:
         return taken
 
 
-# Everybody whom the provider lets in.
+# The group that every person belongs to whom the identity provider lets in.
 ANYBODY: Final = "*"
 
 
@@ -149,7 +150,7 @@ class GroupRole:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``group=role`` or ``group=role@project``.
+        """Parse a role of a group: ``group=role`` or ``group=role@project``.
 
         Raises
         ------
@@ -168,7 +169,7 @@ class GroupRole:
 
 
 def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | None, Role]:
-    """Return the strongest role of the groups in each project; key None is all projects."""
+    """Return the strongest role of the groups in each project; the key None is for all projects."""
     found: dict[str | None, Role] = {}
     for entry in known:
         if entry.group == ANYBODY or entry.group in groups:
@@ -200,9 +201,9 @@ def clipped(text: str, characters: int) -> str:
 
 
 def full_name(name: str, issuer: str | None) -> str:
-    """Return a person's name with its identity provider.
+    """Return a person's name, qualified by the identity provider.
 
-    Two providers, or a provider and this server, may each have a user of the same name.
+    Two providers, or a provider and this server, may each have a user with the same name.
 
     Examples
     --------
@@ -216,7 +217,7 @@ def full_name(name: str, issuer: str | None) -> str:
 
 
 def is_plain_name(name: str, max_characters: int) -> bool:
-    """Return whether a name can be shown and used in an address unchanged."""
+    """Return whether a name can be shown, and used in an address, without escaping."""
     return (
         0 < len(name) <= max_characters
         and name.isprintable()
@@ -227,7 +228,7 @@ def is_plain_name(name: str, max_characters: int) -> bool:
 
 
 def job_name_fault(name: str) -> str | None:
-    """Return in a sentence why a name cannot be a job's; None if it can.
+    """Return a sentence why a job cannot have a name; None if the name is valid.
 
     Examples
     --------
@@ -247,7 +248,7 @@ def job_name_fault(name: str) -> str | None:
 
 
 def new_name_fault(name: str) -> Fault | None:
-    """Return why a user, a token or a channel cannot be given a name; None if it can."""
+    """Return why a user, a token or a channel cannot have a name; None if the name is valid."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
         said = f"1 to {MAX_NAME_CHARACTERS} printable characters, without blanks around them."
         return Fault("name", said, column="name")

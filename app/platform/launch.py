@@ -1,13 +1,13 @@
-"""Become another program that dies with its parent.
+"""Set up this process to die with its parent, then replace it by another program.
 
-Run by its path; nothing else of the project is needed:
+This file is run by its path and needs no other module of the project:
 
     python -I -S launch.py --parent PID [--uid N --gid N] [--chdir DIR] [--parent-death SIGNAL]
         -- PROGRAM ARGUMENT…
 
-A wrapper process instead of ``preexec_fn``, which runs Python between fork and exec of a process
-that has other threads. The order matters: Linux forgets the parent-death signal when the user
-changes, so it is set last. It reaches this process only, not what the program forks.
+A wrapper process replaces ``preexec_fn``, which would run Python between fork and exec in a process
+with other threads. The order of the steps matters: Linux resets the parent-death signal when the
+user changes, so it is set last. The signal reaches this process only, not its children.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ctypes
 import os
 import sys
 
-# `sys.exit` statuses of our own, outside of what PostgreSQL and Celery use.
+# Exit statuses of this launcher, which PostgreSQL and Celery do not use.
 EXIT_DIRECTORY_CLOSED = 97
 EXIT_USER_REFUSED = 98
 EXIT_NO_PROGRAM = 99
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Set up this process as the arguments say, then replace it by the program."""
+    """Set up this process by the arguments, then replace it by the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--parent-death", type=int)
@@ -55,7 +55,7 @@ def main() -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, arguments.parent_death, 0, 0, 0) != 0:
             sys.stderr.write("cannot ask for a signal at the parent's death\n")
             sys.exit(EXIT_USER_REFUSED)
-    # The parent may have died before the request above: nothing would ever tell us.
+    # The parent may have died before the death signal was requested, and then no signal would come.
     if os.getppid() != arguments.parent:
         sys.exit(0)
     try:

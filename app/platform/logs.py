@@ -1,4 +1,4 @@
-"""Logging: one line an event, to standard error, as JSON or for a person to read."""
+"""Logging: one line for each event on standard error, as JSON or as text for people."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from app.platform.telemetry import with_ids
 
 
 def configure_logging(*, json: bool, level: str) -> None:
-    """Set up structlog, and the standard library's loggers to come out the same way.
+    """Set up structlog, and the standard library's loggers with the same output.
 
-    Standard output stays free: it carries results only.
+    Standard output is reserved for results.
 
     Parameters
     ----------
     json : bool
         One JSON object a line, for a log collector; otherwise colored text.
     level : str
-        The least level that is written: ``debug``, ``info``, ``warning``, ``error``.
+        Lowest level that is written: ``debug``, ``info``, ``warning``, ``error``.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -36,7 +36,8 @@ def configure_logging(*, json: bool, level: str) -> None:
     logging.config.dictConfig(
         {
             "version": 1,
-            # Loggers are made at import, before this runs; they must keep working.
+            # Modules create their loggers on import, before this call; these loggers must keep
+            # working.
             "disable_existing_loggers": False,
             "formatters": {
                 "structlog": {
@@ -56,7 +57,8 @@ def configure_logging(*, json: bool, level: str) -> None:
                 }
             },
             "root": {"handlers": ["stderr"], "level": level.upper()},
-            # Of the pool of processes, which keeps it from the root.
+            # The logger of multiprocessing, which the process pool uses, does not propagate to the
+            # root.
             "loggers": {"multiprocessing": {"handlers": ["stderr"], "propagate": False}},
         }
     )
@@ -75,7 +77,7 @@ def configure_logging(*, json: bool, level: str) -> None:
 
 
 def _log_what_python_says() -> None:
-    """Send Python's warnings and unhandled exceptions through the log."""
+    """Log Python's warnings and unhandled exceptions."""
     log = structlog.get_logger("python")
     logging.captureWarnings(capture=True)
 
@@ -93,14 +95,14 @@ def _log_what_python_says() -> None:
 
 
 def log_of_a_command(*, json: bool, level: str) -> None:
-    """Set up structlog for a command that works in this process, on standard error as it is then.
+    """Set up structlog for a command of this process, with output to the current standard error.
 
     Parameters
     ----------
     json, level
         As of `configure_logging`.
     """
-    # By itself structlog writes to standard output.
+    # The default of structlog is standard output.
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -119,7 +121,8 @@ def _renderers(*, json: bool) -> list[Processor]:
     return [
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            # The default prints the values of local variables: long, and not for every eye.
+            # The default formatter prints the values of local variables, which are long and may be
+            # secret.
             exception_formatter=structlog.dev.plain_traceback,
         )
     ]

@@ -1,7 +1,7 @@
-"""Detection of names that look like others: mixed scripts, stacked accents, invisible blanks.
+"""Detection of names that look like other names: mixed scripts, stacked accents, invisible blanks.
 
-After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed with
-one other script, but not with one whose letters look like Latin ones.
+Follows Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed
+with one other script, but not with a script whose letters look like Latin ones.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 LATIN: Final = "Latin"
 EAST_ASIAN: Final = "East Asian"
-# One writing system uses them together.
+# Scripts that East Asian writing systems use together.
 _EAST_ASIAN_WORDS: Final = frozenset(
     {"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"}
 )
-# Their letters look like Latin ones, and like each other's.
+# Scripts whose letters look like Latin letters and like each other's.
 _ALIKE: Final = frozenset({"Greek", "Cyrillic", "Armenian", "Cherokee", "Coptic", "Lisu"})
-# Accents of any letter; the marks that scripts of their own need are in other blocks.
+# Blocks of accents that combine with any letter; marks of single scripts are in other blocks.
 _ACCENTS: Final = (
     range(0x0300, 0x0370),
     range(0x1AB0, 0x1B00),
@@ -25,7 +25,8 @@ _ACCENTS: Final = (
     range(0x20D0, 0x2100),
     range(0xFE20, 0xFE30),
 )
-# Printable, and nothing is seen: fillers, a pattern without dots, and selectors of variants.
+# Printable characters without a visible shape: fillers, the empty Braille pattern, and variation
+# selectors.
 _BLANKS: Final = (
     range(0x115F, 0x1161),
     range(0x2800, 0x2801),
@@ -37,7 +38,7 @@ _BLANKS: Final = (
 
 
 def lookalike(name: str) -> str | None:
-    """Return why a name can be mistaken for another, to follow "the name"; None if it cannot.
+    """Return how a name can be mistaken for another, as a predicate of "the name"; None if not.
 
     Examples
     --------
@@ -80,7 +81,7 @@ def _mixture(name: str) -> str | None:
 
 def _script(letter: str) -> str:
     word = unicodedata.name(letter, "?").partition(" ")[0].partition("-")[0]
-    # The sign of a millionth is a Greek letter by its form and of no script by its use.
+    # The micro sign looks like a Greek letter but is used within Latin text.
     if word in {"LATIN", "MICRO", "FEMININE", "MASCULINE"}:
         return LATIN
     return EAST_ASIAN if word in _EAST_ASIAN_WORDS else word.capitalize()

@@ -1,4 +1,4 @@
-"""Interface of an object store: bytes under a key that is written once and never changed."""
+"""Interface of an object store: bytes under a key that are written once and never changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object as a listing names it; `written_at` is the store's own time."""
+    """An object in a listing of the store; `written_at` is the store's own time."""
 
     key: str
     bytes: int
@@ -19,13 +19,13 @@ class ListedObject:
 
 
 class ObjectStore(Protocol):
-    """A store; every method raises `ObjectStoreError` where it does not answer."""
+    """An object store; every method raises `ObjectStoreError` if the store does not answer."""
 
     def write(self, key: str, pieces: Iterable[bytes]) -> int:
-        """Store pieces under a new key and return their size in bytes.
+        """Store pieces as an object under a new key, and return the object's size in bytes.
 
-        It returns only once the store says that it has them all, and holds only a few pieces of
-        several MiB at a time. What `pieces` raises gets out, and nothing is stored.
+        The method returns once the store has confirmed all bytes, and holds only a few pieces of
+        several MiB at a time. An exception of `pieces` is passed on, and nothing is stored.
         """
 
     def read(self, key: str, size: int) -> Iterator[bytes]:
@@ -38,18 +38,18 @@ class ObjectStore(Protocol):
         """
 
     def pages(self, after: str | None = None) -> Iterator[Sequence[ListedObject]]:
-        """Yield pages of about a thousand objects in the order of their keys."""
+        """Yield pages of about a thousand objects, sorted by key."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are ignored."""
+        """Delete objects by key; missing objects are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """An object store with the minimum size of blobs that it holds."""
+    """An object store, and the minimum size of the blobs that are stored in it."""
 
     store: ObjectStore
-    # Blobs of this number of bytes and more; smaller ones are in the database all the same.
+    # Smaller blobs are stored in the database.
     min_bytes: int
 
 

@@ -1,8 +1,9 @@
 """HTTP requests to other hosts: checked addresses, no redirects or proxies, one deadline.
 
-`httpcore`, the transport of httpx, is used directly, because it lets us open the connections. Its
-own timeouts count for each read, so that a receiver which sends a byte now and then could hold an
-attempt for hours; here every read and write gets only what is left of the whole attempt.
+`httpcore`, the transport of httpx, is used directly, because it lets this module open the
+connections. Its own timeouts apply to each read, so that a receiver that sends a byte now and then
+could hold an attempt for hours; here every read and write is limited by the remaining time of the
+whole attempt.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ import httpcore
 
 from app.platform.telemetry import TRACEPARENT, Role, current, span
 
-# Of a receiver's answer so much is kept, for the page and the test button.
+# Characters of a receiver's answer that are stored, for the page and the test button.
 KEPT_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAnswer:
-    """Answer of a receiver."""
+    """Answer of a receiver to a request."""
 
     status: int | None  # of HTTP or SMTP
     text: str  # the beginning of its answer
 
 
 class DeliveryError(Exception):
-    """A failed attempt of a delivery.
+    """A failed attempt to send a message.
 
     Parameters
     ----------
     code : str
         Stable and machine-readable: ``http.status``, ``timeout``, ``address.refused``…
     sentence : str
-        For a person; holds no secret.
+        Message for people, without secrets.
     permanent : bool
-        Whether the same message would fail again whenever it is sent.
+        Whether the same message would fail on every later attempt.
     disable : bool
-        Whether the channel is gone for good.
+        Whether the channel no longer exists.
     answer : ReceiverAnswer or None
-        What the receiver said, where it said something.
+        Answer of the receiver, if it sent one.
     retry_after_s : float or None
-        How long it wants to be left alone.
+        Least delay before the next attempt that the receiver requested.
     """
 
     def __init__(  # noqa: PLR0913 - each says one thing about the failure
@@ -75,23 +76,24 @@ class DeliveryError(Exception):
 
 
 def excerpt(data: bytes | str) -> str:
-    """Return the beginning of an answer as text that can be stored and shown."""
+    """Return the beginning of an answer as a text that can be stored and shown."""
     text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
     shown = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
     return shown[:KEPT_CHARACTERS].strip()
 
 
-# Whoever may add a channel could otherwise make the server talk to whatever it can reach: metadata
-# services of clouds, databases, other people's machines. The name is resolved when the connection
-# is made and the connection goes to an address that was checked, so a name that changes its address
-# between two look-ups (DNS rebinding) gains nothing.
+# Without a guard, a user who may add a channel could make the server send requests to any host that
+# it can reach: metadata services of clouds, databases, other people's machines. The name is
+# resolved when the connection is made, and the connection goes to the checked address, so that a
+# name that changes its address between two look-ups (DNS rebinding) cannot evade the check.
 
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Global according to the standard library, and yet not a host on the internet: groups of hosts,
-# IPv4 addresses of any kind in disguise (NAT64, 6to4), and the site-local ones of old.
+# Networks that the standard library counts as global although their addresses are not those of
+# single hosts on the internet: multicast groups, IPv6 forms of any IPv4 address (NAT64, 6to4), and
+# the obsolete site-local addresses.
 DENIED: Final[tuple[Network, ...]] = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -111,12 +113,12 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a name, in the order in which to try them.
+    """Return the addresses of a host name, in the order in which to try them.
 
     Raises
     ------
     OSError
-        If there are none.
+        If the name has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
@@ -124,34 +126,34 @@ def resolve(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AddressGuard:
-    """Resolves names and refuses addresses."""
+    """Resolves host names and refuses forbidden addresses."""
 
     allowed: tuple[Network, ...] = ()  # private ranges that the operator allows
     resolve: Resolve = resolve  # takes a host and a port, returns addresses
 
     def permits(self, address: Address) -> bool:
-        """Return whether connecting to an address is allowed."""
-        # An address of the other version is in no network.
+        """Return whether a connection to an address is allowed."""
+        # An IPv4 address is in no IPv6 network, and vice versa.
         if any(address in network for network in self.allowed):
             return True
         return address.is_global and not any(address in network for network in DENIED)
 
     def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
-        """Return the addresses of a host; raise if any of them is forbidden.
+        """Return the addresses of a host; raise an error if any of them is forbidden.
 
-        One that is refused refuses the host: a name of a public and a private address is made for
-        nothing good.
+        A single forbidden address refuses the host: a name with a public and a private address
+        indicates an attack.
 
         Raises
         ------
         DeliveryError
-            ``address.refused`` for good; ``dns.failed`` for now.
+            ``address.refused`` is permanent, ``dns.failed`` temporary.
         """
         if limit_s <= 0:
             raise DeliveryError("timeout", "The time for this attempt is over.")
         found = self._look_up(host, port, limit_s)
         for text in found:
-            # A link-local address comes with its interface: fe80::1%eth0
+            # The text of a link-local address ends with its interface: fe80::1%eth0
             address = ipaddress.ip_address(text.partition("%")[0])
             if not self.permits(address):
                 raise DeliveryError(
@@ -163,7 +165,7 @@ class AddressGuard:
         return found
 
     def _look_up(self, host: str, port: int, limit_s: float) -> list[str]:
-        # The system's resolver has no limit of its own that we could set: a thread waits for it.
+        # The system's resolver has no configurable time limit, so it runs in a thread.
         answer: list[str] = []
         failure: list[OSError] = []
 
@@ -184,12 +186,13 @@ class AddressGuard:
         return answer
 
 
-# No service needs more to say how it went.
+# Limit of an answer; the result of a delivery needs far less.
 MAX_ANSWER_BYTES: Final = 64 * 1024
 
 USER_AGENT: Final = "Paceline-Alerts/1"
 
-# A receiver that asks for more has not understood; the day of a delivery would be over.
+# Limit of a receiver's Retry-After: a longer wait would use up most of the day after which a
+# delivery is given up.
 MAX_RETRY_AFTER_S: Final = 6 * 3600.0
 
 SCHEMES: Final = ("http", "https")
@@ -202,7 +205,7 @@ BAD_REQUEST: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer of HTTP; header names are lower case."""
+    """An HTTP response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -210,12 +213,12 @@ class Response:
 
     @property
     def answer(self) -> ReceiverAnswer:
-        """Return the part of the response that is stored."""
+        """Return the status and the part of the body that are stored."""
         return ReceiverAnswer(self.status, excerpt(self.body))
 
 
 class Outbound:
-    """HTTP client for one attempt; a context manager.
+    """HTTP client for one delivery attempt; a context manager.
 
     Several requests to one host share a connection.
 
@@ -223,9 +226,9 @@ class Outbound:
     ----------
     guard : AddressGuard
     limit_s : float
-        For everything: looking up names, connecting, sending, reading.
+        Time limit of the attempt: looking up names, connecting, sending, reading.
     tls : ssl.SSLContext or None
-        None: the system's authorities.
+        TLS settings; None: the system's certificate authorities.
     """
 
     def __init__(
@@ -256,7 +259,7 @@ class Outbound:
         Raises
         ------
         DeliveryError
-            If nothing is.
+            If no time is left.
         """
         left_s = self._started_s + self.limit_s - time.monotonic()
         if left_s <= 0:
@@ -287,15 +290,16 @@ class Outbound:
     def request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Response:
-        """Send a request and return its answer of any status; `check` judges it.
+        """Send a request and return the response, whatever its status; `check` judges the status.
 
         Raises
         ------
         DeliveryError
-            If there is no answer.
+            If the receiver does not answer.
         """
         check_url(url)
-        # Not the address: where it leads may be all that keeps others from sending there.
+        # The span gets the host and not the whole address: the path may be the only secret of a
+        # webhook.
         host = urlsplit(url).hostname or ""
         with span(method, Role.CLIENT, http__request__method=method, server__address=host) as made:
             response = self._request(method, url, body, headers)
@@ -330,7 +334,7 @@ class Outbound:
 
 
 def check_url(url: str) -> None:
-    """Check that a URL can be sent to.
+    """Check that requests can be sent to a URL.
 
     Raises
     ------
@@ -353,13 +357,14 @@ def check_url(url: str) -> None:
 
 
 def check(response: Response) -> ReceiverAnswer:
-    """Return a good answer.
+    """Return the response if its status is 2xx.
 
     Raises
     ------
     DeliveryError
-        For any status but 2xx. 5xx, 408 and 429 pass; 410 means that the receiver no longer exists;
-        redirects are not followed and count as a wrong address, like every other 4xx.
+        For any status but 2xx. 5xx, 408 and 429 are temporary; 410 means that the receiver no
+        longer exists; redirects are not followed and count as a wrong address, like every other
+        4xx.
     """
     status = response.status
     if 200 <= status < 300:  # noqa: PLR2004 - the class of success
@@ -376,7 +381,7 @@ def check(response: Response) -> ReceiverAnswer:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of the header Retry-After, which holds seconds or a date."""
+    """Return the seconds of a Retry-After header, which is a number of seconds or a date."""
     text = headers.get("retry-after", "").strip()
     if not text:
         return None
@@ -396,7 +401,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 class _Backend(httpcore.NetworkBackend):
-    """Opens connections to checked addresses; TLS and the Host header keep the name."""
+    """Opens connections to checked addresses; TLS and the Host header use the host name."""
 
     def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
@@ -446,8 +451,8 @@ class _Stream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002 - as above
     ) -> httpcore.NetworkStream:
-        # A handshake is a few short messages; one that drips ends with the socket's own limit
-        # for each, and the next read finds the time over.
+        # A TLS handshake is a few short messages. The socket's own limit applies to each message,
+        # so a peer that sends slowly exceeds the deadline at most until the next read.
         self._socket.settimeout(self._outbound.left_s())
         try:
             secured = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
@@ -464,7 +469,7 @@ class _Stream(httpcore.NetworkStream):
 
 
 def _limited(parts: Iterable[bytes]) -> bytes:
-    """Return the beginning of an answer; the rest stays unread and the connection is closed."""
+    """Return the beginning of a body; the rest is not read, and the connection is closed."""
     body = bytearray()
     for part in parts:
         body += part
@@ -483,18 +488,20 @@ def _sentence(response: Response) -> str:
     return f"The receiver answered {response.status}."
 
 
-# What Standard Webhooks proposes: quick at first, for a restart; then patient, for an outage.
+# Delays before the attempts, as Standard Webhooks proposes: short at first, for a restart of the
+# receiver; then long, for an outage.
 DELAYS_S: Final = (0.0, 5.0, 60.0, 300.0, 1800.0, 7200.0)
 
-# A message of yesterday is of no use; the page shows that it was not delivered.
+# Age at which a delivery is given up: yesterday's message is of no use, and the page shows that it
+# was not delivered.
 GIVE_UP_AFTER: Final = timedelta(days=1)
 
-# So that all that failed in one outage does not come back in one moment.
+# Random share of a delay, so that the deliveries of one outage are not all repeated at once.
 JITTER: Final = 0.2
 
 
 def delay_before(attempt: int, jitter: float) -> timedelta:
-    """Return the delay before an attempt.
+    """Return the delay before an attempt, seconds.
 
     Parameters
     ----------
@@ -508,18 +515,18 @@ def delay_before(attempt: int, jitter: float) -> timedelta:
 def wait_before(
     attempt: int, jitter: float, age: timedelta, retry_after_s: float | None
 ) -> timedelta | None:
-    """Return the delay before an attempt, or None if there is to be no further one.
+    """Return the delay before the next attempt, seconds; None if the delivery is given up.
 
     Parameters
     ----------
     attempt : int
-        The number of the attempt to come, 2 at least.
+        Number of the next attempt, at least 2.
     jitter : float
         A random number, 0 to 1.
     age : timedelta
-        Since the delivery was created.
+        Time since the delivery was created.
     retry_after_s : float or None
-        What the receiver asked for; the longer one counts.
+        Delay that the receiver requested; the longer delay is used.
     """
     wait = delay_before(attempt, jitter)
     if retry_after_s is not None:

@@ -1,4 +1,4 @@
-"""Child processes that end with the process that started them, and their limits on open files."""
+"""Child processes that end with their parent, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from app.platform.resources import Scratch
 
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
 
-# A child that dies at once must not fill the log or the process table, yet a single crash should
-# cost no visible time.
+# First delay before a restart, which doubles: a child that dies at once must not fill the log or
+# the process table, yet a single crash should cost no visible time.
 _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 30.0
 _HEALTHY_AFTER_S: Final = 60.0
@@ -51,19 +51,19 @@ def launch_command(
     directory: Path | None = None,
     parent_death: signal.Signals | None = None,
 ) -> list[str]:
-    """Return the command that drops to `account`, enters `directory` and then runs `command`.
+    """Return a command that switches to `account` and `directory`, then runs `command`.
 
     Parameters
     ----------
     command : sequence of str or Path
         The program, as an absolute path, and its arguments.
     account : Account, optional
-        Who runs it; the present user without.
+        User that runs the command; default: the current user.
     directory : Path, optional
-        Its working directory, entered as `account`.
+        Working directory of the command, entered as `account`.
     parent_death : Signals, optional
-        What the kernel sends it when the *thread* that started it ends (Linux only): start it from
-        the main thread.
+        Signal that the kernel sends when the parent *thread* ends (Linux only): start the command
+        from the main thread.
     """
     launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(os.getpid())]
     if account is not None:
@@ -86,14 +86,14 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
     output: IO[bytes] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a process session of its own; see `launch_command` for the parameters.
+    """Start `command` in its own process session; parameters as of `launch_command`.
 
     Parameters
     ----------
     environment : mapping, optional
-        Its whole environment; the present one without.
+        Whole environment of the child; default: the current environment.
     output : binary file, optional
-        Takes both its outputs; inherited without.
+        Receives standard output and standard error; default: both are inherited.
     """
     return subprocess.Popen(  # noqa: S603 - our own argument list
         launch_command(command, account=account, directory=directory, parent_death=parent_death),
@@ -107,13 +107,15 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
 
 
 def follow_lifeline() -> None:
-    """End this process when the one that started it with a `lifeline` ends, however it ends.
+    """End this process when its parent ends, if the parent started it with a `lifeline`.
 
-    The standard input is then a pipe whose other end only that process holds, so the end of the
-    input means its death: also for what this process forks from any thread, which the kernel's
-    parent-death signal would not cover. Call it once, first thing.
+    The standard input is then a pipe whose other end only the parent holds, so the end of the input
+    means that the parent has ended. This also covers processes that a thread of this process forks,
+    which the kernel's parent-death signal would not cover. Call this function once, before anything
+    else.
     """
-    # Libraries close and replace the standard input, in particular after a fork.
+    # A copy of the descriptor: libraries close and replace the standard input, in particular after
+    # a fork.
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -141,20 +143,20 @@ class _Running:
 
 
 class SupervisedChild:
-    """A child process with what it forks: started again when it dies, stopped as a whole.
+    """A child process and its descendants: restarted after a crash, stopped as a group.
 
     Start it from the main thread; see `spawn`.
 
     Parameters
     ----------
     name : str
-        What logs call it.
+        Name of the child in logs.
     command : sequence of str
         Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
     environment : mapping of str to str
-        Its environment; TMPDIR becomes a directory that is removed when the child has ended.
+        Environment of the child; TMPDIR is set to a directory that is removed when the child ends.
     pass_fds : sequence of int
-        Descriptors that it inherits.
+        File descriptors that the child inherits.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class SupervisedChild:
         self._backoff_s = _FIRST_BACKOFF_S
 
     def tend(self) -> None:
-        """Start the child if it is due, and clean up if it died."""
+        """Start the child if its start is due, and clean up if it has died."""
         now_s = time.monotonic()
         if self._running is None:
             if now_s >= self._restart_at_s:
@@ -190,12 +192,12 @@ class SupervisedChild:
         self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to the child; it is up to the child to stop what it forked."""
+        """Send SIGTERM to the child, which stops its own descendants."""
         if self._running is not None:
             self._running.process.terminate()
 
     def wait_or_kill(self, deadline_s: float) -> None:
-        """Wait until `deadline_s` on the monotonic clock, then kill the child and all it forked."""
+        """Wait until `deadline_s` on the monotonic clock, then kill the child and its children."""
         if self._running is None:
             return
         process = self._running.process
@@ -227,8 +229,8 @@ class SupervisedChild:
         _log.info("child started", child=self.name, pid=process.pid)
 
     def _reap(self, running: _Running) -> int:
-        # The group is killed while its leader is not yet reaped: until then its number cannot have
-        # passed to a stranger.
+        # The group is killed before its leader is reaped: until then the system cannot give the
+        # group's number to another process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(running.process.pid, signal.SIGKILL)
         status = running.process.wait()
@@ -239,7 +241,7 @@ class SupervisedChild:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether our child has ended, without reaping it where the system can tell."""
+    """Return whether a child has ended, if possible without reaping it."""
     if hasattr(os, "waitid"):
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, process.pid, look) is not None
@@ -247,14 +249,14 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def options(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the options that every child has, to which a program adds its own."""
+    """Return a parser with the options of every child process."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
     return parser
 
 
 def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line, and follow the lifeline if it has one."""
+    """Parse the command line, and follow the lifeline if the option is set."""
     arguments = parser.parse_args()
     if arguments.lifeline:
         follow_lifeline()
@@ -262,7 +264,7 @@ def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; call it in the main thread."""
+    """Return an event that SIGTERM and SIGINT set; call this function in the main thread."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
@@ -270,11 +272,11 @@ def stop_on_signals() -> threading.Event:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run the program of a child process, and end the process with its status.
+    """Run the program of a child process, and end the process with the program's exit status.
 
-    Nothing is loaded before that a program may have to load later: it says what libraries read when
-    they are. Idle processes and threads, which these would wait for at exit, are left behind: that
-    takes longer than a supervisor waits.
+    This function imports no libraries before the program does: the program sets variables that
+    libraries read on import. It ends the process without waiting for idle child processes and
+    threads, since a regular exit takes longer than a supervisor waits.
     """
     try:
         status = main()
@@ -288,11 +290,11 @@ def run(main: Callable[[], int]) -> NoReturn:
 def allow_open_files() -> None:
     """Raise the limit on open files to the hard limit.
 
-    Every producer holds a connection, and every file of an archive that is read is open: a job of
-    a thousand ranks needs more than the 1,024 that most systems begin with.
+    Every producer holds a connection, and every file of an archive is open while it is read: a job
+    of a thousand ranks needs more than the 1,024 files that most systems allow by default.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # macOS says "infinity" and refuses it.
+        # macOS reports "infinity" as the hard limit, but refuses it.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -27,12 +27,12 @@ _DATA: Final = "VmData:"
 
 @contextlib.contextmanager
 def limited_memory(limit_kib: int) -> Iterator[None]:
-    """Let allocations of this process fail above a limit while the block runs.
+    """Limit the memory that this process allocates in the block; more raises `MemoryError`.
 
-    So work that needs more ends with a `MemoryError`, and takes neither its process nor its host
-    along. The limit is of the data segment, what the process allocated for itself and may write to,
-    touched or not; it comes on top of what there is when the block begins. Files that are mapped do
-    not count. A process that is limited to less already keeps that.
+    Work that needs more memory then ends with a `MemoryError` and does not endanger its process or
+    host. The limit applies to the data segment (private writable memory that the process has
+    allocated, used or not), in addition to its size when the block begins. Mapped files do not
+    count. A lower limit that the process already has stays in force.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = (_data_kib() + limit_kib) * KIB
@@ -46,25 +46,25 @@ def limited_memory(limit_kib: int) -> Iterator[None]:
 
 
 def _set(soft: int, hard: int) -> None:
-    # macOS knows the limit and refuses it.
+    # macOS has the limit but refuses to set it.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _data_kib() -> int:
-    """Return the size of the data segment; 0 if the system does not say it (not Linux)."""
+    """Return the size of the data segment in KiB; 0 on systems other than Linux."""
     if not _STATUS.exists():
         return 0
     lines = _STATUS.read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(_DATA)), 0)
 
 
-# New objects before the collector looks at them (Python: 700). A page of a thousand rows holds tens
-# of thousands until it is sent, and then they go without the collector.
+# New objects that start a garbage collection (Python: 700). A page of a thousand rows allocates
+# tens of thousands of objects and frees them once it is sent, without the collector.
 REQUEST_OBJECTS: Final = 10_000
-# How long a thread computes while another one waits for the interpreter (Python: 0.005). A page
-# waits for it after each of its thirty answers of the database: for all of that while a flush of a
-# thousand senders computes.
+# Interval at which a computing thread hands over the interpreter (Python: 0.005). A page waits for
+# the interpreter after each of its thirty database answers, for a whole interval if the flush of a
+# thousand senders computes meanwhile.
 SWITCH_S: Final = 0.0005
 
 
@@ -72,8 +72,8 @@ SWITCH_S: Final = 0.0005
 def loading() -> Iterator[None]:
     """Switch garbage collection off while modules load.
 
-    That is a fifth of the time in which a server starts. What is loaded stays for good: the
-    collector looks at none of it again, and children that are forked share its memory.
+    Garbage collection takes a fifth of a server's start otherwise. Loaded modules stay for good:
+    the collector skips their objects afterwards, and forked children share their memory.
     """
     gc.disable()
     try:
@@ -86,8 +86,8 @@ def loading() -> Iterator[None]:
 def answering() -> None:
     """Freeze all present objects, so that garbage collection skips them.
 
-    A server that has shown each page once holds 90,000 objects in addition to its modules; going
-    through them takes 50 ms, which one request of a few would wait for.
+    After it has shown each page once, a server holds 90,000 objects in addition to its modules;
+    collecting them takes 50 ms, for which one request of a few would wait.
     """
     gc.collect()
     gc.freeze()
@@ -99,7 +99,7 @@ _PREFIX: Final = "paceline-child-"
 
 
 class Scratch:
-    """A new, locked directory below the temporary one: no other process deletes it.
+    """A new, locked temporary directory, which no other process deletes.
 
     Attributes
     ----------
@@ -110,13 +110,13 @@ class Scratch:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             lock = _locked(self.path)
-            # None if another process took it for left over before it was locked.
+            # None if another process, in `sweep`, locked the new directory first.
             if lock is not None:
                 break
         self._lock = lock
 
     def remove(self) -> None:
-        """Remove the directory with all that is in it; a second call does nothing."""
+        """Remove the directory and its contents; a second call does nothing."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -124,7 +124,7 @@ class Scratch:
 
 
 def sweep() -> None:
-    """Remove the directories of this account whose makers were killed."""
+    """Remove the scratch directories of this account whose processes were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         lock = _locked(path)
         if lock is not None:
@@ -133,7 +133,7 @@ def sweep() -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock an unused directory of this account; return its lock, or None."""
+    """Lock an unused directory of this account, and return the lock; None if it is in use."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -148,8 +148,8 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-# Nothing is locked: each writes its own place alone, and what a killed one left is overwritten by
-# the one that takes its place.
+# Processes share numbers without locks: each process writes only its own slot, and the successor of
+# a killed process overwrites that process's value.
 
 
 MAX_PROCESSES: Final = 256
@@ -159,9 +159,9 @@ _NUMBER: Final = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The number of a process within its server, and their shared directory.
+    """The number of a process within its server, and the directory that the processes share.
 
-    `number` counts from 0, below `of`.
+    `number` counts from 0 and is less than `of`.
     """
 
     directory: Path
@@ -170,32 +170,32 @@ class Place:
 
 
 class Sum:
-    """A number that each process of a server writes, and their sum.
+    """A shared number of each process of a server, and the sum of these numbers.
 
     Parameters
     ----------
     place : Place
     name : str
-        Of the file in the directory.
+        Name of the file in the shared directory.
     """
 
     def __init__(self, place: Place, name: str) -> None:
         self._place = place
         path = place.directory / name
         with path.open("a+b") as file:
-            # Longer already where another process was faster.
+            # Another process may have extended the file already.
             if file.seek(0, 2) < MAX_PROCESSES * _NUMBER.size:
                 file.truncate(MAX_PROCESSES * _NUMBER.size)
             self._numbers = mmap.mmap(file.fileno(), MAX_PROCESSES * _NUMBER.size)
-        # Of the process before this one, which is gone.
+        # Overwrites the value of the earlier process in this slot, which has ended.
         self.set(0)
 
     def set(self, number: int) -> None:
-        """Write this process's number."""
+        """Write the number of this process."""
         _NUMBER.pack_into(self._numbers, self._place.number * _NUMBER.size, number)
 
     def of_others(self) -> int:
-        """Return the sum of the other processes' numbers."""
+        """Return the sum of the numbers of all other processes."""
         numbers = _NUMBER.iter_unpack(self._numbers[: self._place.of * _NUMBER.size])
         return sum(value for at, (value,) in enumerate(numbers) if at != self._place.number)
 
@@ -203,8 +203,8 @@ class Sum:
 def spool_directory(settings: Settings) -> Path:
     """Return the directory of spooled bodies and unpacked archives; create it if missing.
 
-    In the data directory if there is one. A server with a database of its own keeps no data
-    and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
+    It is in the data directory if there is one. A server with an external database stores no data
+    and may run on a read-only file system; it uses the temporary directory, which TMPDIR sets.
     """
     if not settings.data_dir.is_dir():
         return Path(tempfile.gettempdir())

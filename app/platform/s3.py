@@ -1,8 +1,8 @@
 """Objects in a bucket that speaks S3, by `obstore`; imported only if one is configured.
 
-A request that fails for want of a connection, or with a status of the server's own, is sent again
-by the library, and so is each part of what is large. What is broken off is not there: a store shows
-an object only once it is complete.
+The library repeats a request that fails because of a connection or with a server's error status,
+also each part of a multipart upload. An interrupted upload leaves no object: a store shows an
+object only once it is complete.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ except ImportError as error:
         "PACELINE_BLOB_URL needs the extra `s3`: pip install 'paceline[server,s3]'"
     ) from error
 
-# Of what is written in parts; this number of parts is under way, and in memory, at the same time.
+# Size of a part of a multipart upload; this number of parts is sent, and in memory, at the same
+# time.
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_AT_ONCE: Final = 3
 
-# A page may wait for an object in its transaction, which the database ends after a minute.
+# Limit of a request: a page may wait for an object within its transaction, which the database ends
+# after a minute.
 REQUEST_TIMEOUT: Final = timedelta(seconds=20)
 CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 RETRY_FOR: Final = timedelta(seconds=30)
@@ -39,18 +41,18 @@ RETRIES: Final = 4
 
 
 class S3Objects:
-    """A bucket, or what is below a prefix in it.
+    """A bucket, or the part of it below a prefix, as an `ObjectStore`.
 
     Parameters
     ----------
     settings : Settings
-        `blob_url` names bucket and prefix; credentials and region that are not set come from the
-        environment as for other programs (``AWS_ACCESS_KEY_ID``…), or from the machine.
+        `blob_url` names bucket and prefix; unset credentials and region come from the common
+        variables of the environment (``AWS_ACCESS_KEY_ID``…), or from the machine.
 
     Raises
     ------
     StartupError
-        If the address is none of S3.
+        If the address is not an S3 address.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,7 +87,7 @@ class S3Objects:
         )
 
     def write(self, key: str, pieces: Iterable[bytes]) -> int:
-        """As `ObjectStore.write`."""
+        """Write an object as `ObjectStore.write` does."""
         size = 0
 
         def counted() -> Iterator[bytes]:
@@ -98,7 +100,7 @@ class S3Objects:
         head = b"".join(_until(rest, PART_BYTES))
         with _answering():
             if len(head) < PART_BYTES:
-                # One request instead of three.
+                # Content that fits into one part takes one request; a multipart upload takes three.
                 obstore.put(self._store, key, head, use_multipart=False)
             else:
                 obstore.put(
@@ -109,14 +111,14 @@ class S3Objects:
                     chunk_size=PART_BYTES,
                     max_concurrency=PARTS_AT_ONCE,
                 )
-            # What says that it has them, and has others, must not be believed later.
+            # The size is checked because a store may confirm an upload and hold fewer bytes.
             there = obstore.head(self._store, key)["size"]
         if there != size:
             raise ObjectStoreError(f"The object store kept {there} of {size} bytes.")
         return size
 
     def read(self, key: str, size: int) -> Iterator[bytes]:
-        """As `ObjectStore.read`: range after range, each with retries."""
+        """Read an object as `ObjectStore.read` does, in ranges with retries."""
         for start in range(0, size, PART_BYTES):
             length = min(PART_BYTES, size - start)
             with _answering():
@@ -129,7 +131,7 @@ class S3Objects:
             yield piece
 
     def pages(self, after: str | None = None) -> Iterator[Sequence[ListedObject]]:
-        """As `ObjectStore.pages`."""
+        """List objects as `ObjectStore.pages` does."""
         with _answering():
             listing = obstore.list(self._store, offset=after, chunk_size=1000)
         while True:
@@ -142,14 +144,14 @@ class S3Objects:
             ]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `ObjectStore.delete`."""
+        """Delete objects as `ObjectStore.delete` does."""
         if keys:
             with _answering():
                 obstore.delete(self._store, list(keys))
 
 
 def _until(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yield pieces until they are `size` bytes, or there are no more."""
+    """Yield pieces until they have `size` bytes together, or end."""
     while size > 0 and (piece := next(pieces, None)) is not None:
         size -= len(piece)
         yield piece
@@ -160,6 +162,6 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (BaseError, PermissionError, TimeoutError) as error:
-        # Its first line: what follows is for those who write the library.
+        # The first line of the error; the other lines are details of the library.
         said = str(error).partition("\n")[0]
         raise ObjectStoreError(f"The object store does not answer: {said}") from error

@@ -1,9 +1,9 @@
-"""OpenTelemetry: spans of the program, and their export in the SDK's own thread.
+"""OpenTelemetry: spans of the program, and their export in a thread of the SDK.
 
-The context travels between processes in durable rows, in the form of the header ``traceparent``
-(W3C Trace Context). The queue of the export is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); what exceeds
-it is dropped and counted. A receiver that fails is logged once, and once more when it works again.
-Without a receiver all of this does nothing.
+The trace context travels between processes in durable rows, in the form of a ``traceparent`` header
+(W3C Trace Context). The export queue is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); spans beyond the
+bound are dropped and counted. A failing receiver is logged once, and once more when it works again.
+Without a configured receiver none of this has an effect.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
-# Between processes the context travels in durable rows, as the header ``traceparent`` writes it
-# (W3C Trace Context); messages of the broker hold none. Without a receiver all of this does
-# nothing.
+# The trace context travels between processes in durable rows, in the form of a `traceparent` header
+# (W3C Trace Context); messages of the broker hold none. Without a configured receiver none of this
+# has an effect.
 
 
 TRACEPARENT: Final = "traceparent"
@@ -43,7 +43,7 @@ Value = str | int | float | bool
 
 
 class Role(enum.Enum):
-    """Kind of a span, by OpenTelemetry's names."""
+    """Kind of a span; the values are OpenTelemetry's names."""
 
     INTERNAL = "INTERNAL"
     SERVER = "SERVER"
@@ -59,22 +59,22 @@ class _Tracing:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A running span; without tracing, an empty one."""
+    """A running span; without tracing, all its methods do nothing."""
 
     _span: trace.Span | None = None
 
     def set(self, **attributes: Value) -> None:
-        """Set attributes; ``__`` in a name stands for its dot."""
+        """Set attributes; ``__`` in a keyword becomes the dot of the attribute's name."""
         if self._span is not None:
             self._span.set_attributes(dotted(attributes))
 
     def rename(self, name: str) -> None:
-        """Give it the name that is known only now."""
+        """Rename the span, if its name was not known at its start."""
         if self._span is not None:
             self._span.update_name(name)
 
     def fail(self, kind: str) -> None:
-        """Mark it as failed, with a stable word for why: what was said is in the log."""
+        """Mark the span as failed, with a stable word for the reason; details are in the log."""
         if self._span is not None:
             from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - an extra
 
@@ -86,12 +86,12 @@ NOTHING: Final = Span()
 
 
 def begin(tracer: trace.Tracer | None) -> None:
-    """Set the tracer of this process; None stops tracing."""
+    """Set the tracer of this process; None turns tracing off."""
     _Tracing.tracer = tracer
 
 
 def is_on() -> bool:
-    """Return whether spans are made in this process."""
+    """Return whether this process records spans."""
     return _Tracing.tracer is not None
 
 
@@ -104,12 +104,11 @@ def span(
     Parameters
     ----------
     name : str
-        One of few: no ids and no names of jobs.
+        Name from a small set: without ids and names of jobs.
     parent : str, optional
-        What ``traceparent`` says of the span that caused this one; without it, the one under way
-        here, if there is one.
+        The ``traceparent`` of the span that caused this span; default: the running span, if any.
     **attributes
-        ``__`` in a name stands for its dot.
+        Attributes of the span; ``__`` in a keyword becomes the dot of the attribute's name.
     """
     if _Tracing.tracer is None:
         yield NOTHING
@@ -126,7 +125,7 @@ def span(
         context=context,
         kind=SpanKind[role.value],
         attributes=dotted(attributes),
-        # The text of an error may quote what was sent.
+        # The text of an error may quote data that a user sent.
         record_exception=False,
         set_status_on_exception=False,
     ) as started:
@@ -139,7 +138,7 @@ def span(
 
 
 def current() -> str | None:
-    """Return the ``traceparent`` of the running span; None without one."""
+    """Return the running span as a ``traceparent`` header; None without a span."""
     if _Tracing.tracer is None:
         return None
     from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - an extra
@@ -150,14 +149,14 @@ def current() -> str | None:
 
 
 def with_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add the ids of trace and span to a line of the log: a processor of structlog."""
+    """Add the ids of the trace and the span to a log entry: a structlog processor."""
     if (under_way := current()) is not None:
         _, event["trace_id"], event["span_id"], _ = under_way.split("-")
     return event
 
 
 def dotted(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    """Return attributes by the names of OpenTelemetry's conventions."""
+    """Return attributes with the dotted names of OpenTelemetry's conventions."""
     return {name.replace("__", "."): value for name, value in attributes.items()}
 
 
@@ -167,7 +166,7 @@ METRICS: Final = "metrics"
 QUEUE_SIZE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
 DEFAULT_QUEUE_SIZE: Final = 2048  # of the specification
 SPOKEN: Final = "http/protobuf"
-# A stop waits no longer for a receiver.
+# Time for which a stopping process waits for the receiver.
 STOP_S: Final = 2.0
 
 log = structlog.get_logger(__name__)
@@ -175,7 +174,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Exports:
-    """Counts of exports by outcome, and of dropped spans."""
+    """Counts of exports by outcome, of waiting spans and of dropped spans."""
 
     by_outcome: Counter[tuple[str, str]] = field(default_factory=Counter)  # signal, outcome
     waiting: int = 0  # spans
@@ -184,7 +183,7 @@ class Exports:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def admit(self, most: int) -> bool:
-        """Return whether one more span may wait, and count it."""
+        """Return whether one more span may wait for export, and count the span."""
         with self._lock:
             if self.waiting >= most:
                 self.dropped += 1
@@ -193,12 +192,12 @@ class Exports:
             return True
 
     def taken(self, count: int) -> None:
-        """Count spans that wait no more."""
+        """Count spans that no longer wait for export."""
         with self._lock:
             self.waiting -= count
 
     def note(self, signal: str, *, exported: bool) -> None:
-        """Count an export, and log it where that is news."""
+        """Count an export, and log its outcome if the outcome changed."""
         with self._lock:
             self.by_outcome[signal, "exported" if exported else "failed"] += 1
             news = exported == (signal in self._failing)
@@ -236,7 +235,7 @@ def wanted(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def usable(signal: str) -> bool:
-    """Return whether a signal is configured and can be exported; log why not."""
+    """Return whether a signal is configured and can be exported; log the obstacle if not."""
     if not wanted(signal):
         return False
     if (reason := obstacle(signal)) is not None:
@@ -258,7 +257,7 @@ def obstacle(signal: str, environment: Mapping[str, str] = os.environ) -> str | 
 
 
 def resource(process: str) -> Resource:
-    """Return what this process is called; ``OTEL_SERVICE_NAME`` and others have precedence."""
+    """Return the OpenTelemetry resource of this process; ``OTEL_…`` variables take precedence."""
     from opentelemetry.sdk.resources import (  # noqa: PLC0415 - an extra
         OTELResourceDetector,
         Resource,
@@ -273,14 +272,14 @@ def resource(process: str) -> Resource:
 
 
 def start(process: str) -> None:
-    """Begin to make and send spans in this process, where a receiver is named.
+    """Start to record and export spans in this process, if a receiver is configured.
 
-    After a fork: threads do not survive one.
+    Call this function after a fork, since threads do not survive a fork.
 
     Parameters
     ----------
     process : str
-        ``serve``, ``worker analysis``…: the attribute ``paceline.process``.
+        Value of the attribute ``paceline.process``: ``serve``, ``worker analysis``…
 
     Raises
     ------
@@ -289,7 +288,7 @@ def start(process: str) -> None:
     """
     if is_on() or not usable(TRACES):
         return
-    # We count and log what it would say of each batch.
+    # This module counts and logs failures; the SDK would log every batch.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - an extra
         OTLPSpanExporter,
@@ -311,7 +310,7 @@ def start(process: str) -> None:
 
 
 def _processor(exporter: SpanExporter) -> SpanProcessor:
-    """Return what hands spans to the SDK's thread, as long as there is room."""
+    """Return the span processor that passes spans to the SDK's thread, within the queue's limit."""
     from opentelemetry.sdk.trace import SpanProcessor  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.export import (  # noqa: PLC0415 - an extra
         BatchSpanProcessor,
@@ -347,13 +346,13 @@ def _processor(exporter: SpanExporter) -> SpanProcessor:
 
 
 def on_stop(action: Callable[[], None]) -> None:
-    """Have something done by `stop`."""
+    """Register a function that `stop` calls."""
     _stops.append(action)
 
 
 def stop() -> None:
-    """Send what waits, for at most `STOP_S`; can be called twice."""
-    # A daemon: what hangs then must not keep the process.
+    """Export the waiting spans, for at most `STOP_S`; a second call is harmless."""
+    # Daemon threads, so that a hanging export does not keep the process alive.
     threads = [threading.Thread(target=action, daemon=True) for action in _stops]
     _stops.clear()
     for thread in threads:

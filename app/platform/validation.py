@@ -1,4 +1,4 @@
-"""Errors of pydantic as faults with stable codes and paths; types of values in documents."""
+"""Pydantic's errors as faults with stable codes and paths; types of values in documents."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from app.errors import Fault
 
 MOST_FAULTS: Final = 100
 
-# Every type of error that pydantic has, whose own words reach no user.
+# All error types of pydantic; users see our texts in place of pydantic's.
 PYDANTICS: Final = frozenset(get_args(ErrorType))
-# What is said where there are no words below: of values that nothing of ours takes.
+# Text of pydantic's error types that `WORDS` lacks, because none of our fields can cause them.
 OTHERWISE: Final = "is not valid"
-# Of a text or a list that needs one at least.
+# Text of an empty value where a text or a list needs at least one element.
 EMPTY: Final = "must not be empty"
-# By pydantic's types of errors, with the names of their contexts.
+# Text of each pydantic error type, with placeholders named as in the error's context.
 WORDS: Final[Mapping[str, str]] = {
     "missing": "is missing",
     "extra_forbidden": "is not known here",
@@ -113,7 +113,7 @@ WORDS: Final[Mapping[str, str]] = {
     "url_scheme": "must begin with {expected_schemes}",
     "decimal_type": "must be a number",
     "decimal_parsing": "must be a number",
-    # Sentences of ours.
+    # Errors of our own validators, which are whole texts.
     "value_error": "{error}",
     "assertion_error": "{error}",
 }
@@ -127,12 +127,12 @@ def faults_of(
     root: str,
     inner: str = "",
 ) -> list[Fault]:
-    """Return the first faults of a document.
+    """Return the first faults of a document, each with code, path and text.
 
     Parameters
     ----------
     inner : str
-        A key whose parts have paths of their own.
+        Key whose elements have paths of their own.
     """
     found = []
     for item in error.errors(include_url=False)[:MOST_FAULTS]:
@@ -146,16 +146,16 @@ def faults_of(
 
 
 def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) -> tuple[Fault, ...]:
-    """Return the faults of the fields of a body, with pydantic's own types.
+    """Return the faults of a body's fields, with pydantic's error types as codes.
 
-    A fault leaves out the value that is wrong, which may be a secret.
+    A fault omits the faulty value, which may be a secret.
 
     Parameters
     ----------
     within : str
-        The keys under which the fields stand in the body: ``config``.
+        Keys under which the body contains the fields: ``config``.
     skip : int
-        How many first parts of a location are left out.
+        Number of leading parts of a location to omit.
     """
     return tuple(
         Fault(
@@ -168,9 +168,9 @@ def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) ->
 
 
 def predicate(item: ErrorDetails) -> str:
-    """Return what is wrong with a value, as it follows its name: ``must be at least 1``.
+    """Return the fault of a value as a predicate of its name: ``must be at least 1``.
 
-    Errors of kinds of our own say it themselves, some in a whole sentence.
+    Errors of our own validators contain their text, some as a whole sentence.
     """
     kind, context = item["type"], item.get("ctx", {})
     if kind not in PYDANTICS:
@@ -185,7 +185,8 @@ def predicate(item: ErrorDetails) -> str:
 
 def _sentence(item: ErrorDetails) -> str:
     words = predicate(item)
-    # A sentence of ours may begin with the name of a field.
+    # Sentences of our own validators may begin with the name of a field, so they are not
+    # capitalized.
     return words if item["type"] == "value_error" else f"{words[:1].upper()}{words[1:]}"
 
 
@@ -195,7 +196,7 @@ def _message(item: ErrorDetails, name: str) -> str:
 
 
 def path_of(place: Sequence[str | int]) -> str:
-    """Return where a fault is: ``model.layers[3].forward_ms``."""
+    """Return the path of a fault in its document: ``model.layers[3].forward_ms``."""
     path = ""
     for part in place:
         if isinstance(part, int):
@@ -205,24 +206,25 @@ def path_of(place: Sequence[str | int]) -> str:
     return path
 
 
-# Floats hold every whole number below this.
+# A double holds every integer below this value exactly.
 EXACT_BELOW: Final = 2.0**53
 MOST_NAME_CHARS: Final = 100
-# Of times beyond, PostgreSQL takes some that Python cannot read again: their pages would fail.
+# Valid years. PostgreSQL stores some times outside of them that Python cannot read, and pages with
+# such a time would fail.
 YEARS: Final = range(1970, 3000)
-# A table has a row for each of a thousand layers, and one for all others.
+# Largest number of keys of a mapping: one for each of a thousand layers, and one for all others.
 MOST_KEYS: Final = 1001
 
 
 def few(value: object) -> object:
-    """Refuse a mapping so large that naming its faults would take seconds."""
+    """Refuse a mapping with too many keys: listing its faults would take seconds."""
     if isinstance(value, Mapping) and len(value) > MOST_KEYS:
         raise PydanticCustomError("too_many_keys", f"must have at most {MOST_KEYS} keys")
     return value
 
 
 class Written(BaseModel):
-    """A mapping that a user wrote: a key that means nothing here is a fault."""
+    """A mapping in a user's document; unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -230,7 +232,7 @@ class Written(BaseModel):
 
 
 def _numeric(value: object) -> object:
-    """Return a number that YAML 1.1 reads as a text, as 1e9; flags are no numbers."""
+    """Return the number of a text such as 1e9, which YAML 1.1 does not read as a number."""
     if isinstance(value, bool):
         raise PydanticCustomError("bad_type", "must be a number")
     if isinstance(value, str):
@@ -242,19 +244,19 @@ def _numeric(value: object) -> object:
 
 
 def _name(value: object) -> object:
-    """Return a name that YAML reads as a number, as an unquoted 4090."""
+    """Return a name as a text, also if YAML reads it as a number, such as an unquoted 4090."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def word(value: object) -> object:
-    """Refuse what can be none of some words."""
+    """Refuse a value that is not a text."""
     if not isinstance(value, str):
         raise PydanticCustomError("bad_type", "must be a text")
     return value
 
 
 def printable(value: str) -> str:
-    """Refuse a text with characters that no page shows."""
+    """Refuse a text with characters that cannot be printed."""
     if not value.isprintable():
         raise PydanticCustomError("bad_type", "must have printable characters only")
     return value
@@ -268,9 +270,10 @@ def _of_our_time(value: datetime) -> datetime:
     return value
 
 
-# When something was, or will be, that is kept.
+# A time of an event, past or planned, that is stored.
 Moment = Annotated[AwareDatetime, AfterValidator(_of_our_time)]
-# Stands behind the bounds of a number, which are of what a text is read as.
+# Written after a number's bounds in `Annotated`, so that it runs first and the bounds apply to the
+# parsed number.
 FromYaml: Final = BeforeValidator(_numeric)
 NotNegative = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False), FromYaml]
 Positive = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False), FromYaml]
@@ -285,9 +288,9 @@ Name = Annotated[
 
 
 def as_json(value: object) -> object:
-    """Return the same as every writer of JSON would: keys as texts, whole numbers without a point.
+    """Return a value as all JSON writers agree on it: text keys, whole numbers without a point.
 
-    Browsers write 2e8 as 200000000, Python as 200000000.0: it is one document.
+    Browsers write 2e8 as 200000000 and Python writes 200000000.0: both are the same document.
     """
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}

@@ -44,7 +44,7 @@ from app.tensor.versions import (
 )
 from app.web.bodies import REFERENCE, described_body
 
-# A thousand ranks with a thousand samples of each cost are a tenth of this.
+# Limit of a body: a thousand ranks with a thousand samples of each cost take a tenth of it.
 MOST_BODY_BYTES: Final = 1024 * 1024
 
 
@@ -81,7 +81,7 @@ EXAMPLE: Final = {
 
 
 def advice_router() -> APIRouter:
-    """Return the route."""
+    """Return the router of the advice on tensor-parallel groups."""
     routes = api_router("tensor parallelism", "/api/v1/mitigation")
 
     @routes.post(
@@ -100,22 +100,23 @@ def advice_router() -> APIRouter:
         },
     )
     def post_plan(body: Annotated[object, Depends(read_body)]) -> MitigationDocument:
-        """Return every way to shed work, best first; nothing is stored.
+        """Return every method of shedding work, best first; nothing is stored.
 
-        The same as ``paceline mitigate`` prints; the body may be YAML as well.
+        The answer equals the output of ``paceline mitigate``; the body may also be YAML.
         """
         return advise(parse_problem(body))
 
     return routes
 
 
-# Waiting requests read the database this often: another process may have stored the report.
+# Interval at which a waiting request reads the database, since another process may have stored the
+# report.
 LOOK_EVERY_S: Final = 1.0
 MOST_WAITING: Final = 2000
 _READERS: Final = 2
 
 T = TypeVar("T")
-# project, job and group
+# project id, job and group
 Key = tuple[int, str, str]
 
 
@@ -135,7 +136,7 @@ class Waiting:
             self._loop.call_soon_threadsafe(self._wake, key)
 
     def close_soon(self) -> None:
-        """Answer all waiting requests, and let none wait from now on."""
+        """Answer all waiting requests, and answer later ones without waiting."""
         self._closed = True
 
         def wake_all() -> None:
@@ -202,7 +203,7 @@ Body = Annotated[object, Depends(read_body)]
 
 
 def router() -> APIRouter:
-    """Return the routes."""
+    """Return the router of the control loop of tensor-parallel groups."""
     routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/{group}")
 
     @routes.post(
@@ -214,9 +215,9 @@ def router() -> APIRouter:
     def post_timings(
         container: Here, waiting: Waits, job: str, group: GroupName, body: Body
     ) -> Received:
-        """Store the times, and answer with the newest plan that they lead to.
+        """Store a group's times, and return the newest plan that follows from them.
 
-        All of them are of steps under one plan, or none.
+        All times of a report must be of steps under one plan, or without a plan.
         """
         received = receive_timings(container, job, group, parse_timings(body))
         waiting.changed((container.project_id, job, group))
@@ -237,7 +238,7 @@ def router() -> APIRouter:
         after: Annotated[int, Query(ge=0, le=MOST_ATTEMPT)] = 0,
         wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0,
     ) -> OfferedPlan | Response:
-        """Wait up to `wait_s` for a version after `after`; without it, answer at once."""
+        """Return the version after `after`, waiting up to `wait_s` seconds; else nothing."""
 
         def read() -> OfferedPlan | None:
             with container.reading() as tx:
@@ -260,7 +261,7 @@ def router() -> APIRouter:
         version: Annotated[int, Path(ge=1, le=MOST_ATTEMPT)],
         body: Body,
     ) -> None:
-        """Note which ranks applied a version at a step boundary, or that one could not."""
+        """Record which ranks applied a version at a step boundary, or that a rank could not."""
         acknowledge(container, job, group, version, parse_ack(body))
         waiting.changed((container.project_id, job, group))
 
@@ -268,7 +269,7 @@ def router() -> APIRouter:
 
 
 class SwitchBody(BaseModel):
-    """What holds of a job's plans, and who switched them so, newest first."""
+    """Current switch of a job's plans, and earlier switches with their authors, newest first."""
 
     mode: TensorMode
     max_gamma: float | None
@@ -277,7 +278,7 @@ class SwitchBody(BaseModel):
 
 
 def switch_router() -> APIRouter:
-    """Return the routes."""
+    """Return the router of the switch of a job's plans."""
     routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/mode")
 
     def read(container: Container, job: str) -> SwitchBody:
@@ -305,9 +306,9 @@ def switch_router() -> APIRouter:
         job: str,
         body: Annotated[object, Depends(read_body)],
     ) -> SwitchBody:
-        """Advise only, or let the job apply plans where its own code allows that too.
+        """Switch a job's plans to advice, or to application if the job's own code allows it.
 
-        `max_gamma` only lowers the accuracy budget of the job's own code.
+        `max_gamma` can only lower the accuracy budget of the job's own code.
         """
         wanted = parse_switch(body)
         switch = Switch(TensorMode(wanted.mode), wanted.max_gamma, wanted.expires_after_steps)

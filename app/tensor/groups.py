@@ -20,7 +20,7 @@ from app.tensor.spec import EXPIRES_AFTER_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """How the server handles the plans of a job: as advice or for application."""
+    """The server's switch for the plans of a job: advice or application."""
 
     mode: TensorMode = TensorMode.ADVISE
     max_gamma: float | None = None
@@ -28,12 +28,12 @@ class Switch:
     expires_after_steps: int = EXPIRES_AFTER_STEPS
 
     def budget(self, max_gamma: float) -> float:
-        """Return the accuracy budget of a job: its own, or the switch's if that is lower."""
+        """Return a job's accuracy budget: its own budget, or the switch's if that is lower."""
         return max_gamma if self.max_gamma is None else min(max_gamma, self.max_gamma)
 
 
 def switch_of(tx: Reads, job_id: int) -> Switch:
-    """Return the latest switch of a job; without one its plans are advice only."""
+    """Return the latest switch of a job; by default, plans are advice only."""
     row = tx.session.execute(
         select(TensorSwitch)
         .where(TensorSwitch.job_id == job_id)
@@ -85,7 +85,7 @@ def locked_group(tx: UnitOfWork, job: str, name: str, attempt: int) -> TensorGro
 
 
 def group_of(tx: Reads, job: str, name: str, attempt: int | None = None) -> TensorGroup:
-    """Return a group of an attempt, by default of the newest.
+    """Return a group of an attempt, by default of the newest attempt.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def _unknown(job: str, name: str, attempt: int | None) -> NotFoundError:
 
 
 def refuse_old_attempt(tx: Reads, job_id: int, name: str, attempt: int) -> None:
-    """Refuse a request of an attempt that a later one has replaced.
+    """Raise an error if a later attempt of the job has replaced a request's attempt.
 
     Raises
     ------
@@ -132,12 +132,12 @@ def refuse_old_attempt(tx: Reads, job_id: int, name: str, attempt: int) -> None:
 
 
 def shares_in(ranks: Sequence[RankShare], unit: int) -> Shares:
-    """Return the units of columns that each rank leaves out or hands over under a stored plan.
+    """Return the units of columns that each rank leaves out or migrates under a stored plan.
 
     Parameters
     ----------
     unit : int
-        Columns that stay together.
+        Number of columns that must stay together.
     """
     shares = Shares.nothing(len(ranks))
     for entry in ranks:
@@ -148,7 +148,7 @@ def shares_in(ranks: Sequence[RankShare], unit: int) -> Shares:
 
 
 def plan_of(tx: Reads, group_id: int, version: int) -> TensorPlan | None:
-    """Return a version of a group's plan."""
+    """Return a version of a group's plan by its number."""
     return tx.session.get(TensorPlan, (group_id, version))
 
 

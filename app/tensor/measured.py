@@ -1,4 +1,4 @@
-"""Measurements of a tensor-parallel group as people and jobs write them, and their faults.
+"""Documents with measurements of a tensor-parallel group, from people and jobs, and their faults.
 
 =================  ============================================================================
 code of a fault    meaning
@@ -44,15 +44,15 @@ from app.platform.validation import FromYaml, Written, faults_of, word
 MOST_RANKS: Final = 256
 MOST_COLUMNS: Final = 10_000_000
 MOST_SAMPLES: Final = 1000
-# Kinds of layers.
+# Largest number of kinds of layers.
 MOST_SIZES: Final = 32
-# Below this share of the slowest rank's time, moving multiplications gains nothing, and the fits
-# lose their precision in floating point.
+# Least time of matrix multiplications as a share of the slowest rank's time. Below it moving
+# multiplications gains nothing, and the fits lose their precision in floating point.
 LEAST_MATMUL: Final = 1e-6
-# Relative tolerance by which the measured time of a part may exceed that of the whole.
+# Relative tolerance by which the measured time of a part may exceed the time of the whole step.
 ROUNDING: Final = 1e-9
 
-# Pydantic's error types → codes of faults; every other one is `bad_type`.
+# Pydantic's error types → codes of faults; other types get the code `bad_type`.
 CODES: Final = {
     "missing": "missing",
     "extra_forbidden": "unknown_key",
@@ -80,7 +80,7 @@ _Bytes = Annotated[int, Field(ge=1, le=1024), FromYaml]
 
 
 class WrittenCosts(Written):
-    """Samples of a pre-test, each [columns, seconds a step]; what is absent costs nothing."""
+    """Samples of a pre-test, each [columns, seconds a step]; a cost without samples is zero."""
 
     communicate: Annotated[Samples | None, Field(description="Φ1: send, and bring back")] = None
     compute: Annotated[Samples | None, Field(description="Φ2: compute on a receiver")] = None
@@ -106,7 +106,7 @@ def _fitted(samples: Sequence[tuple[float, float]] | None) -> Affine:
 
 
 class WrittenSizes(Written):
-    """Sizes of the layers, or of one kind of them."""
+    """Sizes of all layers, or of the layers of one kind."""
 
     kind: Annotated[Kind, BeforeValidator(word)]
     width: Annotated[_Size, Field(description="Of the model; rows of W for a column or a row")]
@@ -128,7 +128,7 @@ class WrittenSizes(Written):
     ] = None
 
     def sizes(self) -> Sizes:
-        """Return the sizes."""
+        """Return the sizes as a `Sizes` object."""
         return Sizes(**dict(self))
 
 
@@ -144,7 +144,7 @@ WrittenKinds = Annotated[
 
 
 class WrittenGroup(Written):
-    """What both a specification and a job's report say of a group."""
+    """Fields of a group that a specification and a job's report share."""
 
     times_s: Annotated[Times, Field(description="T: a step of each rank without waiting, s")]
     matmul_s: Annotated[Times, Field(description="M: its matrix multiplications, s")]
@@ -168,11 +168,11 @@ class WrittenGroup(Written):
 
     @property
     def known_methods(self) -> frozenset[Method]:
-        """Return the methods that the job implements; always with ``none``."""
+        """Return the methods that the job implements; ``none`` is always included."""
         return ALL_METHODS if self.methods is None else frozenset({Method.NONE, *self.methods})
 
     def contradictions(self) -> list[Fault]:
-        """Return faults where two fields contradict each other."""
+        """Return a fault for each pair of fields that contradict each other."""
         ranks = len(self.times_s)
         found = []
         if len(self.matmul_s) != ranks:
@@ -194,12 +194,12 @@ class WrittenGroup(Written):
         return found
 
     def group(self, in_force: Shares | None, computed: Sequence[float] | None = None) -> Group:
-        """Return the group's times with the effect of the plan in force removed.
+        """Return the group's times without the effect of the plan in force.
 
         Parameters
         ----------
         computed : sequence of float, optional
-            Share of its columns that each rank computed, if not exactly what the plan says.
+            Share of its columns that each rank computed, if it differs from the plan.
 
         Raises
         ------
@@ -240,7 +240,7 @@ def read_text(text: str, name: str) -> object:
 
 
 def unreadable(error: UnreadableDocumentError, name: str) -> InvalidTensorError:
-    """Return the error for a text that is no document."""
+    """Return the error for a text that is neither valid YAML nor valid JSON."""
     message = f"{name} is {error.message}"
     fault = Fault(error.code, message, line=error.line)
     return InvalidTensorError(message, code=f"tensor.{error.code}", faults=(fault,))

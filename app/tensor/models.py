@@ -1,4 +1,4 @@
-"""Tables of tensor-parallel groups: reports of jobs, their plans, and switches."""
+"""Tables of tensor-parallel groups: the groups, their reports, their plans, and switches."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class TensorGroup(OfProject, Base):
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
-    # bound for the attempt by the first report
+    # set by the group's first report, and fixed for the attempt
     world_size: Mapped[int]
     columns: Mapped[int]
     unit: Mapped[int]
-    # as the latest report says
+    # values of the latest report
     max_gamma: Mapped[float] = mapped_column(Double)
     apply: Mapped[bool] = mapped_column(Boolean)
     methods: Mapped[list[str]] = mapped_column(ARRAY(Text))
@@ -68,12 +68,12 @@ class TensorGroup(OfProject, Base):
     sizes: Mapped[tuple[Sizes, ...] | None] = mapped_column(_SIZES)
     ranks: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
     hosts: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
-    # number of reports received; last step of the latest one
+    # number of received reports, and last step of the latest report
     reports: Mapped[int] = mapped_column(server_default=text("0"))
     step: Mapped[int | None] = mapped_column(BigInteger)
     reported_at: Mapped[datetime | None]
 
-    # app.analysis.mitigation.tensor.control.Streak
+    # fields of an app.analysis.mitigation.tensor.control.Streak
     over: Mapped[int] = mapped_column(server_default=text("0"))
     calm: Mapped[int] = mapped_column(server_default=text("0"))
     drifted: Mapped[int] = mapped_column(server_default=text("0"))
@@ -83,12 +83,12 @@ class TensorGroup(OfProject, Base):
     replace_node: Mapped[bool] = mapped_column(server_default=text("false"))
     # methods that ranks refused in this attempt
     refused: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
-    # of the newest plan; 0 before the first
+    # version of the newest plan; 0 before the first plan
     version: Mapped[int] = mapped_column(server_default=text("0"))
 
 
 class TensorPlan(OfProject, Base):
-    """A version of a group's plan; the method ``none`` withdraws the one before."""
+    """A version of a group's plan; the method ``none`` withdraws the previous version."""
 
     __tablename__ = "tensor_plan"
     __table_args__ = (
@@ -101,43 +101,44 @@ class TensorPlan(OfProject, Base):
     state: Mapped[TensorPlanState] = mapped_column(StateColumn(TensorPlanState))
     method: Mapped[str]
     criterion: Mapped[str | None]
-    # whether the job and the switch allowed its application
+    # whether the job and the switch allowed the application of the plan
     apply: Mapped[bool] = mapped_column(Boolean)
     budget: Mapped[float] = mapped_column(Double)
     ranks: Mapped[tuple[RankShare, ...]] = mapped_column(_RANKS)
-    # T of the slowest rank: without a plan, and as predicted, s
+    # T of the slowest and of the fastest rank without a plan, and predicted T with the plan,
+    # seconds
     slowest_time_s: Mapped[float] = mapped_column(Double)
     fastest_time_s: Mapped[float] = mapped_column(Double)
     predicted_time_s: Mapped[float] = mapped_column(Double)
     extra_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     created_step: Mapped[int] = mapped_column(BigInteger)
-    # the first step at which it is no longer valid
+    # first step at which the plan is no longer valid
     expires_step: Mapped[int] = mapped_column(BigInteger)
     acknowledged: Mapped[list[int]] = mapped_column(ARRAY(Integer), server_default=text("'{}'"))
     applied_step: Mapped[int | None] = mapped_column(BigInteger)
     ended_step: Mapped[int | None] = mapped_column(BigInteger)
-    # why ranks refused it
+    # reason why ranks refused the plan
     reason: Mapped[str | None]
-    # mean T of the slowest rank over the reports under it, s
+    # mean T of the slowest rank over the reports under this plan, seconds
     measured_time_s: Mapped[float | None] = mapped_column(Double)
     measured_reports: Mapped[int] = mapped_column(server_default=text("0"))
 
 
 class TensorReport(OfProject, Base):
-    """Times of a group over some steps; the latest reports of each group are kept."""
+    """A report of a group's times over some steps; only the latest reports of a group are kept."""
 
     __tablename__ = "tensor_report"
     __table_args__ = (belongs_to("group_id", "tensor_group.id"),)
 
     group_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    # counts the group's reports from 1
+    # number of the report within the group, from 1
     number: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger)
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     times_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     matmul_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    # with the effect of the plan in force removed
+    # times without the effect of the plan in force, seconds
     free_times_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     free_matmul_s: Mapped[list[float]] = mapped_column(ARRAY(Double))
     measured_step_s: Mapped[float | None] = mapped_column(Double)
@@ -159,6 +160,6 @@ class TensorSwitch(OfProject, Base):
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     by: Mapped[str]
     mode: Mapped[TensorMode] = mapped_column(StateColumn(TensorMode))
-    # upper bound of the job's own accuracy budget; null: none
+    # upper bound of the job's own accuracy budget; null: no bound
     max_gamma: Mapped[float | None] = mapped_column(Double)
     expires_after_steps: Mapped[int]

@@ -1,4 +1,4 @@
-"""Queries of tensor-parallel groups: lists, and everything that a group's page shows."""
+"""Queries of tensor-parallel groups: lists, and the data of a group's page."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from app.tensor.groups import Switch, group_of, problem_of, switch_of
 from app.tensor.models import TensorGroup, TensorPlan, TensorReport
 from app.tensor.versions import Switched, history
 
-# Assumed length of a restart where none was recorded, and the longest gap that counts as one: after
-# a longer one the job had been suspended.
+# Assumed length of a restart if none was recorded, and the longest gap between attempts that counts
+# as a restart: after a longer gap the job had been suspended.
 RESTART_TAKES_S: Final = 600.0
 LONGEST_RESTART_S: Final = 24 * 3600.0
-# Reports that a page draws, and versions that it lists.
+# Numbers of reports that a page draws, and of versions that it lists.
 DRAWN: Final = 400
 LISTED: Final = 50
 
@@ -65,9 +65,9 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """Times of each rank in seconds a step; `free_times_s` with the effect of the plan removed.
+    """Times of each rank, seconds a step; `free_times_s` are without the effect of the plan.
 
-    `measured_step_s` is the length of the whole step, waiting included, where the job reports it.
+    `measured_step_s` is the length of the whole step, waiting included, if the job reports it.
     """
 
     step: int
@@ -88,7 +88,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group in its newest attempt; `ranks` are global numbers, empty if the job sends none."""
+    """A group in its newest attempt; `ranks` are global numbers, empty if not reported."""
 
     name: str
     attempt: int
@@ -104,7 +104,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Everything that a group's page shows."""
+    """The data of a group's page."""
 
     job: str
     row: GroupRow
@@ -138,7 +138,7 @@ def list_groups(tx: Reads, job: str) -> JobGroups:
     Raises
     ------
     NotFoundError
-        There is no such job, or it reports no group.
+        There is no such job, or the job reports no group.
     """
     newest = (
         select(TensorGroup.job_id, TensorGroup.name, func.max(TensorGroup.attempt))

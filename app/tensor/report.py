@@ -1,4 +1,4 @@
-"""Receive the times that a job reports of a tensor-parallel group; decide on its next plan."""
+"""Receive a job's report of a tensor-parallel group's times, and decide on the next plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from app.tensor.models import TensorGroup, TensorPlan, TensorReport
 from app.tensor.spec import WrittenTimings
 from app.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
 
-# Reports of a group that are kept: hours of steps, drawn on its page.
+# Number of a group's reports that are kept: some hours of steps, which the group's page draws.
 REPORTS_KEPT: Final = 2000
 # Old reports are deleted in batches of this size.
 _PRUNED: Final = 100
@@ -59,13 +59,13 @@ class Received:
 
 
 def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:
-    """Store a report and, in the same transaction, the version of the plan that it leads to.
+    """Store a report and, in the same transaction, the plan's version that follows from it.
 
     Raises
     ------
     PacelineError
-        The job's name cannot be used, or the report contradicts what is stored: see
-        docs/tensor.md. Nothing is stored then.
+        The job's name is invalid, or the report contradicts stored data (see docs/tensor.md).
+        Nothing is stored then.
     """
     check_job_name(job)
     with container.uow() as tx:
@@ -77,7 +77,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         row.step = timings.step
         row.max_gamma, row.apply = timings.max_gamma, timings.apply
         row.methods = sorted(method.value for method in timings.known_methods)
-        # Costs and sizes that a report leaves out stay.
+        # A report without costs or sizes does not change the stored ones.
         if timings.costs is not None:
             row.costs = timings.costs.costs()
         if timings.sizes is not None:
@@ -91,7 +91,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
                 count + 1
             )
             under.measured_reports = count + 1
-            # A plan under which times were measured is in force, acknowledged or not.
+            # Times measured under a plan show that it is in force, even without an acknowledgement.
             if under.state is TensorPlanState.OFFERED:
                 under.state = TensorPlanState.IN_FORCE
                 under.applied_step = timings.step
@@ -130,7 +130,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
 def _locked(
     container: Container, tx: UnitOfWork, job: str, name: str, timings: WrittenTimings
 ) -> TensorGroup:
-    """Return the locked row of the group, inserted with its first report.
+    """Return the group's row, locked; insert the row with the group's first report.
 
     Reports of one group are processed one after another.
     """
@@ -162,7 +162,7 @@ def _locked(
     ).scalar_one()
     _check(row, timings)
     if row.reports == 0:
-        # Plans of earlier attempts end and stay on record; their times are deleted.
+        # Plans of earlier attempts are ended and kept; the times of earlier attempts are deleted.
         earlier = select(TensorGroup.id).where(
             TensorGroup.job_id == row.job_id,
             TensorGroup.name == row.name,
@@ -237,7 +237,7 @@ def _control_plan(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> 
 
 
 def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> ClearChanges:
-    """Return which changes of times exceed the noise of the reports before this one."""
+    """Return which changes of times exceed the noise of the earlier reports."""
     newest_first = tx.session.execute(
         select(TensorReport.free_times_s)
         .where(TensorReport.group_id == row.id)

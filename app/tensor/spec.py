@@ -1,4 +1,4 @@
-"""Documents about tensor-parallel groups, checked: specifications, reports, acknowledgements."""
+"""Checked documents about tensor-parallel groups: specifications, reports, acknowledgements."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RankNumber = Annotated[int, Field(ge=0, lt=MOST_RANKS), FromYaml]
 
 
 class WrittenShare(Written):
-    """What a rank does under a plan: an entry of `ranks` of an answer."""
+    """Share of a rank's work under a plan: an entry of `ranks` in an answer of the server."""
 
     rank: RankNumber
     resized_columns: Count = 0
     migrated_columns: Count | None = None
     to: Annotated[dict[RankNumber, Count], Field(max_length=MOST_RANKS, default_factory=dict)]
-    # An answer has these as well; they follow from the others.
+    # Answers of the server also contain these fields, which follow from the others.
     gamma: float | None = None
     received_columns: int | None = None
     time_s: float | None = None
@@ -43,28 +43,28 @@ class WrittenShare(Written):
 
 
 class WrittenPlan(Written):
-    """The plan that the times were measured under: an alternative of an answer, or its ranks."""
+    """The plan under which the times were measured: an alternative of an answer, or its ranks."""
 
-    # The other fields of an alternative follow from `ranks`.
+    # Other fields of an alternative are ignored, since they follow from `ranks`.
     model_config = ConfigDict(extra="ignore")
 
     ranks: Annotated[list[WrittenShare], Field(max_length=MOST_RANKS)]
 
 
 class WrittenMitigation(WrittenGroup):
-    """A tensor-parallel group to advise on."""
+    """Specification of a tensor-parallel group for which advice is requested."""
 
     accuracy_budget: Annotated[Ratio, Field(description="The largest γ")] = DEFAULT_BUDGET
     plan_in_force: WrittenPlan | None = None
 
 
 def parse_problem(document: object) -> Problem:
-    """Check a specification and return the group, without the plan that is in force.
+    """Check a specification and return the group, without the effect of the plan in force.
 
     Raises
     ------
     InvalidTensorError
-        With every fault and its path in `Fault.column`.
+        With every fault, and the path of each in `Fault.column`.
     """
     try:
         written = WrittenMitigation.model_validate(document)
@@ -88,7 +88,7 @@ def parse_problem(document: object) -> Problem:
 def _shares(
     written: WrittenMitigation, entries: Sequence[WrittenShare]
 ) -> tuple[Shares, list[Fault]]:
-    """Return the columns that ranks leave out or hand over under the plan in force, and faults."""
+    """Return the columns that ranks leave out or migrate under the plan in force, and faults."""
     ranks, unit = len(written.times_s), written.unit
     shares, faults, seen = Shares.nothing(ranks), [], set[int]()
     for number, entry in enumerate(entries):
@@ -139,7 +139,7 @@ def _faults_of_share(written: WrittenMitigation, entry: WrittenShare, path: str)
 def _faults_of_sums(
     written: WrittenMitigation, entries: Sequence[WrittenShare], shares: Shares
 ) -> list[Fault]:
-    """Return contradictions between parts of an answer, as changes by hand leave them."""
+    """Return contradictions between the fields of an answer that was edited by hand."""
     received, faults = shares.received * written.unit, []
     for number, entry in enumerate(entries):
         path = f"plan_in_force.ranks[{number}]"
@@ -155,7 +155,7 @@ def _faults_of_sums(
     return faults
 
 
-# Steps for which a plan is valid after the report that made or renewed it.
+# Number of steps for which a plan is valid after the report that created or renewed it.
 EXPIRES_AFTER_STEPS: Final = 200
 MOST_STEP: Final = 2**53
 MOST_ATTEMPT: Final = 2**31 - 1
@@ -165,13 +165,14 @@ Step = Annotated[int, Field(ge=0, le=MOST_STEP), FromYaml]
 Attempt = Annotated[int, Field(ge=0, le=MOST_ATTEMPT), FromYaml]
 Version = Annotated[int, Field(ge=1, le=MOST_ATTEMPT), FromYaml]
 _Rank = Annotated[int, Field(ge=0, lt=2**31), FromYaml]
-# From one column of the most to those of all other ranks as well, as a share of a rank's own.
+# Computed columns as a share of a rank's own columns: from one of `MOST_COLUMNS` columns up to the
+# columns of all ranks.
 _Computed = Annotated[float, Field(ge=1e-7, le=MOST_RANKS, allow_inf_nan=False), FromYaml]
 M = TypeVar("M", bound=BaseModel)
 
 
 class WrittenTimings(WrittenGroup):
-    """Times of a group over the steps since the last report, all of them under one plan or none."""
+    """Times of a group over the steps since the last report, under one plan or without a plan."""
 
     attempt: Attempt
     world_size: Annotated[int, Field(ge=2, le=MOST_RANKS), FromYaml]
@@ -200,7 +201,7 @@ class WrittenTimings(WrittenGroup):
     ] = None
 
     def contradictions(self) -> list[Fault]:
-        """Return faults where two fields contradict each other."""
+        """Return a fault for each pair of fields that contradict each other."""
         found = super().contradictions()
         for name, values in (
             ("times_s", self.times_s),
@@ -215,7 +216,7 @@ class WrittenTimings(WrittenGroup):
 
 
 class WrittenAck(Written):
-    """What ranks did with a version at a step boundary."""
+    """An acknowledgement: how ranks handled a version of the plan at a step boundary."""
 
     attempt: Attempt
     step: Step
@@ -225,7 +226,7 @@ class WrittenAck(Written):
 
 
 class WrittenSwitch(Written):
-    """How the plans of a job are handled."""
+    """The requested switch of a job's plans."""
 
     mode: Annotated[Literal["advise", "apply"], BeforeValidator(word)]
     max_gamma: Annotated[
@@ -241,7 +242,7 @@ def parse_timings(document: object) -> WrittenTimings:
     Raises
     ------
     InvalidTensorError
-        With every fault and its path.
+        With every fault, and the path of each.
     """
     timings = _checked(WrittenTimings, document)
     faults = timings.contradictions()

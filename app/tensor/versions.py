@@ -1,4 +1,4 @@
-"""Versions of a tensor-parallel group's plan: made, offered to the job, acknowledged, switched."""
+"""Versions of a tensor-parallel group's plan: creation, offer, acknowledgement, switch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA: Final = "paceline.tensor-plan/1"
 
 @dataclass(frozen=True, slots=True)
 class OfferedPlan:
-    """A version as the job gets it, schema ``paceline.tensor-plan/1``."""
+    """A version of the plan in an answer to the job, schema ``paceline.tensor-plan/1``."""
 
     schema: Literal["paceline.tensor-plan/1"]
     version: int
@@ -50,7 +50,7 @@ class OfferedPlan:
 
 
 def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:
-    """Return a version in the form that is sent to the job."""
+    """Return a version in the form of an answer to the job."""
     return OfferedPlan(
         schema=SCHEMA,
         version=plan.version,
@@ -70,7 +70,7 @@ def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:
 def make_plan(
     tx: UnitOfWork, row: TensorGroup, group: Group, alternative: Alternative, switch: Switch
 ) -> TensorPlan:
-    """Store a new version created at the step of the latest report; end the one before."""
+    """Store a new version at the step of the latest report, and end the previous version."""
     step = row.step or 0
     apply = row.apply and switch.mode is TensorMode.APPLY
     return _add(
@@ -97,7 +97,7 @@ def make_plan(
 def reoffer(
     tx: UnitOfWork, row: TensorGroup, advice: TensorPlan, switch: Switch, step: int
 ) -> TensorPlan:
-    """Store a version to be applied with the content of one that was advice."""
+    """Store a version for application with the content of a version that was advice."""
     return _add(
         tx,
         row,
@@ -166,12 +166,12 @@ def end_plan(plan: TensorPlan, state: TensorPlanState, step: int) -> None:
 
 
 def loss_risk(plan: TensorPlan) -> LossRisk:
-    """Return the accuracy risk of a version; stored versions are never beyond the budget."""
+    """Return the accuracy risk of a version; stored versions never exceed the budget."""
     return LossRisk.SMALL if any(e.resized_columns for e in plan.ranks) else LossRisk.NONE
 
 
 def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> OfferedPlan | None:
-    """Return the newest version of a group's plan, if it is newer than what the job has.
+    """Return the newest version of a group's plan, if the job has an earlier one; else None.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def newer_plan(tx: Reads, job: str, name: str, attempt: int, after: int) -> Offe
 
 
 def acknowledge(container: Container, job: str, name: str, version: int, ack: WrittenAck) -> None:
-    """Record which ranks applied a version: in force once all have, refused if one could not.
+    """Record which ranks applied a version: in force once all did, refused if one could not.
 
     Repeated acknowledgements change nothing. After a refusal the version is withdrawn, and its
     method is not offered again in this attempt.
@@ -218,7 +218,8 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
         if not ack.applied:
             plan.reason = ack.reason
             group.refused = sorted({*group.refused, plan.method})
-            # A job that could not read the plan reports no step of its own.
+            # The step of the acknowledgement may be too early: a job that could not read the plan
+            # does not know the step.
             step = max(ack.step, plan.created_step)
             withdraw(tx, group, plan, step)
             end_plan(plan, TensorPlanState.REFUSED, step)
@@ -228,7 +229,7 @@ def acknowledge(container: Container, job: str, name: str, version: int, ack: Wr
             plan.state, plan.applied_step = TensorPlanState.IN_FORCE, ack.step
 
 
-# Switches of a job that a page lists.
+# Largest number of a job's switches that a page lists.
 MOST_LISTED: Final = 50
 
 
@@ -278,7 +279,7 @@ def switch_plans(
     Returns
     -------
     list of str
-        The groups that have a new version.
+        Groups that have a new version of their plan.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Heat map of a host: its GPUs over equal parts of the time."""
+"""Heat map of a host: a row for each GPU, a column for each of equal parts of the period."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ RIGHT: Final = 48
 BOTTOM: Final = 18
 TOP: Final = 16
 _TICKS: Final = 4
-# Length of a part of the time from which on ticks show days without the time of day.
+# Length of a column's part of the period from which on ticks show only the date.
 _LONG: Final = timedelta(hours=12)
 _GPU_CHARS: Final = 9
-# Name of the single row if the metadata name no GPU.
+# Name of the only row if the metadata do not name GPUs.
 WHOLE: Final = "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A GPU in a part of the time."""
+    """A GPU in one part of the period: a cell of the map."""
 
     x: int
     y: int
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A row of the map: display name of the GPU, vertical centre, latest value."""
+    """A row of the map: display name of a GPU, vertical centre, latest value."""
 
     name: str
     y: float
@@ -52,7 +52,7 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A repair."""
+    """A repair, marked on the map."""
 
     x: float
     text: str
@@ -60,7 +60,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A moment under the map."""
+    """A labeled time below the map."""
 
     x: float
     when: When
@@ -68,7 +68,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class GpuMap:
-    """The map; parts without a session are hatched."""
+    """The map; parts of the period without a session are hatched."""
 
     title: str
     note: str
@@ -81,12 +81,12 @@ class GpuMap:
 
     @property
     def inner(self) -> tuple[int, int, int, int]:
-        """Return x, y, width and height of the cells."""
+        """Return x, y, width and height of the area of the cells."""
         return LEFT, TOP, COLUMNS * CELL_WIDTH, len(self.rows) * CELL_HEIGHT
 
 
 def gpu_map(view: HostView, about: Range) -> GpuMap | None:
-    """Return the map of a host over a time; None if no session is in it."""
+    """Return the map of a host over a period; None if the period has no session."""
     if not view.sessions:
         return None
     end = view.now if about.end is None else min(view.now, about.end)
@@ -144,7 +144,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
 def _values(
     view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
 ) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
-    """Return the largest value by GPU and part of the time, and the latest value by GPU."""
+    """Return the largest value of each GPU in each part of the period, and its latest value."""
     found: dict[str, dict[int, float]] = {}
     latest: dict[str, float] = {}
     measure = "computing" if against_peers else "slowdown"

@@ -50,13 +50,13 @@ GUESSED: Final = (
     "It is the name of a container or pod: its jobs do not say on which node they run, so no "
     "command is offered and a restart may be another host here"
 )
-# Sessions that the page lists; the CSV has all.
+# Number of sessions that the page lists; the CSV file has all.
 LISTED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A session of the host."""
+    """A session of the host as a line of the page."""
 
     url: str
     number: int
@@ -73,7 +73,7 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A job that ran on the host."""
+    """A job that ran on the host as a line of the page."""
 
     job: str
     url: str
@@ -86,7 +86,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class RepairLine:
-    """An entry of the repair log; `mark` is the glyph of its outcome, or ""."""
+    """A repair as a line of the page; `mark` is the glyph of its outcome, or ""."""
 
     at: datetime
     what: str
@@ -98,7 +98,7 @@ class RepairLine:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLine:
-    """An incident that names the host."""
+    """An incident that names the host as a line of the page."""
 
     url: str
     job: str
@@ -110,7 +110,7 @@ class IncidentLine:
 
 @dataclass(frozen=True, slots=True)
 class MoveLine:
-    """A GPU that came from another host, or went to it."""
+    """A move of a GPU from or to another host as a line of the page."""
 
     at: datetime
     gpu: str
@@ -144,13 +144,13 @@ class HostPage:
     gpus: Sequence[str]
     incidents: Sequence[IncidentLine]
     incidents_title: str
-    # schedulers, and the command with which each takes the host out of service
+    # schedulers, each with its command that takes the host out of service
     drains: Sequence[tuple[str, str]]
-    # why there is no such command if the name is a guess; else ""
+    # why the page has no such command, if the host's name is a guess; else ""
     guessed: str
     moves: Sequence[MoveLine]
     moves_title: str
-    # page of the actions on this host
+    # address of the page of actions on this host
     actions_url: str
 
 
@@ -352,7 +352,7 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
 
 
 def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
-    """Return the commands that take a blamed host out of service, for people to copy."""
+    """Return the commands that take a blamed host out of service, for users to copy."""
     at_fault = [
         session for session in slow if session.cause is not None and blames_machine(session.cause)
     ]
@@ -373,7 +373,7 @@ def _incident(incident: HostIncident, now: datetime) -> IncidentLine:
     )
 
 
-# Labels of a host, and the short ones of a device.
+# Labels of a probe's outcome: for a host, and shorter ones for a device.
 _STATES: Final = {
     ProbeOutcome.CONFIRMED: StateLabel("slow", "Confirmed by probe", 1),
     ProbeOutcome.CLEARED: StateLabel("ok", "Cleared by probe", 5),
@@ -394,7 +394,7 @@ _HEADINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProbePart:
-    """The latest probe of a host; `state` is None if the host was repaired since."""
+    """The latest probe of a host; `state` is None if the host was repaired after the probe."""
 
     at: datetime
     state: StateLabel | None
@@ -404,7 +404,7 @@ class ProbePart:
 
 
 def probe_part(view: ProbeView | None, repairs: Sequence[Repair], csv: str) -> ProbePart | None:
-    """Return the part of the page on the latest probe; None if the host was never probed."""
+    """Return the page's part on the host's latest probe; None if the host was never probed."""
     if view is None:
         return None
     repaired = any(repair.at > view.at for repair in repairs)
@@ -438,7 +438,7 @@ def probe_part(view: ProbeView | None, repairs: Sequence[Repair], csv: str) -> P
 
 
 def probes_csv(rows: Sequence[ProbeRow]) -> Table:
-    """Return the table of a host's probed devices, the latest first."""
+    """Return the table of a host's probed devices, latest probe first."""
     return Table.of(ProbeRow, rows)
 
 

@@ -1,4 +1,4 @@
-"""Page of hosts: blamed ones by cost, hosts that only look slow; words and CSVs of hosts."""
+"""Page of hosts: blamed hosts by cost, hosts that only look slow; texts and CSV files of hosts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIRING: Final = StateLabel("firing", "Firing", 0)
 SLOW_NOW: Final = StateLabel("slow", "Slow", 1)
 IN_SERVICE: Final = StateLabel("ok", "In service", 2, quiet=True)
 
-# Consecutive GPUs from which on they are written as a range.
+# Number of consecutive GPUs from which on they are written as a range.
 _RANGE_FROM: Final = 3
 
 
@@ -49,7 +49,7 @@ def state_of(*, firing: bool, slow: bool) -> StateLabel:
 
 
 def gpu_words(gpus: Sequence[str]) -> str:
-    """Return a short list of GPUs, consecutive numbers as ranges.
+    """Return a short text of GPUs; consecutive numbers become ranges.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def gpu_words(gpus: Sequence[str]) -> str:
 
 
 def named_gpus(gpus: Sequence[str]) -> str:
-    """Return GPUs as sentences name them, numbers with the word GPU.
+    """Return GPUs as a sentence names them, numbers with the word GPU.
 
     Examples
     --------
@@ -87,12 +87,12 @@ def named_gpus(gpus: Sequence[str]) -> str:
 
 
 def gpu_key(gpu: Mapping[str, Any]) -> str:
-    """Return the identity of a GPU: its UUID if known, else its number, which may change."""
+    """Return the key of a GPU: its UUID if known, else its number, which may change."""
     return str(gpu.get("uuid") or gpu["gpu"])
 
 
 def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
-    """Return the name of each GPU in the latest session that has it, by `gpu_key`."""
+    """Return the name of each GPU in its latest session, by `gpu_key`."""
     return {gpu_key(gpu): gpu["gpu"] for session in reversed(sessions) for gpu in session.gpus}
 
 
@@ -339,7 +339,7 @@ _ALIKE: Final[tuple[Shown[HostSums], ...]] = (
 
 
 def alike_csv(found: Hosts) -> Table:
-    """Return the table of hosts that look slow and are not blamed."""
+    """Return the table of hosts that look slow but are not blamed."""
     return Table.of(HostSums, found.look_alikes)
 
 
@@ -361,7 +361,7 @@ def jobs_csv(view: HostView) -> Table:
 
 
 def sessions_csv(view: HostView) -> Table:
-    """Return the table of a host's sessions, the newest first."""
+    """Return the table of a host's sessions, newest first."""
     return Table(
         ("received_at", "job", "session", "ranks", "workers", "slowdown", "computing", "cause",
          "cost_gpu_hours"),
@@ -412,7 +412,7 @@ def repairs_csv(view: HostView) -> Table:
     )
 
 
-# File name → function that makes it from a host.
+# File name → function that returns the file's table, given a host.
 EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
     "sessions": sessions_csv,
     "gpus": gpus_csv,
@@ -429,7 +429,7 @@ _OVER: Final = StateLabel("resolved", "Over", 5)
 
 @dataclass(frozen=True, slots=True)
 class HostLive:
-    """Tables of a host's ranks by live pulses, and of notices about them; None if empty."""
+    """Tables of a host's ranks in live pulses, and of notices about the host; None if empty."""
 
     ranks: Drawn | None
     ranks_title: str
@@ -473,13 +473,13 @@ def host_live(found: HostNow, csv: str, now: datetime) -> HostLive:
 
 
 def ranks_csv(found: HostNow) -> Table:
-    """Return the table of a host's ranks that are among the slowest of a job now."""
+    """Return the table of a host's ranks that are currently among the slowest of their job."""
     header = ("job", "rank", "gpu", "ratio", "step_s")
     return Table(header, ([getattr(rank, name) for name in header] for rank in found.ranks))
 
 
 def notices_csv(found: HostNow) -> Table:
-    """Return the table of notices about a host, the latest first."""
+    """Return the table of notices about a host, newest first."""
     header = ("job", "noticed_at", "cleared_at", "sentence")
     return Table(header, ([getattr(notice, name) for name in header] for notice in found.notices))
 

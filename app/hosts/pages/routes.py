@@ -1,4 +1,4 @@
-"""Routes of the pages and files of hosts."""
+"""Routes of the pages and CSV files of hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.pages import Pages
 from app.web.tables import Written, csv_file, one_of
 from app.web.time_ranges import MONTH, Range, TimeQueryParam
 
-# Longer texts match no host.
+# Largest length of a search text; a longer text matches no host.
 MAX_WORDS: Final = 200
 
 Text = Annotated[str, Query()]

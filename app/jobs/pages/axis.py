@@ -42,7 +42,7 @@ def compare_url(before: uuid.UUID, after: uuid.UUID) -> str:
 
 
 def around_moment(points: Sequence[TimePoint], at: datetime) -> str:
-    """Return the address of the comparison of the sessions around a moment; "" without two.
+    """Return the address of the comparison of the sessions before and after a time; "" if none.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ NAMES: Final = {
     MarkKind.CHECKPOINT: "Checkpoint",
     MarkKind.MAINTENANCE: "Maintenance",
 }
-# Characters of a mark's text on hover; the table has all of it.
+# Largest number of characters of a mark's text on hover; the table has the full text.
 _HOVER_CHARS: Final = 80
-# Vertical lines of marks; more would hide the measurements.
+# Largest number of vertical lines for marks; more would hide the measurements.
 _MOST_LINES: Final = 40
 _MIN_TOP: Final = 1.1
 _MARKS_SHARE: Final = 0.07
@@ -105,7 +105,7 @@ class MarkRow:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A quantity that is drawn in a panel below the slowdown."""
+    """A quantity with a panel of its own below the slowdown's panel."""
 
     unit: str
     value: Callable[[TimePoint], float | None]
@@ -126,7 +126,7 @@ def panels_of(found: JobAxis) -> int:
 
 
 def axis_figure(found: JobAxis) -> Figure:
-    """Return slowdown, step time, cost and tokens of a job over time, with marks above them."""
+    """Return the figure of a job's slowdown, step time, cost and tokens over time, with marks."""
     panels = known_panels(found)
     count = 1 + len(panels)
     height = height_of(count)
@@ -155,7 +155,7 @@ def axis_figure(found: JobAxis) -> Figure:
     }
     level_at_one = level(1.0, BASE)
     layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(found)]
-    # Shared by all panels: formatting them is slow.
+    # Computed once for all panels, since formatting times is slow.
     at = [_x(point.received_at) for point in found.points]
     urls = [f"/sessions/{point.id}" for point in found.points]
     data: list[Figure] = [_slowdown(found.points, at, urls)]
@@ -171,7 +171,8 @@ def axis_figure(found: JobAxis) -> Figure:
         )
         layout["annotations"].append(_unit(panel.unit, place, height))
         data.append(_line(found.points, at, urls, panel=panel, name=f"y{name}"))
-    # Room for the lowest label of the panel above, half of which is below its axis.
+    # Distance between panels for the lowest label of the panel above, half of which is below its
+    # axis.
     layout["xaxis"] |= {"anchor": f"y{count + 1}", "ticklabelstandoff": 6}
     data.append(_marks(found.marks))
     return {"data": data, "layout": layout}
@@ -187,7 +188,7 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
             url=mark.path or "",
             by=mark.author or "",
             note=mark.note,
-            # The page of an incident has its own comparison.
+            # The page of an incident has a comparison of its own.
             compare_url=""
             if mark.kind is MarkKind.INCIDENT
             else around_moment(found.points, mark.at),
@@ -197,7 +198,7 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
 
 
 def known_panels(found: JobAxis) -> list[Panel]:
-    """Return the panels below the slowdown for which a session has a value."""
+    """Return the panels below the slowdown that have a value in any session."""
     return [
         panel
         for panel in (_STEP, LOST, _TOKENS)
@@ -206,7 +207,7 @@ def known_panels(found: JobAxis) -> list[Panel]:
 
 
 def height_of(count: int) -> float:
-    """Return the height of each of `count` panels as a share of the figure's."""
+    """Return the height of each of `count` panels as a share of the figure's height."""
     return (1 - _MARKS_SHARE - _GAP * count) / count
 
 
@@ -221,12 +222,12 @@ def _unit(text: str, place: int, height: float) -> Figure:
 
 
 def span_of(found: JobAxis) -> tuple[datetime, datetime] | None:
-    """Return the time that the figure shows, with a margin; None without sessions and marks."""
+    """Return the period that the figure shows, with a margin; None without sessions and marks."""
     moments = [point.received_at for point in found.points] + [mark.at for mark in found.marks]
     if not moments:
         return None
     first, last = min(moments), max(moments)
-    # A single moment has no width: an hour on either side.
+    # A single time has no width, so the figure shows an hour on either side.
     room = (last - first) * 0.04 or _HOUR
     return first - room, last + room
 
@@ -235,7 +236,7 @@ _HOUR: Final = datetime(2000, 1, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo
 
 
 def _x(moment: datetime) -> str:
-    """Return a moment in UTC without an offset, which plotly ignores."""
+    """Return a time in UTC without an offset, since plotly ignores offsets."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "seconds")
 
 
@@ -323,7 +324,7 @@ def _marks(marks: Sequence[Mark]) -> Figure:
 
 
 def _lines(found: JobAxis) -> list[Figure]:
-    """Return the lines of marks and of lasting changes through all panels."""
+    """Return the vertical lines of marks and of lasting changes through all panels."""
     at = [(mark.at, "1px,3px") for mark in found.marks[:_MOST_LINES]]
     at += [(change.at, "4px,3px") for change in found.changes]
     return [
@@ -344,7 +345,7 @@ def _lines(found: JobAxis) -> list[Figure]:
 
 def _hover(mark: Mark) -> str:
     words = mark.words if len(mark.words) <= _HOVER_CHARS else mark.words[:_HOVER_CHARS] + "…"
-    # plotly reads markup in what it shows.
+    # Escaped, since plotly interprets markup in texts.
     plain = words.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
     return f"{NAMES[mark.kind]}: {plain}<br>{exact_time(mark.at)}"
 
@@ -364,11 +365,11 @@ def _distance(high: float | None, low: float | None) -> float:
     return 0.0 if high is None or low is None else max(0.0, high - low)
 
 
-# Size of the box in which a panel of the first drawing is drawn; it is stretched.
+# Size of a panel's SVG in its own units; the page stretches the drawing.
 WIDTH: Final = 1000
 HEIGHT: Final = 100
 _ROOM: Final = 0.05
-# Sessions that can be distinguished; of neighboring ones the slowest is drawn.
+# Largest number of drawn sessions; of neighboring sessions only the slowest is drawn.
 MOST_POINTS: Final = 250
 
 
@@ -384,7 +385,7 @@ class FirstPanel:
 
 
 def first_axis(found: JobAxis) -> tuple[FirstPanel, ...]:
-    """Return the panels as SVG; none without sessions and marks."""
+    """Return the panels as SVG; empty without sessions and marks."""
     span = span_of(found)
     if span is None:
         return ()

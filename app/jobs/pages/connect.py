@@ -1,4 +1,4 @@
-"""Page of an empty fleet: how to connect a first job, and which steps have succeeded."""
+"""Page of an empty fleet: how to connect the first job, and which steps have succeeded."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from app.web.tables import Table
 from app.web.time_ranges import Range
 
 _SHARES: Final = ("lost_to_stragglers", "lost_between_steps", "lost_together")
-# Columns about the last minute of a job's pulse.
+# Columns about the last minute of a job's live pulse.
 _LIVE: Final = ("live_step_s", "live_change", "live_suspicions")
-# Jobs that one transaction reads.
+# Number of jobs that one transaction reads.
 BATCH: Final = 2000
 
 
@@ -79,7 +79,7 @@ def marks_csv(found: JobAxis) -> Table:
 
 
 def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
-    """Return the table of jobs; `running` are those with a live pulse."""
+    """Return the table of jobs; `running` are the jobs with a live pulse."""
     live = {step.job: step for step in running}
     return Table(
         ("job", "state", "incident", "session", "received_at", "slowdown", "slowdown_low",
@@ -92,7 +92,7 @@ def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
 def _job(job: FileJob) -> Sequence[object]:
     session, slowdown = job.verdict_session, job.verdict_session.measured
     cause = named_cause(session.state, session.level, slowdown, session.causes or ())
-    # Figures of the slowdown are left out without a verdict.
+    # Figures of the slowdown are omitted if the job has no verdict.
     measured = (slowdown, session.low, session.high, session.published)
     return (
         *(job.name, job.state, job.incident, job.number, job.received_at),
@@ -123,12 +123,12 @@ def _lost(losses: Losses | None) -> tuple[float | None, ...]:
 
 
 def moment_of(tx: Reads, about: Range) -> Moment:
-    """Return the moment of a fleet's list; open incidents do not count for a time in the past."""
+    """Return the time of a fleet's list; open incidents do not count for a past time."""
     return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
 def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
-    """Return the jobs with data in the time, each batch read in its own transaction."""
+    """Return the jobs with data in the period, each batch read in its own transaction."""
     for number in count(1):
         page = PageRequest(query.sort, number, BATCH)
         with container.reading() as tx:
@@ -139,12 +139,12 @@ def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[Fi
 
 
 def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
-    """Return the jobs without data in the time, each batch read in its own transaction."""
+    """Return the jobs without data in the period, each batch read in its own transaction."""
     at: Moment | None = None
     after: Place | None = None
     while True:
         with container.reading() as tx:
-            # The same moment for all batches, so that no job becomes silent in between.
+            # All batches use the same time, so that no job becomes silent between batches.
             at = at or moment_of(tx, about)
             jobs, after = silent_jobs(tx, at, query.filtered, after, BATCH)
         yield from jobs

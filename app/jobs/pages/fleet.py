@@ -27,9 +27,9 @@ from app.web.parts import FINISHED_STATE, SILENT_STATE, StateLabel, job_state
 from app.web.tables import Drawn, Shown, drawn, pager, sorted_by
 from app.web.time_ranges import Range, RangeChoices, range_choices
 
-# Changes of the step time below this share are not shown.
+# Least relative change of the step time that is shown.
 _CHANGED: Final = 0.02
-# Live jobs without a session that the page lists.
+# Largest number of live jobs without a session that the page lists.
 _NAMED: Final = 12
 
 
@@ -39,7 +39,7 @@ class LiveJobs:
 
     by_name: Mapping[str, LiveStep]
     words: str
-    # name, address and step time of jobs that have no session
+    # name, address and step time of each live job that has no session
     unrecorded: Sequence[tuple[str, str, str]]
     unrecorded_more: int
 
@@ -69,7 +69,7 @@ LIVE: Final[Shown[SessionLine]] = Shown(
 
 
 def words_of(live: LiveStep | None) -> str:
-    """Return step time, change and suspicions of a live job; "" if the job is not live."""
+    """Return a live job's step time, change and suspicions as texts; "" if the job is not live."""
     if live is None:
         return ""
     changed = _change(live)
@@ -93,20 +93,20 @@ def _change(live: LiveStep) -> str:
     return f"{'+' if live.change > 0 else ''}{percent(live.change, 0)}"
 
 
-# Share of the whole loss from which on the heading names a job.
+# Share of the total loss from which on the heading names a job.
 NAMED_SHARE: Final = 0.3
-# Largest number of silent jobs whose list is open.
+# Largest number of silent jobs with which their list is open on the page.
 SILENT_OPEN: Final = 10
-# Smaller amounts would read 0.0 GPU-hours.
+# Least amount that is written; smaller amounts would read 0.0 GPU-hours.
 _LEAST: Final = 0.05
-# Tolerance of comparisons of sums in floating point.
+# Relative tolerance for comparisons of floating-point sums.
 _NEARLY: Final = 1 + 1e-6
 EMPTY: Final = "The archive is empty"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page; `jobs` have data in the chosen time, `silent` ones count nowhere else."""
+    """The fleet page; `jobs` have data in the chosen period, `silent` jobs count nowhere else."""
 
     now: datetime
     title: str
@@ -135,7 +135,7 @@ def fleet_page(
     Parameters
     ----------
     running : sequence of LiveStep
-        Jobs whose pulse comes now.
+        Jobs with a live pulse.
     """
     groups = found.groups
     heard = [group for group in groups if group.heard]
@@ -259,7 +259,7 @@ def _silent_title(found: FleetView, about: Range) -> str:
 
 
 def _heading(found: FleetView, about: Range) -> str:
-    """Return the loss of the matching jobs as a sentence, or why there is none."""
+    """Return a sentence with the loss of the matching jobs, or why there is none."""
     heard = [group for group in found.groups if group.heard]
     if not heard:
         silent = any(group.jobs for group in found.groups)
@@ -295,7 +295,7 @@ def _heading(found: FleetView, about: Range) -> str:
 
 
 def _lost_to(heard: Sequence[Group]) -> str:
-    """Return the losses of the matching jobs by kind; "" if there are only stragglers."""
+    """Return the losses of the matching jobs by kind; "" if stragglers are the only kind."""
     gpus = sum(group.gpus for group in heard)
     parts = {
         "to stragglers": sum(group.wasted for group in heard),
@@ -309,21 +309,21 @@ def _lost_to(heard: Sequence[Group]) -> str:
     return f"By kind, GPU-hours each hour: {', '.join(words)}"
 
 
-# Columns that can be distinguished on a narrow page.
+# Largest number of columns that can be distinguished on a narrow page.
 MOST: Final = 120
-# Parts below this share in every session are left out of the legend.
+# Share of the time; parts that are smaller in every session are omitted from the legend.
 _SHOWN: Final = 0.005
-# Pieces below this height, in per cent, are invisible and not drawn.
+# Least height of a drawn piece in per cent; lower pieces would be invisible.
 _DRAWN: Final = 0.05
 # Gap on either side of a column, as a share of its width.
 _GAP: Final = 0.04
-# From the bottom up, lost parts on top.
+# Order of the parts in a column, from the bottom up; lost parts are on top.
 _STACKED: Final = tuple(sorted(Part, key=lambda part: part.lost))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a session's time; position from the top and height in per cent."""
+    """A part of a session's time in a column; position from the top, and height, in per cent."""
 
     part: str
     top: float
@@ -332,7 +332,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SessionColumn:
-    """A session as a stacked column; `words` is its lost share."""
+    """A session as a stacked column; `words` is the session's lost share as a text."""
 
     words: str
     pieces: tuple[Piece, ...]
@@ -349,7 +349,7 @@ class BudgetOverTime:
 
 
 def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
-    """Return the parts of the time of sessions; None if no session has a known budget."""
+    """Return the parts of the sessions' time; None if no session has a known time budget."""
     known = [(point, point.shares) for point in points if point.shares is not None][-MOST:]
     if not known:
         return None
@@ -370,7 +370,7 @@ def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
 
 
 def _path(part: Part, columns: Sequence[SessionColumn]) -> str:
-    """Return the pieces of a part as one SVG path: an element each would make the page long."""
+    """Return the pieces of a part as one SVG path; separate elements would make the page long."""
     return "".join(
         f"M{at + _GAP:g} {piece.top:.2f}h{1 - 2 * _GAP:g}v{piece.height:.2f}h-{1 - 2 * _GAP:g}z"
         for at, column in enumerate(columns)

@@ -42,14 +42,14 @@ from app.web.time_ranges import ALL, Range, RangeChoices, range_choices
 def history_finding(
     found: JobHistory, latest: tuple[int, float] | None, onset: Onset | None
 ) -> str:
-    """Return the title of a job's slowdown over its sessions.
+    """Return a sentence on a job's slowdown over its sessions, the title of the figure.
 
     Parameters
     ----------
     latest : (int, float) or None
         Number and slowdown of the latest session with a verdict.
     onset : Onset or None
-        Since when the job has been slow; None if the latest session is not slow.
+        Start of the current slowdown; None if the latest session is not slow.
     """
     if latest is None or not found.verdicts:
         return "No session has a verdict yet"
@@ -64,7 +64,7 @@ def history_finding(
 
 
 def change_text(change: JobChange, now: datetime) -> Markup:
-    """Return a lasting change: ``Slower since 02:35 UTC, session 4: 1.01× → 1.38×``."""
+    """Return a lasting change as a text: ``Slower since 02:35 UTC, session 4: 1.01× → 1.38×``."""
     of_steps = change.measure is Measure.STEP_TIME
     written = seconds if of_steps else times
     what = "Steps longer" if of_steps else "Slower"
@@ -81,7 +81,7 @@ def change_text(change: JobChange, now: datetime) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class ChangeLine:
-    """A lasting change in words, and the address of the comparison around it."""
+    """A lasting change as a text, and the address of the comparison around the change."""
 
     text: str
     url: str
@@ -98,7 +98,7 @@ class JobPage:
     heading: str
     state: StateLabel
     sizes: str
-    # addresses by the name of the link
+    # addresses of links, by the name of the link
     links: Mapping[str, str]
     since: str
     counted: str
@@ -130,7 +130,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     about: Range,
     address: Address,
 ) -> JobPage:
-    """Return the page of the only job of `fleet`; `times_of` are its sessions and marks."""
+    """Return the page of the only job in `fleet`; `times_of` holds its sessions and marks."""
     job = fleet.jobs[0]
     shown, onset = shown_session(job), found.onset
     row = session_row(job.name, job.latest)
@@ -188,7 +188,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 
 
 def _csv_url(address: Address, job: str, name: str) -> str:
-    """Return the address of a table of the page as CSV over the same time."""
+    """Return the address of the CSV of one of the page's tables over the same period."""
     parameters = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
     return Address(f"{job_url(job)}/{name}.csv", parameters).but()
 

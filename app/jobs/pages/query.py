@@ -1,4 +1,4 @@
-"""Filters of the fleet: parameters of its address, choices that the page offers, saved views."""
+"""Filters of the fleet: parameters of the page's address, choices on the page, saved views."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from app.web.links import Address, QueryText, asked_for, page_number
 from app.web.time_ranges import DAY, Range
 
 PATH: Final = "/"
-# The tab of the paper's figures in an address.
+# Value of the address parameter for the tab with the paper's figures.
 FIGURES: Final = "figures"
-# Parameters that the form of filters sends along as hidden fields.
+# Parameters that the filter form sends as hidden fields.
 KEPT: Final = ("show", "loss", "sort", "labels", "range", "from", "to")
-# Choices of the filter by kind of loss.
+# Choices of the filter for the kind of loss.
 _LOSSES: Final = {
     None: "Any loss",
     Loss.STRAGGLERS: "To stragglers",
@@ -33,7 +33,7 @@ _LOSSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FilterBar:
-    """Choices of filters on the page; `kept` are the hidden fields of their form."""
+    """Filter choices on the page; `kept` are the hidden fields of their form."""
 
     words: str
     shows: Sequence[Choice]
@@ -46,7 +46,7 @@ class FilterBar:
 
 
 class FleetQuery:
-    """Parameters of an address of the fleet, apart from its time."""
+    """Parameters in the address of the fleet's page, apart from the period."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -63,7 +63,7 @@ class FleetQuery:
         tab: QueryText = "",
         team: QueryText = "",
     ) -> None:
-        # PostgreSQL's text type has no NUL.
+        # PostgreSQL's text type cannot store NUL.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
         self.filtered = FleetFilter(
             words=" ".join(q[:MAX_CHARACTERS].split()),
@@ -84,7 +84,7 @@ class FleetQuery:
 
     @property
     def loss(self) -> Loss | None:
-        """Return the kind of loss that lines show: the one of the order, or of the filter."""
+        """Return the kind of loss that lines show: the kind in the order, or else in the filter."""
         name = self.sort.removeprefix("-")
         return Loss(name) if name in tuple(Loss) else self.filtered.loss
 
@@ -94,7 +94,7 @@ class FleetQuery:
         return self.filtered.show is Show.ARCHIVED
 
     def tabs(self, about: Range) -> Sequence[Choice]:
-        """Return the tabs; their links keep the time, the owner and the label."""
+        """Return the tabs; their links keep the period, the owner and the label."""
         labels = {"owner": self.filtered.owner, "label": self.filtered.label}
         kept = Address(PATH, {**labels, **about.parameters(default=DAY)})
         return (
@@ -103,7 +103,7 @@ class FleetQuery:
         )
 
     def address(self, about: Range) -> Address:
-        """Return the address of the first page."""
+        """Return the address of the list's first page."""
         filtered = self.filtered
         parameters = {
             "q": filtered.words,
@@ -131,7 +131,7 @@ class ViewBar:
 
 
 def view_bar(views: Sequence[View], query: FleetQuery, about: Range) -> ViewBar:
-    """Return the saved views; the one with the current filter and order is chosen."""
+    """Return the saved views; the view with the current filter and order is marked as chosen."""
     current = query_of(query.address(about).but().removeprefix(PATH))
     choices = [
         Choice(
@@ -158,7 +158,8 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     shows = [
         Choice(
             show.value,
-            # Without the archive's jobs there is no number for it, and with it no other number.
+            # Archived jobs are counted only if the archive is shown, and other jobs only if it is
+            # not.
             word if query.archived or show not in counts else f"{word} {count(counts[show])}",
             filtered.show is show,
             address.but(show=None if show is Show.ALL else show.value),
@@ -174,7 +175,7 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
         )
         for loss, word in _LOSSES.items()
     ]
-    # The chosen owner is offered even if no job has it any more.
+    # The chosen owner is offered even if no job has this owner any more.
     owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
     kept = {name: address.parameters[name] for name in KEPT}
     narrowed = bool(filtered.words or filtered.owner or filtered.label)

@@ -26,15 +26,15 @@ from app.web.moments import Form, When, span
 from app.web.parts import STATES, Fact
 from app.web.time_ranges import DAY, Range, RangeChoices, range_choices, utc_minutes
 
-# Longer labels are cut.
+# Largest number of characters of a label; longer labels are cut.
 MAX_CHARACTERS: Final = 200
 
 
 class ReportQuery:
-    """Filter of a report in its address: team, owner and label of the sessions."""
+    """Filter of a report as address parameters: team, owner and label of the sessions."""
 
     def __init__(self, team: QueryText = "", owner: QueryText = "", label: QueryText = "") -> None:
-        # No row holds such a character, and the database takes none.
+        # PostgreSQL cannot store NUL, so no row contains it.
         self.filters = ReportFilter(
             *(text.replace("\x00", "")[:MAX_CHARACTERS].strip() for text in (team, owner, label))
         )
@@ -51,7 +51,7 @@ ReportQueryParam = Annotated[ReportQuery, Depends(asked_for(ReportQuery))]
 
 @dataclass(frozen=True, slots=True)
 class LabelChoices:
-    """The values of a label to filter by; `label` is the text of the choice without a filter."""
+    """Values of a label to filter by; `label` is the text of the choice without a filter."""
 
     name: str
     label: str
@@ -68,7 +68,7 @@ def label_choices(name: str, chosen: str, costs: Sequence[LabelCost]) -> LabelCh
 
 @dataclass(frozen=True, slots=True)
 class BarLine:
-    """A line of a table with a bar; the longest bar is 100."""
+    """A table line with a bar; the longest bar has the length 100."""
 
     name: str
     url: str
@@ -89,7 +89,7 @@ class LabelTable:
 
 @dataclass(frozen=True, slots=True)
 class FixView:
-    """A fix that was measured."""
+    """A fix with its measured effect, as a line of the page."""
 
     title: str
     job: str
@@ -101,7 +101,7 @@ class FixView:
 
 
 def causes_title(report: FleetReport) -> str:
-    """Return the title of the causes: the most expensive one."""
+    """Return the title of the table of causes, which names the most expensive cause."""
     if not report.spent.causes or not report.costs.lost:
         return "No cause was named"
     first = report.spent.causes[0]
@@ -110,7 +110,7 @@ def causes_title(report: FleetReport) -> str:
 
 
 def cause_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of causes and of the unexplained rest, by cost."""
+    """Return the lines of the causes and of the unexplained rest, sorted by cost."""
     lost = report.costs.lost
     rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.spent.causes]
     if lost:
@@ -131,7 +131,7 @@ def cause_lines(report: FleetReport) -> list[BarLine]:
 
 
 def jobs_title(report: FleetReport) -> str:
-    """Return the title of the jobs: the one that lost most."""
+    """Return the title of the table of jobs, which names the job with the largest loss."""
     if not report.spent.jobs or not report.costs.lost:
         return "No job lost anything"
     first = report.spent.jobs[0]
@@ -140,7 +140,7 @@ def jobs_title(report: FleetReport) -> str:
 
 
 def job_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of the jobs that lost most."""
+    """Return the lines of the jobs with the largest losses."""
     most = max((job.lost for job in report.spent.jobs), default=0.0) or 1.0
     return [
         BarLine(
@@ -156,7 +156,7 @@ def job_lines(report: FleetReport) -> list[BarLine]:
 
 
 def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> LabelTable:
-    """Return the table of teams or owners: the first ten, and the others together."""
+    """Return the table of teams or owners: ten lines, and one line for all others."""
     used, lost = sum(cost.used for cost in costs), sum(cost.lost for cost in costs)
     named = [cost for cost in costs if cost.name is not None]
     most = max((cost.lost for cost in costs), default=0.0) or 1.0
@@ -197,7 +197,7 @@ def label_table(name: str, costs: Sequence[LabelCost], address: Address) -> Labe
 
 
 def hosts_title(report: FleetReport) -> str:
-    """Return the title of the hosts: how many were slow more than once, and their cost."""
+    """Return the title of the table of hosts: number of repeatedly slow hosts, and their cost."""
     hosts = report.spent.hosts
     if not hosts:
         return "No host was slow more than once"
@@ -208,7 +208,7 @@ def hosts_title(report: FleetReport) -> str:
 
 
 def host_lines(report: FleetReport) -> list[BarLine]:
-    """Return the lines of the hosts that were slow more than once."""
+    """Return the lines of the hosts that were slow in more than one session."""
     return [
         BarLine(
             host.called,
@@ -223,13 +223,13 @@ def host_lines(report: FleetReport) -> list[BarLine]:
 
 
 def has_met(fix: FixLine) -> bool:
-    """Return whether a fix reached the predicted gain; an upper bound must only not be exceeded."""
+    """Return whether a fix's gain is as predicted; it may be below a predicted upper bound."""
     error = prediction_error(fix.predicted, fix.realized)
     return error <= MET_WITHIN if fix.at_most else abs(error) <= MET_WITHIN
 
 
 def fixes_title(fixes: Sequence[FixLine]) -> str:
-    """Return the title of the fixes: how many reached the predicted gain."""
+    """Return the title of the table of fixes: how many reached the predicted gain."""
     measured = [fix for fix in fixes if fix.unlike is None]
     if not measured:
         return "No fix was measured"
@@ -255,7 +255,8 @@ def _change(gain: float) -> str:
     return percent(-gain) if gain > 0 else f"+{percent(-gain)}" if gain < 0 else percent(0.0)
 
 
-# Smaller changes of the wasted share are no trend: they read the same in per cent.
+# Least change of the wasted share that counts as a trend; smaller changes read the same in per
+# cent.
 CHANGED: Final = 0.0005
 _DAY: Final = timedelta(days=1)
 
@@ -375,7 +376,7 @@ def _heading(report: FleetReport, about: Range) -> str:
 
 
 def _uncounted(coverage: Coverage) -> str:
-    """Return the sessions and jobs without a verdict by state; "" if there are none."""
+    """Return a text on the sessions and jobs without a verdict, by state; "" if there are none."""
     parts = [
         f"{count(number)} {STATES[state].word.lower()}"
         for state, number in sorted(
@@ -437,7 +438,7 @@ def _facts(report: FleetReport) -> list[Fact]:
 
 
 def _neighbor(report: FleetReport, address: Address, way: int) -> str:
-    """Return the address of the period before (-1) or after (1) that of a report."""
+    """Return the address of the report for the previous (-1) or next (1) period."""
     move = way * (report.until - report.since)
     since, until = report.since + move, report.until + move
     return address.but(range=None, **{"from": utc_minutes(since), "to": utc_minutes(until)})

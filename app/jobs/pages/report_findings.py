@@ -1,4 +1,4 @@
-"""The paper's figures over the jobs of this fleet: SVG plots, and titles that state the finding."""
+"""The paper's figures over the jobs of this fleet: SVG plots, and titles with the findings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RIGHT: Final = 372
 TOP: Final = 10
 BASE: Final = HEIGHT - 36
 _TICKS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-# CSS classes of the first, second … curve, from report.css.
+# CSS classes of the first, second … curve of a plot, defined in report.css.
 KINDS: Final = ("main", "accent", "dash", "soft")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve: SVG path, CSS class, label."""
+    """A curve of a plot: SVG path, CSS class, label."""
 
     path: str
     kind: str
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A text at a place."""
+    """A text at a position of a plot."""
 
     x: float
     y: float
@@ -46,7 +46,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A marked point with a hint."""
+    """A marked point of a plot, with a text on hover."""
 
     x: float
     y: float
@@ -57,7 +57,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure; `levels` are labels of the horizontal lines."""
+    """A plot; `levels` are the labels of its horizontal lines."""
 
     lines: Sequence[Line]
     levels: Sequence[Label]
@@ -128,12 +128,12 @@ def distribution(
 def over_time(
     points: Sequence[tuple[float | None, When]], axis: Scale, unit: str, last: str
 ) -> Plot:
-    """Return a plot of a trend: values of periods, the earliest first; None without data.
+    """Return a plot of a trend: values of periods, earliest first; None without data.
 
     Parameters
     ----------
     points : sequence of (float or None, When)
-        With the end of each period.
+        Value of each period, and the end of the period.
     """
     step = (RIGHT - LEFT - 40) / max(1, len(points) - 1)
     places = [
@@ -173,7 +173,7 @@ def over_time(
 
 
 def upper(values: Sequence[float], choices: Sequence[float]) -> float:
-    """Return the smallest of the choices that no value exceeds, or else the last."""
+    """Return the smallest choice that no value exceeds; the last choice if there is none."""
     most = max(values, default=0.0)
     return next((end for end in choices if most <= end), choices[-1])
 
@@ -185,10 +185,11 @@ def _scale_steps(points: Sequence[tuple[float, float]], axis: Scale) -> str:
     return "".join(path)
 
 
-# Shares and correlation from which on the paper blames workers, a stage or sequence lengths.
+# Thresholds of shares and of a correlation from which on the paper blames workers, a stage or
+# sequence lengths.
 BLAMED: Final = 0.5
 CORRELATED: Final = 0.9
-# Ends that axes of shares may have.
+# Possible upper ends of an axis of shares.
 ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
 
 
@@ -315,7 +316,7 @@ def _operations(figure: Figure) -> _Parts:
 def _blamed(
     least: float, who: str, of: str, axis: tuple[float, float, int], unit: str
 ) -> Callable[[Figure], _Parts]:
-    """Return the function that describes a figure of blame, which begins at the value `least`."""
+    """Return the function that describes a figure of blame, where blame begins at `least`."""
 
     def parts(figure: Figure) -> _Parts:
         share = share_from(figure.values, least)
@@ -332,13 +333,13 @@ def _blamed(
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as this share of the values, or 0."""
+    """Return a quantile: the smallest value with at least this share of values up to it, or 0."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def _mean_of(points: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of a cumulative distribution, given its points."""
+    """Return the mean of a cumulative distribution from its points."""
     before, total = 0.0, 0.0
     for value, share in points:
         total += value * (share - before)
@@ -347,7 +348,7 @@ def _mean_of(points: Sequence[tuple[float, float]]) -> float:
 
 
 def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
-    """Return S of jobs by their size with a title that states the finding."""
+    """Return S of jobs by size, with a title that states the finding."""
     if not against.jobs:
         return AgainstView("No job says how long its sequences are", of, ())
     rho = against.correlation

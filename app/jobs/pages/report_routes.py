@@ -25,7 +25,7 @@ from app.web.time_ranges import ALL, Range, RangeChoices, TimeQueryParam, range_
 
 
 def figures_csv(jobs: Sequence[JobFigures]) -> Table:
-    """Return the table of the jobs in the figures, each by its median session."""
+    """Return the table of the jobs in the figures, each represented by its median session."""
     return Table(
         (
             "job",
@@ -58,7 +58,7 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
 
 
 def jobs_csv(report: FleetReport) -> Table:
-    """Return the table of the jobs that lost most."""
+    """Return the table of the jobs with the largest losses."""
     return Table(
         ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
         ((one.job, one.used, one.lost, one.sessions) for one in report.spent.jobs),
@@ -66,7 +66,7 @@ def jobs_csv(report: FleetReport) -> Table:
 
 
 def causes_csv(report: FleetReport) -> Table:
-    """Return the table of causes by cost."""
+    """Return the table of causes, sorted by cost."""
     return Table(
         ("cause", "lost_gpu_hours", "jobs"),
         ((one.cause, one.lost, one.jobs) for one in report.spent.causes),
@@ -74,7 +74,7 @@ def causes_csv(report: FleetReport) -> Table:
 
 
 def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
-    """Return the table of teams or owners; the line without a name is that of unlabeled jobs."""
+    """Return the table of teams or owners; the line without a name is for unlabeled jobs."""
     return Table(
         (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
         ((one.name, one.used, one.lost, one.jobs) for one in costs),
@@ -82,17 +82,17 @@ def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
 
 
 def teams_csv(report: FleetReport) -> Table:
-    """Return the table of teams by cost."""
+    """Return the table of teams, sorted by cost."""
     return _labels_csv("team", report.spent.teams)
 
 
 def owners_csv(report: FleetReport) -> Table:
-    """Return the table of owners by cost."""
+    """Return the table of owners, sorted by cost."""
     return _labels_csv("owner", report.spent.owners)
 
 
 def trend_csv(report: FleetReport) -> Table:
-    """Return the table of the trend's periods, the earliest first."""
+    """Return the table of the trend's periods, earliest first."""
     return Table(
         ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
         (
@@ -106,7 +106,7 @@ def trend_csv(report: FleetReport) -> Table:
 
 
 def hosts_csv(report: FleetReport) -> Table:
-    """Return the table of hosts that were slow more than once."""
+    """Return the table of hosts that were slow in more than one session."""
     return Table(
         ("host", "lost_gpu_hours", "jobs", "sessions", "guessed"),
         (
@@ -130,7 +130,7 @@ def fixes_csv(report: FleetReport) -> Table:
     )
 
 
-# File name → function that makes it from a report.
+# File name → function that returns the file's table, given a report.
 EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
     "jobs": jobs_csv,
     "causes": causes_csv,
@@ -142,13 +142,13 @@ EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
 }
 
 
-# Default time of a report.
+# Default length of a report's period.
 WEEK: Final = "7d"
 FIGURES: Final = "figures"
 
 
 def add_report_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the fleet's report to the dashboard."""
+    """Add the pages and files of the fleet's report to the dashboard."""
 
     @routes.get("/report")
     def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:

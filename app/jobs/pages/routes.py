@@ -46,9 +46,9 @@ from app.web.pages import Pages
 from app.web.tables import csv_file, one_of
 from app.web.time_ranges import ALL, TimeQuery, TimeQueryParam
 
-# Applied fixes listed on the page of the fleet.
+# Number of applied fixes on the page of the fleet, newest first.
 NEWEST_FIXES: Final = 10
-# Hangs listed on the page of a job.
+# Number of hangs on the page of a job.
 HANGS: Final = 10
 
 

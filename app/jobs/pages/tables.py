@@ -1,4 +1,4 @@
-"""Tables of jobs, of silent jobs and of a job's sessions: columns, and the text of their cells."""
+"""Columns and cells of the tables of jobs, of silent jobs and of a job's sessions."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _TIME_LOST_TO: Final = {
     Loss.BETWEEN: _BETWEEN,
     Loss.TOGETHER: _TOGETHER,
 }
-# Their colors.
+# Parts of the time whose colors the kinds of loss have, in the same order.
 _LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
-# Width of the bar of lost time in pixels; it stands for half of the time.
+# Width of the bar of lost time in pixels; the full width means half of the time.
 _BAR: Final = 32
 _INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
 _SIZES: Final = "DP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}PP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}TP"
@@ -67,7 +67,7 @@ _PICK: Final = Markup('<span class="vh">Select</span>')
 
 
 def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
-    """Return the columns of a job's sessions."""
+    """Return the columns of the table of a job's sessions."""
     return (
         Shown(
             "Session",
@@ -95,12 +95,12 @@ def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
 def job_columns(
     now: datetime, query: FleetQuery, address: Address
 ) -> tuple[Shown[SessionLine], ...]:
-    """Return the columns of jobs with data in the chosen time.
+    """Return the columns of the table of jobs with data in the chosen period.
 
     Parameters
     ----------
     address : Address
-        Address of the list, to which labels link as filters.
+        Address of the list; labels link to it with a filter.
     """
 
     def job(line: SessionLine) -> Markup:
@@ -151,7 +151,7 @@ def job_columns(
 
 
 def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
-    """Return the columns of jobs without data in the chosen time."""
+    """Return the columns of the table of jobs without data in the chosen period."""
     return (
         Shown(_PICK, _pick, classes="pick"),
         Shown("State", _state),
@@ -178,12 +178,12 @@ def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
 
 
 def row_attributes(line: SessionLine) -> Mapping[str, str]:
-    """Return the attributes of a row for scripts: session and its state."""
+    """Return the attributes of a row that scripts read: the session and its state."""
     return {"data-session": line.session_url.rsplit("/", 1)[1], "data-status": line.status}
 
 
 def job_attributes(line: SessionLine) -> Mapping[str, str]:
-    """Return the attributes of a job's row for scripts: group, session and its state."""
+    """Return the attributes of a job's row that scripts read: group, session and its state."""
     return {"data-kind": line.kind, **row_attributes(line)}
 
 
@@ -200,7 +200,7 @@ def _state(line: SessionLine) -> Markup:
 
 
 def _labels(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
-    """Return the labels of a job as links that filter by them; nothing if labels are hidden."""
+    """Return a job's labels as links that filter by the label; "" if labels are hidden."""
     if not query.labels or not line.labels:
         return html.NOTHING
     written = [f"{name}={value}" for name, value in line.labels.items()]
@@ -234,7 +234,7 @@ def _slowdown(line: SessionLine) -> Markup:
 
 
 def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
-    """Return a bar of the lost time by kind, and the whole share or that of one kind."""
+    """Return a bar of the lost time by kind, and the lost share in total or of one kind."""
     losses = line.losses
     if losses is None:
         return html.NOTHING
@@ -289,13 +289,13 @@ def _where(line: SessionLine) -> Markup:
     return html.where(line.where, line.host)
 
 
-# Reasons above this number of characters are replaced by their code.
+# Largest number of characters of a reason; a longer reason is replaced by its code.
 SHORT_REASON: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A line of a table of jobs or of sessions."""
+    """A line of a table of jobs or of a table of sessions."""
 
     state: StateLabel
     status: SessionState
@@ -336,14 +336,14 @@ class SessionLine:
 
 
 def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = None) -> SessionLine:
-    """Return a line about a session.
+    """Return the line of a session.
 
     Parameters
     ----------
     session : SessionRow
         The session whose state and age the line shows.
     shown : SessionRow, optional
-        An earlier session whose numbers the line shows instead, because this one has none yet.
+        Earlier session whose numbers the line shows, if `session` has no numbers yet.
     """
     numbers = shown or session
     measured, verdict = numbers.headline, numbers.verdict
@@ -352,7 +352,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     first = leading_cause(numbers)
     lost = numbers.lost_each_hour
     published = verdict.published if measured and verdict else None
-    # S does not cover time lost between steps or by all workers together.
+    # S does not include time lost between steps or by all workers together.
     lost_to_steps = verdict is None or measured is None or verdict.lost == measured.waste
     state = job_state(session.state, slow=slow)
     losses = numbers.losses
@@ -395,7 +395,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
 
 
 def leading_cause(session: SessionRow) -> VerdictCause | None:
-    """Return the cause that the line of a session names; None if nothing is blamed."""
+    """Return the cause that the line of a session names; None if no cause is blamed."""
     verdict, measured = session.verdict, session.headline
     if verdict is None:
         return None
@@ -406,12 +406,12 @@ def leading_cause(session: SessionRow) -> VerdictCause | None:
 def named_cause(
     state: SessionState, level: str | None, slowdown: float | None, causes: Sequence[VerdictCause]
 ) -> VerdictCause | None:
-    """Return the cause of a verdict to name; None if nothing is blamed.
+    """Return the cause of a verdict that a line names; None if no cause is blamed.
 
     Parameters
     ----------
     slowdown : float or None
-        None if the verdict on S is withheld; a cause may be known nevertheless.
+        None if the verdict on S is withheld; a cause may still be known.
     """
     if slowdown is None:
         known = causes if state == SessionState.NO_VERDICT else ()
@@ -424,7 +424,7 @@ def _is_slow(level: str | None, slowdown: float | None) -> bool:
 
 
 def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_steps: bool) -> str:
-    """Return the share of a cause, with the note ``by S`` if the slowdown is S."""
+    """Return the share of a cause, followed by ``by S`` if the slowdown is S."""
     by_s = lost_to_steps and measured is not None and not measured.kind.without_causes
     if cause is None:
         return "no cause, by S" if by_s else ""
@@ -433,7 +433,7 @@ def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_ste
 
 
 def _against(measured: Slowdown | None) -> str:
-    """Return the reference of a slowdown in words."""
+    """Return what a slowdown is relative to, in words."""
     if measured is None:
         return ""
     if measured.kind.without_causes:
@@ -471,7 +471,7 @@ def _reason(session: SessionRow) -> str:
 def reason_words(
     state: SessionState, discrepancy: float | None, reason: str | None, code: str | None
 ) -> str:
-    """Return why a session has no verdict; "" if it has one or is under way."""
+    """Return the reason why a session has no verdict; "" if it has one or is under way."""
     if state == SessionState.NO_VERDICT and discrepancy is not None:
         return f"replay {percent(discrepancy)} off"
     if state in SessionState.UNREPORTED:
@@ -490,7 +490,7 @@ def where_words(cause: VerdictCause) -> str:
     if len(workers) > 1 and not where.ranks:
         return plural(len(workers), "worker")
     if not cause.gpus:
-        # Verdicts of earlier versions have no GPUs.
+        # Verdicts that earlier versions stored contain no GPUs.
         return ", ".join(filter(None, (cause.host, f"worker {worker(*workers[0])}")))
     at = cause.gpus[0]
     host = at.host_words or f"worker {worker(*workers[0])}"

@@ -1,7 +1,8 @@
-"""Backups: the whole database as one file of ``pg_dump``, and back into an empty one.
+"""Back up the whole database into a file of ``pg_dump``, and restore it into an empty database.
 
-The programs are those of the server's own major version, from PATH or from the wheel of the
-embedded database. Passwords go by the environment, which other accounts of the machine cannot read.
+The programs have the major version of the server, and come from PATH or from the wheel of the
+embedded database. Passwords are passed in environment variables, which other accounts of the
+machine cannot read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from app.platform.embedded import binaries
 
 
 class BackupError(PacelineError):
-    """A backup was not made or not restored; nothing was written in part."""
+    """A backup or a restore failed; no partial result was written."""
 
     code = "backup.failed"
 
@@ -32,7 +33,7 @@ def back_up(url: str, target: Path) -> None:
     Parameters
     ----------
     target : Path
-        Replaced only once all is there; only its owner may read it.
+        File that is replaced once the backup is complete; only its owner may read it.
 
     Raises
     ------
@@ -51,17 +52,17 @@ def back_up(url: str, target: Path) -> None:
 
 
 def restore(url: str, source: Path) -> None:
-    """Restore a file into an empty database, all or nothing, and migrate it.
+    """Restore a backup into an empty database, all or nothing, and migrate the schema.
 
     Parameters
     ----------
     source : Path
-        What `back_up` wrote, here or elsewhere, by this version or an earlier one.
+        File that `back_up` wrote, on any machine, by this version or an earlier one.
 
     Raises
     ------
     BackupError
-        ``backup.not_empty``: what is there would be mixed with it.
+        ``backup.not_empty``: the database contains data that would be mixed with the backup.
     """
     engine = make_engine(url, application_name="paceline restore")
     try:
@@ -81,12 +82,12 @@ def restore(url: str, source: Path) -> None:
 
 
 def _program(name: str, url: str) -> Path:
-    """Return a program of the server's own major version.
+    """Return the path of a PostgreSQL program of the server's major version.
 
     Raises
     ------
     BackupError
-        There is none.
+        No program of the server's major version was found.
     """
     engine = make_engine(url)
     try:

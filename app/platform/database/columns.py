@@ -1,6 +1,6 @@
-"""The base of all tables, and column types: states, JSON documents, exact sums.
+"""The base class of all tables, and column types: states, JSON documents, exact sums.
 
-Durable times are the database's own (`now()`).
+Stored times are times of the database (`now()`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from app.analysis.json_text import plain
 
 
 class Base(DeclarativeBase):
-    """Declarative base with constraint names that migrations can address."""
+    """Declarative base; its naming convention lets migrations refer to constraints by name."""
 
     metadata = MetaData(
         naming_convention={
@@ -58,17 +58,17 @@ class Base(DeclarativeBase):
 
 
 class OfProject:
-    """A table whose rows each belong to a project; `tenant_scope` confines statements to it.
+    """A table of rows that belong to projects; `tenant_scope` limits statements to one project.
 
-    Its foreign keys carry the project, so that no row refers to one of another project; they
-    follow a job that moves to another one.
+    The foreign keys include the project, so that no row refers to a row of another project; they
+    cascade when a job moves to another project.
     """
 
     project_id: Mapped[int] = mapped_column()
 
 
 def in_project() -> ForeignKeyConstraint:
-    """Return the foreign key of a row that belongs directly to its project."""
+    """Return the foreign key from a row to its project."""
     return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
 
 
@@ -78,7 +78,7 @@ def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
     Parameters
     ----------
     other : str
-        Table and key: ``session.id``.
+        Table and key of the other row: ``session.id``.
     """
     table, _, key = other.partition(".")
     return ForeignKeyConstraint(
@@ -93,12 +93,12 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class StateColumn(TypeDecorator[S]):
-    """A column of states.
+    """A column that holds a member of a state enumeration.
 
     Parameters
     ----------
     states : type of StrEnum
-        Those that there are.
+        Enumeration of the possible states.
     """
 
     impl = Text
@@ -109,18 +109,18 @@ class StateColumn(TypeDecorator[S]):
         self.states = states
 
     def process_bind_param(self, value: S | None, dialect: Dialect) -> str | None:
-        """Return what is stored."""
+        """Return the text to store."""
         del dialect
         return None if value is None else str(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> S | None:
-        """Return what was stored."""
+        """Return the state of a stored text."""
         del dialect
         return None if value is None else self.states(value)
 
 
 def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
-    """Return the constraint that a column holds one of the states."""
+    """Return the check constraint that a column holds a member of the enumeration."""
     listed = ", ".join(f"'{state}'" for state in states)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
@@ -128,7 +128,7 @@ def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
 def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
     """Return the rows of a query as an ordered JSON array; null for no rows.
 
-    Several queries in one statement see one ledger and go at once.
+    Several queries joined into one statement read the same snapshot in one round trip.
     """
     rows = query.subquery()
     return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
@@ -141,30 +141,31 @@ def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSO
     return found == value.strip() if has_value else found.is_not(None)
 
 
-# Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
+# Sums are integers in billionths of the unit. A value may be 9 · 10⁹: a million GPUs for a year in
+# GPU-hours.
 _PARTS: Final = 1e9
 
 
 def total(
     values: SQLCoreOperations[float], where: ColumnElement[bool] | None = None
 ) -> ColumnElement[float]:
-    """Return the sum of an expression over the matching rows; null for no rows.
+    """Return the exact sum of an expression over the matching rows; null for no rows.
 
-    PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
-    another order: the last digits would differ. Whole billionths are added without rounding, and
-    in a tenth of the time that decimals take.
+    PostgreSQL adds floating-point numbers in the order of the rows, which differs in a restored
+    database: the last digits of a sum would differ. Integers in billionths are added without
+    rounding, and in a tenth of the time that decimals take.
     """
     added = parts(values)
     return whole(added if where is None else added.filter(where))
 
 
 def parts(values: SQLCoreOperations[float]) -> Function[Any]:
-    """Return the sum of an expression in billionths, an exact integer; `whole` converts it."""
+    """Return the sum of an expression as an integer in billionths; `whole` converts it."""
     return func.sum(cast(values * _PARTS, BigInteger))
 
 
 def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
-    """Return a sum of `parts` as a floating-point number."""
+    """Return a sum in billionths (`parts`) as a floating-point number in its unit."""
     return type_coerce(cast(added, Double) / _PARTS, Double)
 
 
@@ -177,7 +178,7 @@ class JsonDocument(TypeDecorator[T]):
     Parameters
     ----------
     adapter : TypeAdapter
-        Of the dataclass.
+        Adapter of the dataclass that the column holds.
     """
 
     impl = JSONB(none_as_null=True)
@@ -192,25 +193,25 @@ class JsonDocument(TypeDecorator[T]):
         return type_coerce(cast(column, Text), self)
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
-        """Return what is stored."""
+        """Return the JSON to store."""
         del dialect
         return None if value is None else plain(value)
 
     def process_result_value(self, value: object, dialect: Dialect) -> T | None:
-        """Return what was stored."""
+        """Return the dataclass of a stored document."""
         del dialect
         if isinstance(value, str):
             return None if value == "null" else self.adapter.validate_json(value)
-        # Of a statement that no expression is put into, such as one that inserts rows.
+        # Statements without a column expression, such as INSERT … RETURNING, return a parsed value.
         return None if value is None else self.adapter.validate_python(value)
 
 
 class DumpedDocument(JsonDocument[T]):
-    """A `JsonDocument` with identifiers and times, which its adapter writes as texts."""
+    """A `JsonDocument` whose identifiers and times are stored as texts."""
 
     cache_ok = True
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
-        """Return what is stored."""
+        """Return the JSON to store."""
         del dialect
         return None if value is None else self.adapter.dump_python(value, mode="json")

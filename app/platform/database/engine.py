@@ -1,4 +1,4 @@
-"""The connection pool of a process, texts of the database's refusals, and patience with locks."""
+"""The connection pool of a process, texts of database errors, and retries on locked tables."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from app.errors import BusyError, PacelineError, StartupError
 
 DRIVER: Final = "postgresql+psycopg"
 
-# A server that drops packets instead of refusing would hold a request for minutes otherwise.
+# Limit of a connection attempt: a server that drops packets instead of refusing them would
+# otherwise hold a request for minutes.
 CONNECT_TIMEOUT_S: Final = 10
 
-# A process stopped in the middle of a transaction would keep its row locks, and with them every
-# other worker that touches those rows, until the machine restarts.
+# Limit of an idle open transaction: a process that was suspended within a transaction would
+# otherwise keep its row locks, and block every worker that needs those rows, until the machine
+# restarts.
 IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 60_000
 
-# Ingest (4), pages (a few of the 40 threads of the pool at a time) and the background threads of
-# one process. Above it a caller waits; without a bound a burst of page views would use up the
-# server's 100 connections and shut the workers out.
+# Connections of one process: ingest (4), pages (a few of the 40 threads of the pool at a time) and
+# the background threads. When all are in use a caller waits; without a limit a burst of page views
+# would use up the server's 100 connections and shut the workers out.
 POOL_SIZE: Final = 8
 POOL_OVERFLOW: Final = 8
 
@@ -48,7 +50,7 @@ def database_url(url: str) -> URL:
     Raises
     ------
     StartupError
-        If it is no URL, or one of another database.
+        If the text is not a URL, or is the URL of another kind of database.
     """
     try:
         parsed = make_url(url)
@@ -71,15 +73,16 @@ def make_engine(
     url : str or URL
         See `database_url`.
     application_name : str
-        What ``pg_stat_activity`` calls the connections.
+        Name of the connections in ``pg_stat_activity``.
     """
     return create_engine(
         url if isinstance(url, URL) else database_url(url),
         pool_size=pool_size,
         max_overflow=POOL_OVERFLOW,
-        # A restarted server would fail the first use of every pooled connection.
+        # After a restart of the server the first use of every pooled connection would fail
+        # otherwise.
         pool_pre_ping=True,
-        # Errors get into logs; what was stored does not belong there.
+        # Errors are logged, and stored values must not appear in logs.
         hide_parameters=True,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
@@ -87,20 +90,20 @@ def make_engine(
             "options": (
                 f"-c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_TIMEOUT_MS}"
                 " -c timezone=UTC"
-                # Compiling a statement takes longer than any of ours, and estimates that are too
-                # large start it.
+                # Just-in-time compilation takes longer than any of our statements; PostgreSQL
+                # starts it if its cost estimates are too large.
                 " -c jit=off"
             ),
         },
     )
 
 
-# A server with many addresses names the failure of each.
+# Limit of an error's text: for a server with many addresses it lists the failure of each address.
 _CHARACTERS: Final = 300
 
 
 class DatabaseUnavailableError(PacelineError):
-    """The database does not answer, or does not let us in."""
+    """The database does not answer, or refuses the connection."""
 
     code = "database.unavailable"
 
@@ -118,28 +121,28 @@ def unavailable(error: BaseException) -> DatabaseUnavailableError | None:
     return DatabaseUnavailableError(f"The database does not answer: {said(error)}")
 
 
-# Such a change waits for who reads the table, and whoever comes after waits behind the change: it
-# gives up soon, lets them through, and tries again.
+# A change of a table waits for transactions that read the table, and later transactions wait behind
+# the change. The change therefore gives up after `LOCK_TIMEOUT`, lets them pass, and tries again.
 
 
 T = TypeVar("T")
 
 LOCK_TIMEOUT: Final = "1s"
 PAUSE_S: Final = (0.5, 2.0)
-# Two that wait for each other are no more than that either: the change is the one that yields.
+# A deadlock is handled like a lock timeout: the schema change gives up and tries again.
 IN_USE: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 _log = structlog.get_logger(__name__)
 
 
 class TablesInUseError(BusyError):
-    """The tables were in use in every attempt."""
+    """The tables were locked in every attempt."""
 
     code = "database.tables_in_use"
 
 
 def give_up_soon(connection: Connection) -> None:
-    """Limit the time that statements of a transaction wait for a lock."""
+    """Limit the time for which the statements of a transaction wait for a lock."""
     connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
 
 
@@ -161,7 +164,7 @@ def patiently(do: Callable[[], T], patience_s: float) -> T:
 def _pause_where_tables_are_in_use(
     error: OperationalError, until_s: float, patience_s: float
 ) -> None:
-    """Wait before the next attempt; raise if the error is another one or the time is over."""
+    """Pause before the next attempt; raise other errors, and raise if the patience is used up."""
     if not isinstance(error.orig, IN_USE):
         raise error
     if time.monotonic() > until_s:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from app.platform.database.columns import Base
 
-# The project of those who need none; the first row of the table.
+# The project of installations that need only one; the first row of the table.
 DEFAULT_PROJECT: Final = "default"
 
 
@@ -22,15 +22,16 @@ class Project(Base):
     id: Mapped[int] = mapped_column(Identity(always=False), primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # From then on it is closed, and its name is free; its contents are deleted piece by piece.
+    # Since this time the project is closed and its name is free; its contents are deleted in
+    # batches.
     deleted_at: Mapped[datetime | None]
-    # Pulses of its jobs are refused.
+    # Whether the server refuses pulses of the project's jobs.
     pulse_off: Mapped[bool] = mapped_column(server_default=text("false"))
 
 
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
     """Return the condition that a row's project is not deleted.
 
-    For transactions of all projects; one of its own can no longer be opened.
+    For transactions of all projects: a transaction of a deleted project cannot be opened.
     """
     return project_id.not_in(select(Project.id).where(Project.deleted_at.is_not(None)))

@@ -1,7 +1,7 @@
-"""States of sessions, task runs and plans, and the sets of them that code asks for.
+"""States of sessions, task runs and plans, and named sets of these states.
 
-Incidents and deliveries have theirs in `app.incidents.models.tables`.
-Sets of states are tuples, as SQL's IN takes them.
+The states of incidents and deliveries are in `app.incidents.models.tables`. Sets of states are
+tuples, for use with SQL's IN.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from enum import StrEnum, nonmember
 from typing import Literal
 
-# A request, the last chunk of the last producer, or no chunk for too long.
+# Event that sealed a session: a request, the last chunk of the last producer, or no chunk for too
+# long.
 SealedBy = Literal["request", "final", "silence"]
 
 
@@ -24,11 +25,11 @@ class SessionState(StrEnum):
     DISCARDED = "discarded"  # not analyzable
     FAILED = "failed"  # its analysis is given up
 
-    # Will become something else.
+    # States that change without a request.
     UNDERWAY = nonmember((OPEN, QUEUED, ANALYZING))
-    # The latest analysis left a report.
+    # States after an analysis that stored a report.
     REPORTED = nonmember((ANALYZED, NO_VERDICT))
-    # Through, without a report.
+    # Final states without a report.
     UNREPORTED = nonmember((DISCARDED, FAILED))
 
     @property
@@ -52,13 +53,13 @@ class TaskState(StrEnum):
     DONE = "done"
     DEAD = "dead"  # given up
 
-    # At most one of a kind and a subject.
+    # At most one run of a kind and a subject is in these states.
     OPEN = nonmember((QUEUED, RUNNING))
     OVER = nonmember((DONE, DEAD))
 
 
 class UploadState(StrEnum):
-    """State of an uploaded archive of a hang."""
+    """State of an uploaded archive of a hang's diagnostics."""
 
     QUEUED = "queued"
     READING = "reading"
@@ -78,7 +79,7 @@ class PlanState(StrEnum):
     FAILED = "failed"
 
     UNDERWAY = nonmember((QUEUED, PLANNING))
-    # Asked for again, it is planned again.
+    # States in which the same request plans again.
     REPEATABLE = nonmember((CANCELED, FAILED))
 
     @property
@@ -103,12 +104,12 @@ class TensorPlanState(StrEnum):
     SUPERSEDED = "superseded"
     EXPIRED = "expired"
 
-    # Valid until a later version or the last step of the version.
+    # States of a valid version, which a later version or the version's last step ends.
     ACTIVE = nonmember((ADVISED, OFFERED, IN_FORCE))
 
     @property
     def active(self) -> bool:
-        """Return whether the version is valid until a later one or its last step."""
+        """Return whether the version is valid: no later version, and its last step not reached."""
         return self in self.ACTIVE
 
 
@@ -120,7 +121,7 @@ class TensorMode(StrEnum):
 
 
 class FixSource(StrEnum):
-    """Source of the knowledge that a fix was applied."""
+    """Source of the information that a fix was applied."""
 
     PERSON = "person"  # a person said so
     METADATA = "metadata"  # a later session's metadata show it

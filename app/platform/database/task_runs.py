@@ -1,4 +1,4 @@
-"""Table of task runs: the durable work, and its kinds."""
+"""Table of task runs (durable tasks), and the kinds of task runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.platform.database.columns import Base, OfProject, StateColumn, in_project, one_of
 from app.platform.database.states import TaskState
 
-# What a task run's `kind` may be; its subject is a session, a delivery of an alert, a plan,
-# an archive of a hang, or an action on a machine.
+# Kinds of task runs. The subject of a run is a session, a delivery of an alert, a plan, an archive
+# of a hang, or an action on a machine.
 ACT_ON_MACHINE: Final = "act_on_machine"
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
@@ -31,19 +31,19 @@ TASK_KINDS = (
 
 
 class TaskRun(OfProject, Base):
-    """A task of durable work; messages of the broker hold only its id."""
+    """A durable task; a message of the broker holds only the id of its row."""
 
     __tablename__ = "task_run"
     __table_args__ = (
         one_of("state", TaskState),
         in_project(),
-        # A running task run without a claim could neither end nor expire.
+        # A running task run without a claim could neither finish nor expire.
         CheckConstraint(
             "(state = 'running') = (claim_token IS NOT NULL) "
             "AND (claim_token IS NULL) = (lease_until IS NULL)",
             name="claim",
         ),
-        # one open piece of work per kind and subject
+        # at most one open task run for each kind and subject
         Index(
             "uq_task_run_open",
             "kind",
@@ -71,5 +71,5 @@ class TaskRun(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     published_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    # The span that caused it, as the header `traceparent` writes it; null without tracing.
+    # The span that caused the task run, as a `traceparent` header; null without tracing.
     traceparent: Mapped[str | None]

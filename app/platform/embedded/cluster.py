@@ -21,17 +21,18 @@ from app.platform.processes import Account
 
 ROLE = "paceline"
 
-# The first release with the builtin locale provider, which sorts alike on every machine.
+# The first PostgreSQL release with the builtin locale provider, which sorts equally on every
+# machine.
 _FIRST_WITH_BUILTIN_LOCALES = 17
 
 
 def written_by(cluster: Path) -> int | None:
-    """Return the major version of a data directory, or None if it is empty.
+    """Return the PostgreSQL major version of a data directory, or None if it is empty.
 
     Raises
     ------
     StartupError
-        They are not readable.
+        The files of the data directory are not readable.
     """
     try:
         return int((cluster / "PG_VERSION").read_text().strip())
@@ -52,11 +53,12 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
     Raises
     ------
     StartupError
-        They cannot be made; the message says why.
+        The data directory cannot be initialized; the message names the reason.
     """
     if cluster.exists():
         return
-    # Made elsewhere and renamed when complete: an interrupted initdb leaves nothing half done.
+    # Initialized under another name and renamed when complete: an interrupted initdb leaves no
+    # partial cluster.
     scratch = cluster.with_name(f"{cluster.name}.new")
     if scratch.exists():
         shutil.rmtree(scratch)
@@ -85,24 +87,24 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
 
 def remove_stale_pid_file(cluster: Path) -> None:
-    """Remove the stale pid file; call it while holding the server lock.
+    """Remove a stale pid file; call this function while holding the server lock.
 
-    PostgreSQL would refuse to start if that process id had passed to another process of the same
-    user meanwhile.
+    PostgreSQL would refuse to start if another process of the same user had this process id
+    meanwhile.
     """
     (cluster / "postmaster.pid").unlink(missing_ok=True)
 
 
 def write_access_rules(data_dir: Path) -> None:
-    """Write the access rules: only the present user may connect, as the owner.
+    """Write the access rules: only the current user may connect, as the database's owner.
 
     Raises
     ------
     StartupError
-        The present user has no name.
+        The current user has no name.
     """
-    # Kept outside of the cluster: root never writes where the server's account could plant a
-    # link, and the server cannot change who may connect.
+    # The access files are outside of the cluster: root never writes into a directory where the
+    # server's account could plant a link, and the server cannot change who may connect.
     try:
         client = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -116,7 +118,7 @@ def write_access_rules(data_dir: Path) -> None:
 
 
 def access_file(data_dir: Path, name: str) -> Path:
-    """Return the path of ``pg_hba`` or ``pg_ident``."""
+    """Return the path of the access file ``pg_hba`` or ``pg_ident``."""
     return data_dir / f"{name}.conf"
 
 
@@ -135,18 +137,17 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
-# ``instance.lock`` belongs to this process: a second instance on the same directory is refused.
-# ``server.lock`` is inherited by the server and everything that it forks: whoever gets it knows
-# that no server of an earlier instance lives, so no process id read from a file ever has to be
-# believed.
+# This process holds ``instance.lock``: a second instance on the same directory is refused. The
+# server and all its children inherit ``server.lock``: a process that gets this lock knows that no
+# server of an earlier instance lives, without relying on a process id in a file.
 
 
 _INSTANCE: Final = "instance.lock"
 _SERVER: Final = "server.lock"
-# Files of these names stay: another process may wait for them.
+# Lock files are never deleted: another process may wait for them.
 LOCKS: Final = (_INSTANCE, _SERVER)
 
-# How long a server gets for a fast and for an immediate shutdown.
+# Time limits of a fast and of an immediate shutdown of the server.
 FAST_STOP_LIMIT_S = 30.0
 IMMEDIATE_STOP_LIMIT_S = 10.0
 
@@ -155,7 +156,7 @@ _POLL_S = 0.02
 
 
 def take_instance_lock(data_dir: Path) -> int:
-    """Return the lock of this process.
+    """Lock the data directory for this process and return the lock.
 
     Raises
     ------
@@ -175,18 +176,19 @@ def take_instance_lock(data_dir: Path) -> int:
 
 
 def take_server_lock(data_dir: Path, cluster: Path, programs: Programs) -> int:
-    """Return the lock that every process of the server inherits, once the old ones are gone.
+    """Wait for earlier servers to end, and return the lock that the server's processes inherit.
 
     Raises
     ------
     StartupError
-        They do not go, or the directory cannot be used.
+        The earlier processes do not end, or the directory cannot be used.
     """
     lock = _open_lock(data_dir, _SERVER)
     if _wait_for_lock(lock, _ORPHAN_LIMIT_S):
         return lock
     for mode, limit_s in (("fast", FAST_STOP_LIMIT_S), ("immediate", IMMEDIATE_STOP_LIMIT_S)):
-        # Only a live server of this very directory holds the lock: pg_ctl finds the right one.
+        # A process that holds the lock is a live server of this directory, so pg_ctl stops the
+        # right server.
         programs.run("pg_ctl", "stop", "-D", cluster, "-m", mode, "-t", f"{limit_s:.0f}")
         if _wait_for_lock(lock, limit_s):
             return lock
@@ -197,12 +199,12 @@ def take_server_lock(data_dir: Path, cluster: Path, programs: Programs) -> int:
 
 
 def wait_for_server(data_dir: Path) -> None:
-    """Wait until no server of an earlier run lives.
+    """Wait until no server of an earlier instance lives.
 
     Raises
     ------
     StartupError
-        One does.
+        A server of an earlier instance still runs.
     """
     lock = _open_lock(data_dir, _SERVER)
     try:
@@ -238,17 +240,17 @@ def _wait_for_lock(descriptor: int, limit_s: float) -> bool:
 
 
 _SOCKET_NAME = ".s.PGSQL.5432"
-# sockaddr_un.sun_path without its terminating zero.
+# Longest path of a socket: the size of sockaddr_un.sun_path without its terminating zero.
 _MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
 
 def make_socket_dir(data_dir: Path, account: Account | None) -> Path:
-    """Return a new directory for the socket, short enough and open to the server.
+    """Return a new directory for the server's socket whose path is short enough.
 
     Raises
     ------
     StartupError
-        No place is short enough.
+        Every possible path is too long.
     """
     link = data_dir / "socket"
     remove_socket_dir(data_dir)
@@ -280,7 +282,7 @@ def socket_dir_of(data_dir: Path) -> Path | None:
 
 
 def remove_socket_dir(data_dir: Path) -> None:
-    """Remove the private socket directory of this or of a killed instance, if there is one."""
+    """Remove the private socket directory of this instance or of a killed one, if it exists."""
     link = data_dir / "socket"
     if not link.is_symlink():
         return
@@ -292,36 +294,36 @@ def remove_socket_dir(data_dir: Path) -> None:
 
 
 def _fits(directory: Path) -> bool:
-    # libpq reads a comma in the host as a list of hosts.
+    # libpq reads a comma in the host as a separator of hosts.
     path = os.fsencode(directory / _SOCKET_NAME)
     return len(path) <= _MAX_SOCKET_PATH_BYTES and b"," not in path
 
 
 def _remove_socket(directory: Path) -> None:
-    # The caller holds the server lock, so they are stale.
+    # The caller holds the server lock, so no server uses these files.
     for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
         (directory / name).unlink(missing_ok=True)
 
 
 def has_cluster(data_dir: Path) -> bool:
-    """Return whether an embedded database is, or was being made, in a data directory."""
+    """Return whether a data directory has an embedded database, complete or not."""
     return (data_dir / "postgresql").exists()
 
 
 def empty_instance(data_dir: Path, *, keep: Collection[str], first: Callable[[], None]) -> None:
-    """Delete everything in a data directory but the files of these names.
+    """Delete everything in a data directory except the named files and the lock files.
 
     Parameters
     ----------
     first : callable
-        Called before anything is deleted, once no process serves it.
+        Called once no process serves the directory, before anything is deleted.
 
     Raises
     ------
     InstanceRunningError
-        A process serves it.
+        A process serves the directory.
     StartupError
-        A database server still runs on it, or it cannot be emptied.
+        A database server still runs on the directory, or the directory cannot be emptied.
     """
     lock = take_instance_lock(data_dir)
     try:

@@ -1,4 +1,4 @@
-"""The embedded database: a real PostgreSQL, run as our own child in the data directory."""
+"""The embedded database: a PostgreSQL server as a child process, with its data in `data_dir`."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _POLL_S = 0.02
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL server in a directory, for as long as the context lasts.
+    """A PostgreSQL server on a data directory; it runs while the context is open.
 
     Start it from the main thread: on Linux the server ends with the thread that started it.
 
     Parameters
     ----------
     data_dir : Path
-        Holds everything of this instance; created where it is missing. The modes of existing
+        Directory of all files of this instance; created if it is missing. The modes of existing
         directories are never changed.
     bin_dir : Path, optional
-        The programs of another PostgreSQL (15 or later); the wheel's without.
+        Programs of another PostgreSQL (15 or later); default: the programs of the wheel.
     durable : bool
         False gives up safety against power loss for speed: for tests.
 
@@ -88,7 +88,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int:
-        """The server's process id; 0 while it does not run."""
+        """Return the server's process id; 0 if the server does not run."""
         return 0 if self._server is None else self._server.pid
 
     def poll(self) -> int | None:
@@ -96,19 +96,19 @@ class EmbeddedPostgres:
         return 0 if self._server is None else self._server.poll()
 
     def start(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Start the server and wait until it answers.
+        """Start the server and wait until it accepts connections.
 
         Parameters
         ----------
         give_up : callable
-            Asked while the server recovers from a crash, which may take minutes.
+            Called repeatedly while the server recovers from a crash, which may take minutes.
 
         Raises
         ------
         InstanceRunningError
             Another process serves this directory.
         StartupError
-            The server cannot run here; the message says why.
+            The server cannot run here; the message names the reason.
         """
         try:
             binaries.make_directories(self.data_dir, 0o711 if is_root() else 0o700)
@@ -134,7 +134,7 @@ class EmbeddedPostgres:
             raise
 
     def stop(self) -> None:
-        """Stop the server: fast, then immediately, then by force. Stopping twice is harmless."""
+        """Stop the server: a fast shutdown, then an immediate one, then SIGKILL; repeatable."""
         self.url = ""
         if self._server is not None:
             for request, limit_s in (
@@ -177,7 +177,7 @@ class EmbeddedPostgres:
             "unix_socket_permissions": "0700",
             "hba_file": str(access_file(self.data_dir, "pg_hba")),
             "ident_file": str(access_file(self.data_dir, "pg_ident")),
-            # Nothing replicates from here, and bulk loads then write less log.
+            # The server has no replicas, and with this level bulk loads write less to the log.
             "wal_level": "minimal",
             "max_wal_senders": "0",
         }
@@ -186,7 +186,7 @@ class EmbeddedPostgres:
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         if self._log.exists():
             self._log.replace(self._log.with_suffix(".log.1"))
-        # Not for everybody: it quotes statements.
+        # Readable only by the server's account: the log quotes statements.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._log, flags, 0o600), "wb") as log:
             return programs.start_server(
@@ -236,7 +236,7 @@ class EmbeddedPostgres:
 
 
 def running_url(data_dir: Path) -> str | None:
-    """Return the URL of a database that another process of this user runs; None: it does not."""
+    """Return the URL of the database that another process of this user runs; None if none runs."""
     directory = socket_dir_of(data_dir)
     return None if directory is None else _url_at(directory)
 

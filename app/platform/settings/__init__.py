@@ -1,4 +1,4 @@
-"""The configuration: one frozen object, the only reader of the environment."""
+"""The configuration: a frozen object, the only place that reads environment variables."""
 
 from __future__ import annotations
 

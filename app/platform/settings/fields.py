@@ -1,4 +1,4 @@
-"""The settings: one frozen object with a field for each, and the rules among them."""
+"""The settings: a frozen object with a field for each setting, and rules between settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from app.platform.validation import predicate
 
 MIB = 1024 * 1024
 
-# Their values are shown nowhere.
+# Settings whose values are never shown.
 SECRET: Final = frozenset(
     {
         "metrics_token",
@@ -51,10 +51,10 @@ SECRET: Final = frozenset(
 
 
 class _Environment(EnvSettingsSource):
-    """The non-empty variables of the environment.
+    """Source of settings: the non-empty variables of the environment.
 
-    An empty one counts as unset, which is what Compose makes of a missing one; not so where the
-    default is another installation with other data: that is refused.
+    An empty variable counts as unset, since Compose passes missing variables as empty ones. An
+    empty value is refused where the default would be another installation with other data.
     """
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
@@ -67,61 +67,66 @@ class _Environment(EnvSettingsSource):
 
 
 class Settings(BaseSettings):
-    """Every setting, read from ``PACELINE_*``."""
+    """All settings, read from the variables ``PACELINE_*``."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_", frozen=True, extra="ignore")
 
-    # Unset: the embedded database and broker in `data_dir`.
+    # Address of the database. Unset: the embedded database and the broker of files in `data_dir`.
     database_url: Annotated[PostgresUrl | None, NotEmpty] = None
     broker_url: Annotated[str | None, NotEmpty] = None
     data_dir: Annotated[Path, NotEmpty] = Field(default_factory=default_data_dir)
 
-    # What `/healthz` calls this process; unset: another name at every start.
+    # Name of this process in `/healthz`; unset: a new random name at every start.
     instance_name: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65_535)
-    # Require sign-in. It is always required where other machines can reach the server.
+    # Require sign-in. Sign-in is always required if other machines can reach the server.
     require_sign_in: bool = False
-    # Holds the first administrator's token, or gets it: `paceline migrate` reads or writes it.
+    # File with the first administrator's token: `paceline migrate` reads the token, or writes a new
+    # one.
     admin_token_file: Path | None = None
-    # What Prometheus shows to read /metrics; unset: a token that may read in all projects.
+    # Token with which Prometheus reads /metrics; unset: a token with the right to read all
+    # projects.
     metrics_token: SecretStr | None = None
-    # People sign in here, by OpenID Connect; unset: with passwords of our own alone.
+    # OpenID Connect provider for sign-in; unset: only passwords of this server.
     oidc_issuer: WebAddress | None = None
     oidc_client_id: str = ""
     oidc_client_secret: SecretStr | None = None
-    # What is asked for, and the claim that lists the groups of who signs in.
+    # Scopes that the server requests, and the claim that lists a person's groups.
     oidc_scopes: str = "openid profile email"
     oidc_groups_claim: str = "groups"
-    # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; `*` is
-    # everybody whom the provider lets in.
+    # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; the group `*`
+    # is every person whom the provider lets in.
     oidc_roles: GroupRoles = ()
-    # Host header names answered (comma separated). Unset: loopback ones, without sign-in.
+    # Host header names that the server answers (comma separated). Unset: any name if sign-in is
+    # required, else loopback names only.
     allowed_hosts: HostNames = ()
 
-    # Large blobs go to a bucket that speaks S3: `s3://bucket/prefix`; unset: to the database.
+    # S3 bucket of large blobs: `s3://bucket/prefix`; unset: the database holds all blobs.
     blob_url: str | None = None
-    # Unset: what other programs take from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID….
+    # Unset: the common variables AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID….
     blob_endpoint: str | None = None
     blob_region: str | None = None
     blob_access_key_id: str | None = None
     blob_secret_access_key: SecretStr | None = None
-    # Smaller ones are in the database all the same: a request would take longer than their bytes.
+    # Smaller blobs are stored in the database: a request to the store would take longer than the
+    # transfer of their bytes.
     blob_min_bytes: int = Field(default=1 * MIB, ge=0)
-    # For how long an object has to be there, and without anything that refers to it, before it
-    # goes: as old as the oldest backup that should find all its bytes.
+    # Hours for which an object without a referring row is kept. At least the age of the oldest
+    # backup whose restore should find all its objects.
     blob_unreferenced_h: float = Field(default=24.0, ge=24.0, allow_inf_nan=False)
 
     log_json: bool = False
     log_level: LogLevel = "info"
 
-    # Connections of one address, or of one IPv6 network of 64 bits, at the same time.
+    # Largest number of simultaneous connections from one address, or from one IPv6 network of 64
+    # bits.
     max_connections_per_peer: Count = 2048
-    # For the head of a request; and after an answer for the rest of a body that was not read.
+    # Time limit for the head of a request, and for the unread rest of a body after the answer.
     header_timeout_s: Seconds = 10.0
-    # For how long a peer may read nothing of an answer.
+    # Time limit for a peer that reads nothing of its answer.
     unread_timeout_s: Seconds = 60.0
-    # What a body brings on average, after the first `ingest_idle_timeout_s`; on every route.
+    # Least average rate of a body after the first `ingest_idle_timeout_s`, on every route.
     min_body_bytes_per_s: float = Field(default=1024.0, ge=0, allow_inf_nan=False)
 
     # Quotas of each project; unset: no limit.
@@ -138,78 +143,84 @@ class Settings(BaseSettings):
     max_body_bytes: Count = 512 * MIB
     max_decompressed_bytes: Count = 4096 * MIB
     max_rows: Count = 40_000_000
-    # Bodies spooled at once over all requests; above it the answer is 429.
+    # Limit of the spooled bodies of all requests together; above it the answer is 429.
     ingest_budget_bytes: Count = 2048 * MIB
     ingest_concurrency: Count = 4
     ingest_queue: Count = 4096
     ingest_idle_timeout_s: Seconds = 30.0
-    # What may wait for workers, and for how long: above it the answer is 429.
+    # Limits of the bodies that wait for workers: their bytes and their age; above either the answer
+    # is 429.
     inbox_bytes: Count = 4096 * MIB
     inbox_age_s: Seconds = 900.0
-    # What decoding a batch of them may take; a chunk that takes more alone is refused.
+    # Memory for decoding a batch of bodies; a single chunk that needs more is refused.
     inbox_memory_limit_kib: Count = 2 * 1024 * 1024
 
-    # From one body of a host's pulse to the next, unless its job says otherwise.
+    # Interval of the pulse bodies of a host, unless its job sets another one.
     pulse_interval_s: Annotated[float, Field(ge=0.1, le=60)] = 5.0
-    # A job stands still when no step has ended for so long, or for five usual steps, and another
-    # interval.
+    # A job counts as hung if no step has ended for this time or for five usual steps, whichever is
+    # longer, plus one pulse interval.
     hang_after_s: Seconds = 25.0
-    # Sessions that notices of the pulse ask for: their steps, the share of a job's steps that they
-    # are at most after the first, and how far apart they are; one of a person is in addition.
+    # Recordings that notices of the pulse request: steps of a session, largest share of a job's
+    # steps after the first recording, and least interval. Recordings that people request are not
+    # counted.
     pulse_record_steps: Count = 50
     pulse_record_share: float = Field(default=0.02, gt=0, le=1)
     pulse_record_interval_s: SecondsOrNone = 3600.0
-    # A session that was asked for and does not come is asked for again after its steps and this.
+    # A requested session that does not arrive is requested again after its steps plus this time.
     pulse_record_again_s: Seconds = 60.0
-    # A notice fires without a session so long after its steps should have been recorded.
+    # A notice whose session does not arrive fires this time after the session's steps should have
+    # been recorded.
     pulse_confirm_wait_s: Seconds = 300.0
 
-    # However long the pauses between its chunks were: silence of so long ends a session.
+    # Time without a chunk after which a session is sealed, whatever the earlier pauses between its
+    # chunks.
     session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)
 
     lease_s: Seconds = 60.0
     lease_renew_s: Seconds = 20.0
     max_attempts: Count = 3
     sweep_interval_s: Seconds = 5.0
-    # A queued row this old is published again: its message may be lost.
+    # Age from which a queued row is published again, because its message may be lost.
     republish_after_s: Seconds = 15.0
     analysis_time_limit_s: Count = 900
     analysis_memory_limit_kib: Count = 8 * 1024 * 1024
     heartbeat_interval_s: Seconds = 5.0
 
-    # Where people reach the dashboard: the links in alerts. Unset: host and port of this server.
+    # Address of the dashboard in the links of alerts. Unset: host and port of this server.
     external_url: WebAddress | None = None
-    # For how long browsers come over TLS alone after an answer, where that address is https; 0 ends
-    # it.
+    # Period for which browsers use only TLS after an answer (Strict-Transport-Security), if the
+    # external address is https; 0 revokes it.
     hsts_max_age_s: int = Field(default=365 * 24 * 3600, ge=0)
-    # Keys that encrypt the secrets of channels (comma separated, the newest first: each decrypts);
-    # unset: those in the file, one a line. Every process of an installation needs the same.
+    # Keys that encrypt the secrets of channels (comma separated, the newest first; each of them
+    # decrypts); unset: the keys in the file, one a line. All processes of an installation need the
+    # same keys.
     secret_keys: SecretKeys = Field(default=(), repr=False)
-    # Unset: `secret.key` in `data_dir`, made when the first channel is added.
+    # Unset: `secret.key` in `data_dir`, created with the first channel.
     secret_key_file: Path | None = None
-    # Networks that are not on the public internet and may be sent to all the same (comma
-    # separated): 10.0.0.0/8, 127.0.0.1/32…
+    # Private networks to which alerts may be sent (comma separated): 10.0.0.0/8, 127.0.0.1/32…
     alert_allowed_networks: Networks = ()
-    # Allow channels of the kind `apprise`, which nothing keeps from private addresses.
+    # Allow channels of the kind `apprise`, which can send to private addresses without a check.
     alert_apprise: bool = False
-    # One attempt, from the look-up of the name to the last byte of the answer; below `lease_s`.
+    # Time limit of one attempt, from the look-up of the name to the last byte of the answer; less
+    # than `lease_s`.
     alert_attempt_limit_s: Seconds = 15.0
     alert_group_wait_s: SecondsOrNone = 30.0
     alert_group_interval_s: SecondsOrNone = 300.0
     alert_repeat_interval_s: Seconds = 4 * 3600.0
-    # Messages a minute that reach a channel one by one, the rest as a digest; 0: all of them.
+    # Messages a minute that a channel receives singly; further ones are joined in a digest. 0: no
+    # digests.
     alert_digest_above: int = Field(default=3, ge=0)
 
-    # The kill switch of every project: nothing is done to machines.
+    # The kill switch for all projects: the server takes no action on machines.
     actions_off: bool = False
-    # The path of Slurm's scontrol, which workers run as their own user; unset: no policy can name
+    # Path of Slurm's scontrol, which workers run as their own user; unset: policies cannot use
     # Slurm.
     slurm_scontrol: Path | None = None
 
     @model_validator(mode="wrap")
     @classmethod
     def _in_our_words(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise all faults of the settings together, named by their variables.
+        """Raise one error with all faults of the settings, named by their variables.
 
         Raises
         ------
@@ -244,25 +255,25 @@ class Settings(BaseSettings):
 
     @property
     def served_over_tls(self) -> bool:
-        """Whether people reach the dashboard over TLS, which a proxy ends."""
+        """Return whether people reach the dashboard over TLS, which a proxy terminates."""
         return (self.external_url or "").lower().startswith("https:")
 
     @property
     def key_file(self) -> Path:
-        """Where the keys of channels' secrets are, unless the settings hold them."""
+        """Return the file of the keys that encrypt channels' secrets."""
         return self.secret_key_file or self.data_dir / "secret.key"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables from which a child process reads these settings."""
+        """Return the variables that describe these settings to a child process."""
         return {variable(name): as_text(value) for name, value in self if value is not None}
 
     def environment_of_child(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a child process that reads these settings and no others.
+        """Return the environment of a child process, with exactly these settings.
 
         Parameters
         ----------
         environment : mapping of str to str
-            The present one, whose settings may differ from these.
+            Current environment, whose settings may differ from these.
         """
         ours = {variable(name) for name in type(self).model_fields}
         rest = {name: value for name, value in environment.items() if name.upper() not in ours}
@@ -273,7 +284,8 @@ def _fault(item: ErrorDetails) -> str:
     """Return the fault of a setting, named by its variable."""
     name = str(item["loc"][0])
     said, value = predicate(item), item["input"]
-    # A sentence of ours has its value where that helps; a missing one has none to show.
+    # Messages of our own validators contain the value if that helps; a missing setting has no
+    # value.
     shown = item["type"] != "value_error" and name not in SECRET and isinstance(value, str | int)
     return f"{variable(name)} {said}" + (f"; it is {str(value)!r}" if shown else "")
 
@@ -293,8 +305,8 @@ def as_text(value: object) -> str:
             return str(value)
 
 
-# What settings must be to each other, and what is said where they are not: a name in braces is
-# shown as the variable and its value.
+# Conditions between settings, and the message if a condition fails: a name in braces becomes the
+# variable and its value.
 RULES: Final[tuple[tuple[Callable[[Settings], bool], str], ...]] = (
     (
         lambda settings: settings.lease_renew_s <= settings.lease_s / 2,

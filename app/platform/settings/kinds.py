@@ -1,4 +1,4 @@
-"""The kinds of values that settings have, as the environment writes them."""
+"""Types of settings' values, parsed from the texts of environment variables."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _roles(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-# For what names the installation: empty, it is a value that was forgotten.
+# For settings that identify the installation: an empty text means that the value was forgotten.
 NotEmpty: Final = BeforeValidator(_not_empty)
 
 Count = Annotated[int, Field(ge=1)]
@@ -121,12 +121,12 @@ Networks = Annotated[_Texts, AfterValidator(_networks)]
 GroupRoles = Annotated[_Texts, AfterValidator(_roles)]
 
 
-# ---- The environment: the variables with our prefix, and what they may be called ---------------
+# ---- The environment: variables with our prefix, and their valid names -------------------------
 
 
 PREFIX: Final = "PACELINE_"
 
-# What else has our prefix and is no setting of the server.
+# Other variables with our prefix, which are no settings of the server.
 OF_COMMANDS: Final = ("PASSWORD", "PROJECT", "SERVER", "TOKEN")
 OF_THE_CLIENT: Final = ("NODE", "PULSE_S", "RESTART", "RUN_ID", "SPOOL", "URL")
 OF_COMPOSE: Final = ("PUBLISHED_PORT",)
@@ -143,8 +143,8 @@ OF_TESTS: Final = (
     "WRITE_PAGES",
 )
 
-# Kubernetes tells a pod of every Service: of one called paceline it sets PACELINE_PORT, and of one
-# called paceline-db PACELINE_DB_PORT_5432_TCP_ADDR.
+# Kubernetes sets variables of every Service in a pod: PACELINE_PORT for a Service called paceline,
+# PACELINE_DB_PORT_5432_TCP_ADDR for one called paceline-db.
 SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -153,7 +153,7 @@ SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 def default_data_dir() -> Path:
-    """Return where embedded data lives: /var/lib for root, the XDG data home for others."""
+    """Return the default data directory: /var/lib for root, the XDG data home for other users."""
     if os.geteuid() == 0:
         return Path("/var/lib/paceline/data")
     home = os.environ.get("XDG_DATA_HOME")
@@ -162,9 +162,10 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The token, user and project by which a command addresses a server.
+    """Token, user and project with which a command calls a server.
 
-    From the environment alone: what stands in a command, every process of the machine can read.
+    They come from the environment only: every process of the machine can read the arguments of a
+    command.
     """
 
     token: str | None
@@ -172,22 +173,22 @@ class Caller:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Return the caller of the environment; empty variables count as unset."""
+        """Return the caller that the environment describes; empty variables count as unset."""
         return cls(*(os.environ.get(f"{PREFIX}{name}") or None for name in ("TOKEN", "PROJECT")))
 
 
 def given_password() -> str | None:
-    """Return the password from the environment; None without one."""
+    """Return the password in the environment; None if the variable is unset."""
     return os.environ.get(f"{PREFIX}PASSWORD")
 
 
 def variable(name: str) -> str:
-    """Return the variable of a setting."""
+    """Return the name of a setting's environment variable."""
     return f"{PREFIX}{name.upper()}"
 
 
 def variables() -> dict[str, str]:
-    """Return the variables with our prefix, by what follows it in lower case."""
+    """Return the variables with our prefix, by the lower-case name after the prefix."""
     return {
         name[len(PREFIX) :].lower(): value
         for name, value in os.environ.items()
@@ -196,14 +197,14 @@ def variables() -> dict[str, str]:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Return whether Kubernetes set a variable, named without our prefix."""
+    """Return whether Kubernetes set a variable, given its name without our prefix."""
     if SERVICE_LINK.fullmatch(name):
         return True
     return bool(SERVICE_PORT.fullmatch(name) and SERVICE_ADDRESS.match(value))
 
 
 def unknown(settings: Collection[str]) -> Iterator[str]:
-    """Yield a sentence about each unknown variable with our prefix."""
+    """Yield a sentence for each unknown variable with our prefix."""
     others = {name.lower() for name in (*OF_COMMANDS, *OF_THE_CLIENT, *OF_COMPOSE, *OF_TESTS)}
     for name in sorted(variables()):
         if name not in settings and name not in others:

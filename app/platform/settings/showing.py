@@ -1,4 +1,4 @@
-"""The settings as people may see them."""
+"""The settings as they are shown to people, without secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSWORD_OF_A_URL: Final = re.compile(r"(?<=://)([^/@]*):[^/]*@")
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """A setting for people."""
+    """A setting as it is shown to people."""
 
     variable: str
     value: str
@@ -26,7 +26,7 @@ class ShownSetting:
 
 
 def shown(settings: Settings) -> Iterator[ShownSetting]:
-    """Yield every setting, without secrets, and where it comes from."""
+    """Yield every setting without secrets, with the source of its value."""
     for name, value in settings:
         origin = "environment" if name in settings.model_fields_set else "default"
         if name == "secret_keys" and not value and os.access(settings.key_file, os.F_OK):
@@ -39,5 +39,5 @@ def shown(settings: Settings) -> Iterator[ShownSetting]:
 
 
 def without_password(text: str) -> str:
-    """Return a text with the password of its address hidden."""
+    """Return an address with its password hidden."""
     return PASSWORD_OF_A_URL.sub(r"\1:***@", text)

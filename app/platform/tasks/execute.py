@@ -1,4 +1,4 @@
-"""Runs one task: claim it, do the work, and record a failure."""
+"""Execute one task: claim it, do the work, and record a failure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from app.platform.container import Claim, Container, TaskError
 from app.platform.tasks.runs import LeaseKeeper, claim, fail, interrupt, retry
 from app.platform.telemetry import Role, span
 
-# What the database says of itself. Blobs are read and written with the driver's own cursors, hence
-# the driver's own errors too.
+# Errors of the database itself. Blobs are read and written with the driver's own cursors, hence the
+# driver's own errors too.
 OPERATIONAL: Final = (
     OperationalError,
     InterfaceError,
@@ -24,27 +24,27 @@ OPERATIONAL: Final = (
     psycopg.InterfaceError,
 )
 
-# Of these, what the work asked for and would ask for again: more than PostgreSQL can do, or longer
-# than it was allowed to.
+# Operational errors that the work itself causes on every attempt: a value beyond PostgreSQL's
+# limits, or a statement beyond its time limit.
 OF_THE_WORK: Final = (psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled)
 
-# At work that does not fit into memory: another worker may have more of it.
+# Attempts of work that runs out of memory: another worker may have more memory.
 MEMORY_ATTEMPTS: Final = 2
 
 _log = structlog.get_logger(__name__)
 
 
 def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> bool:
-    """Claim and run a task, if it is still queued.
+    """Claim and run a task, if it is still queued; raise no error of the work.
 
-    No error of the work gets out of here: it is in the log, and in the row of the task and of its
-    subject. Where the database does not take it, it is told later, or the lease runs out and the
-    sweeper sees to it.
+    An error of the work is logged and stored in the rows of the task and of its subject. If the
+    database does not accept it, it is stored later, or the lease expires and the sweeper ends the
+    claim.
 
     Returns
     -------
     bool
-        Whether the task ended here, done or dead.
+        Whether this call ended the task, as done or dead.
     """
     taken = claim(container, run_id)
     if taken is None:
@@ -77,10 +77,11 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
 
 
 def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | None:
-    """Return the time limit that caused an error.
+    """Return the time limit among the causes of an error; None if there is none.
 
-    The limit is raised wherever the process is, also within the database driver, which then fails
-    in words of its own; taken for the database's fault, the work would be tried again for ever.
+    The limit is raised at any point of the work, also within the database driver, which then fails
+    with an error of its own; if that counted as a failure of the database, the work would be
+    repeated forever.
     """
     while error is not None:
         if isinstance(error, SoftTimeLimitExceeded):
@@ -90,9 +91,9 @@ def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | N
 
 
 def _is_of_stores(error: BaseException) -> bool:
-    """Return whether the database failed (restarting, away, full, locked), or the object store.
+    """Return whether an error is a failure of the database or of the object store.
 
-    The work itself is sound then, however often that happens.
+    The work itself is not at fault then, however often the store fails.
     """
     if isinstance(error, ObjectStoreError):
         return True
@@ -101,7 +102,7 @@ def _is_of_stores(error: BaseException) -> bool:
 
 
 def _settle(container: Container, keeper: LeaseKeeper, taken: Claim, error: Exception) -> bool:
-    """Record why the work failed; return whether that ended the task."""
+    """Record the failure of the work; return whether it ended the task."""
     failed = not _is_of_stores(error)
     try:
         if failed:

@@ -1,8 +1,8 @@
-"""Task runs: durable work, claimed with a lease.
+"""Task runs: durable tasks that workers claim with a lease.
 
-A row of `task_run` goes ``queued → running → done``, or ends ``dead``. It is the truth; messages
-of the broker only make a worker look at it. Every step below is one conditional UPDATE, and every
-race shows as "rows updated != 1":
+A row of `task_run` goes ``queued → running → done``, or ends ``dead``. Only the row counts;
+messages of the broker only make a worker read it. Every step below is one conditional UPDATE, and a
+lost race shows as "rows updated != 1":
 
 enqueue
     `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
@@ -32,9 +32,9 @@ expire
     was started is over only when its worker had the time of a whole lease since then, and the
     attempt does not count: what ended the database may have ended the worker as well.
 
-The subject (a session) follows in the same transaction, after the task run's row: with that order
-kept everywhere no two of these steps can deadlock. Leases are the database's time only; a worker
-whose clock is wrong can neither hold a task forever nor lose it early.
+The subject (a session) changes in the same transaction, after the task run's row: since all steps
+keep this order, no two of them can deadlock. Leases use only the database's time; a worker whose
+clock is wrong can neither hold a task forever nor lose it early.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 
 
 def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
-    """Claim a queued task run; return None if it is not queued any more."""
+    """Claim a queued task run; return None if it is no longer queued."""
     token = uuid.uuid4()
     with container.everywhere().uow() as tx:
         row = tx.session.execute(
@@ -68,7 +68,8 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
             .where(
                 TaskRun.id == run_id,
                 TaskRun.state == TaskState.QUEUED,
-                # A newer version's work, during a rolling deployment, waits for its workers.
+                # During a rolling deployment, tasks of a newer version wait for workers of that
+                # version.
                 TaskRun.kind.in_(container.kinds),
                 is_there(TaskRun.project_id),
             )
@@ -91,18 +92,18 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
 
 
 def renew(container: Container, held: Claim) -> bool:
-    """Extend the lease; return False if the claim is lost."""
+    """Extend the lease of a claim; return False if the claim is lost."""
     with container.everywhere().uow() as tx:
         return _moved(tx, _held(held).values(lease_until=_lease_end(container, tx)))
 
 
 def finish(tx: UnitOfWork, held: Claim) -> None:
-    """End a task run in the transaction that stores its result; call it before storing.
+    """End a task run in the transaction that stores its result; call before storing the result.
 
     Raises
     ------
     LostClaimError
-        If another worker owns the task by now: leave the transaction, which rolls back.
+        If another worker owns the task now: leave the transaction, which rolls back.
     """
     if not _moved(tx, _held(held).values(state=TaskState.DONE, **_over(tx.now))):
         raise LostClaimError(f"task run {held.run_id} is no longer held by attempt {held.attempt}")
@@ -118,58 +119,58 @@ def give_back(container: Container, held: Claim) -> bool:
 
 
 def interrupt(container: Container, held: Claim) -> bool:
-    """Queue a task again after a failure of the database; return False if the claim is lost.
+    """Queue a task again after a failure of a store; return False if the claim is lost.
 
-    The sweeper publishes it after a while; at once would meet the same fault again.
+    The sweeper publishes the task after a while; an immediate attempt would meet the same fault.
     """
     with container.everywhere().uow() as tx:
         return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
 
 
 def retry(container: Container, held: Claim) -> bool:
-    """Queue a task again that may succeed in another worker; return False if the claim is lost.
+    """Queue a task again, for another worker to try; return False if the claim is lost.
 
-    The attempt counts. The sweeper publishes it after a while, when this worker may be busy with
-    something else.
+    The attempt counts. The sweeper publishes the task after a while, when this worker may be busy
+    with another task.
     """
     with container.everywhere().uow() as tx:
         return _queue(container, tx, _held(held).values(published_at=tx.now), held)
 
 
 def fail(container: Container, held: Claim, error: TaskError) -> bool:
-    """Mark a task whose work failed as dead; return False if the claim is lost."""
+    """Mark a task as dead after its work failed; return False if the claim is lost."""
     with container.everywhere().uow() as tx:
         return _kill(container, tx, _held(held), held, error)
 
 
 def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
-    """Return the condition that a lease is over."""
+    """Return the condition that a lease has expired."""
     lease = timedelta(seconds=lease_s)
     had_time = func.pg_postmaster_start_time() < tx.now - lease
     return (TaskRun.lease_until < tx.now) & (was_seen(lease_s) | had_time)
 
 
 def was_seen(lease_s: float) -> ColumnElement[bool]:
-    """Return the condition that a lease was renewed since the database was started."""
+    """Return the condition that a lease was renewed since the database's last start."""
     return TaskRun.lease_until - timedelta(seconds=lease_s) >= func.pg_postmaster_start_time()
 
 
 def expire(
     container: Container, tx: UnitOfWork, seen: Claim, error: TaskError, *, counts: bool
 ) -> TaskState | None:
-    """End the claim of a worker whose lease is over.
+    """End a claim whose lease has expired: queue the task again, or mark it as dead.
 
     Parameters
     ----------
     error : TaskError
-        Why the task is dead, if this was its last attempt.
+        Error to store if this was the last attempt and the task is dead.
     counts : bool
-        Whether the attempt counts: the database was there all the time.
+        Whether the attempt counts: false if the database was restarted during the lease.
 
     Returns
     -------
     TaskState or None
-        Queued or dead; None if the worker was faster and renewed, finished or gave back.
+        Queued or dead; None if the worker renewed, finished or gave back the claim first.
     """
     over = _held(seen).where(lease_is_over(tx, container.settings.lease_s))
     if not counts:
@@ -182,7 +183,7 @@ def expire(
 
 
 def _unharmed(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
-    """Queue a task run again as if it had not been claimed."""
+    """Queue a task run again as if no worker had claimed it."""
     return _queue(container, tx, where.values(attempt=TaskRun.attempt - 1), held)
 
 
@@ -227,7 +228,7 @@ def _held(held: Claim) -> Update:
 
 
 def _moved(tx: UnitOfWork, statement: Update) -> bool:
-    """Run an UPDATE by id and return whether it was this transaction that moved the row."""
+    """Run an UPDATE of a row by id, and return whether this transaction changed the row."""
     return cast("CursorResult[Any]", tx.session.execute(statement)).rowcount == 1
 
 
@@ -239,20 +240,20 @@ def _over(now: datetime) -> dict[str, Any]:
     return {"claim_token": None, "lease_until": None, "finished_at": now}
 
 
-# ---- Keeps the leases of a process's claims, and gives them back when the process is to stop ----
+# ---- Leases of a process's claims: renewed while work runs, given back when the process stops ----
 
 
-# A database that restarts refuses connections for a few seconds. Waiting a whole renewal interval
-# after a failure would leave one try, not several, before the lease is over.
+# Pause after a failed renewal. A restarting database refuses connections for a few seconds; with a
+# pause of a whole renewal interval only one try would fit into the rest of the lease.
 RETRY_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class LeaseKeeper:
-    """One thread that renews every claim held in this process.
+    """A thread that renews the leases of all claims that this process holds.
 
-    A thread goes on while the work is inside of numpy, which a signal handler in Python could not:
+    A thread runs while the work is inside of numpy; a signal handler in Python would not, since
     handlers run between two byte codes of the main thread.
 
     Parameters
@@ -263,23 +264,24 @@ class LeaseKeeper:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._held: dict[Claim, None] = {}
-        # That no worker works on any more, which the database could not be told.
+        # Claims without a working thread that could not be given back because the database did not
+        # answer.
         self._owed: dict[Claim, None] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        # There is something new to do, or no more.
+        # Set when the thread should check its claims at once: after a change, or to stop.
         self._look = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def stopping(self) -> bool:
-        """Return whether no further claim may be taken."""
+        """Return whether the process is stopping and takes no further claims."""
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Give back every claim; returns when that is done. Stopping twice is harmless.
+        """Give back every claim, and return once that is done; stopping twice is harmless.
 
-        The work on them goes on in its threads, for nothing: it cannot be stored any more.
+        Threads that work on the claims continue, but their results are refused.
         """
         self._stop.set()
         self._look.set()
@@ -291,12 +293,12 @@ class LeaseKeeper:
 
     @contextlib.contextmanager
     def hold(self, claim: Claim) -> Iterator[None]:
-        """Renew a claim for as long as the context lasts.
+        """Renew the lease of a claim while the context is open.
 
         Raises
         ------
         LostClaimError
-            If the process was told to stop before the claim got here; it is given back.
+            If the process stopped before the claim was held; the claim is given back.
         """
         with self._lock:
             late = self._stop.is_set()
@@ -313,7 +315,7 @@ class LeaseKeeper:
         try:
             yield
         except (SystemExit, KeyboardInterrupt):
-            # Told to stop by a signal of its own: a service manager may send it to every process.
+            # This process received its own stop signal: a service manager may signal every process.
             self._give_back(claim)
             raise
         finally:
@@ -321,7 +323,7 @@ class LeaseKeeper:
                 self._held.pop(claim, None)
 
     def owe(self, claim: Claim) -> None:
-        """Give a claim back as soon as the database answers again."""
+        """Give back a claim as soon as the database answers again."""
         with self._lock:
             self._owed[claim] = None
         self._look.set()
@@ -344,14 +346,15 @@ class LeaseKeeper:
                     pause_s = min(pause_s, RETRY_S)
                     continue
                 if not kept and claim in self._snapshot():
-                    # Another worker may be at work. What is computed here is refused at the end;
-                    # to interrupt it would save time only in a case that should not happen.
+                    # Another worker may run the task now. This process's result will be refused at
+                    # the end; interrupting the work would save time only in a case that should not
+                    # occur.
                     _log.error("lease lost", run=str(claim.run_id), attempt=claim.attempt)
                     with self._lock:
                         self._held.pop(claim, None)
 
     def _settle_debts(self) -> bool:
-        """Return whether all interrupted claims have been given back."""
+        """Give back the interrupted claims; return whether all have been given back."""
         with self._lock:
             owed = list(self._owed)
         for claim in owed:
@@ -368,10 +371,10 @@ class LeaseKeeper:
         try:
             given = give_back(self._container, claim)
         except SQLAlchemyError as error:
-            # The lease runs out by itself; the attempt then counts as a killed one.
+            # The lease expires by itself; the attempt then counts as one whose worker was killed.
             _log.warning("lease not given back", run=str(claim.run_id), error=said(error))
             return
-        # Otherwise the work was finished just now, or lost before.
+        # If nothing was given back, the work had just finished or the claim was lost before.
         if given:
             _log.info("lease given back", run=str(claim.run_id))
 
@@ -380,17 +383,17 @@ class LeaseKeeper:
             return list(self._held)
 
 
-# ---- What waits of a queue, asked of the database itself: the broker is only a nudge -----------
+# ---- Queued runs, read from the database itself: the broker only wakes workers -----------------
 
 
-# Looked for at once.
+# Queued runs that one query returns.
 HEAD: Final = 16
 
 
 def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
-    """Return the oldest queued task runs of a queue.
+    """Return the ids of the oldest queued task runs of a queue.
 
-    Who executes them claims each: those that do the same do not meet.
+    A worker claims each run before executing it, so that no two workers execute the same run.
     """
     kinds = [kind.name for kind in container.kinds.values() if kind.queue == queue]
     with container.everywhere().reading() as tx:
@@ -408,7 +411,7 @@ def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
         )
 
 
-# ---- How the subject of a task run follows the run from state to state -------------------------
+# ---- State changes of a subject that follow from state changes of its task run -----------------
 
 
 def follower(
@@ -416,14 +419,14 @@ def follower(
     states: Mapping[TaskState, str],
     **cleared: None,
 ) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
-    """Return a function that moves a subject to the state that its task run implies.
+    """Return a function that sets a subject to the state that corresponds to its task run's.
 
     Parameters
     ----------
     move : callable
         Takes a transaction, the subject's id and the columns to set.
     states : mapping
-        The subject's state for each of the run's.
+        State of the subject for each state of the task run.
     """
 
     def follow(

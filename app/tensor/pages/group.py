@@ -1,4 +1,4 @@
-"""Page of a tensor-parallel group, its files, and the routes of all pages of such groups."""
+"""Page of a tensor-parallel group, its CSV files, and the routes of all pages of such groups."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PLAN_STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A rank in the table."""
+    """A rank as a row of the table."""
 
     rank: str
     where: str
@@ -68,7 +68,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """A version in the history."""
+    """A version of the plan as a line of the history."""
 
     version: int
     steps: str
@@ -188,7 +188,7 @@ def _slow_rank(view: GroupView, active: PlanRow | None) -> int:
 
 
 def _straggler(view: GroupView, names: list[str]) -> str:
-    """Return the host of the slowest rank; the rank itself if the job sends no hosts."""
+    """Return the host of the slowest rank; the rank's number if the job sends no hosts."""
     rank = _slow_rank(view, None)
     return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
 
@@ -253,7 +253,7 @@ def _facts(
 
 
 def _to_shed(view: GroupView) -> float:
-    """Return the share of its columns that the slowest rank has too many by Eq. 1."""
+    """Return the excess share of the slowest rank's columns (Eq. 1)."""
     group = view.problem.group
     return float(pruning_ratios(group.time_s, group.matmul_s, group.fastest_s).max())
 
@@ -467,7 +467,7 @@ def groups_csv(found: JobGroups) -> Table:
     )  # fmt: skip
 
 
-# Not cached: a group reports all the time.
+# Not cached, since a group sends reports continuously.
 FILE_HEADERS: Final = {"Cache-Control": "no-store"}
 
 

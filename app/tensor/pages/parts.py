@@ -54,7 +54,7 @@ def active_plan(row: GroupRow) -> PlanRow | None:
 
 
 def state_of(active: PlanRow | None, *, straggles: bool) -> StateLabel:
-    """Return the state of a group: that of its active plan, else whether a rank straggles."""
+    """Return the state of a group: of its active plan, or else whether a rank straggles."""
     if active is None:
         return STRAGGLING if straggles else EVEN
     return {
@@ -65,7 +65,7 @@ def state_of(active: PlanRow | None, *, straggles: bool) -> StateLabel:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeRow:
-    """A method in the ranking; `share` is its predicted time in per cent of that without it."""
+    """A method in the ranking; `share`: predicted time in per cent of the time without a plan."""
 
     name: str
     share: float
@@ -82,7 +82,7 @@ class AlternativeRow:
 def alternative_row(
     item: Alternative, document: MitigationDocument, active: PlanRow | None
 ) -> AlternativeRow:
-    """Return the row of a method; `own` marks that of the active plan, else the best one."""
+    """Return the row of a method; `own` marks the active plan's method, or else the best method."""
     change = item.predicted_time_s / document.slowest_time_s - 1
     if active is None:
         own = item is document.best
@@ -153,16 +153,16 @@ def columns_bar(  # noqa: PLR0913 - one number for each part of the bar
     received: int,
     amount: Callable[[int], str] = count,
 ) -> ColumnsBar:
-    """Return the bar of a rank.
+    """Return the bar of a rank's columns.
 
     Parameters
     ----------
     columns, most : int
-        Of every rank, and of the widest bar.
+        Columns of each rank without a plan, and columns of the widest bar.
     resized, given, received : int
-        Those that the rank leaves out, hands to others and takes from them.
+        Columns that the rank leaves out, migrates to others, and receives from others.
     amount : callable
-        Writes a number of columns.
+        Returns a number of columns as a text.
     """
     kept = columns - resized - given
     migrated = ""
@@ -181,24 +181,24 @@ def columns_bar(  # noqa: PLR0913 - one number for each part of the bar
     )
 
 
-# Size of the drawing in its own units; it is stretched to the page.
+# Size of the drawing in its own units; the page stretches the drawing.
 WIDTH: Final = 1000.0
 HEIGHT: Final = 120.0
-# Room above the highest and below the lowest value, as a share of their distance.
+# Margin above the highest and below the lowest value, as a share of the range of values.
 _MARGIN: Final = 0.08
 _TICKS: Final = 4
 _STEP_TICKS: Final = 4
-# Reports further apart than this multiple of the typical gap are not joined by a line.
+# Multiple of the typical gap between reports above which no line joins two reports.
 _GAP: Final = 5.0
-# Versions that were applied, newest first.
+# Largest number of marked versions; the newest applied versions are marked.
 _MOST_MARKS: Final = 6
-# Labels right of this position, in per cent, are written to the left of their line.
+# Position in per cent to the right of which a label is written to the left of its line.
 _LATE: Final = 70.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label of an axis, in per cent of its length."""
+    """A label of an axis; its position in per cent of the axis' length."""
 
     at: float
     label: str
@@ -206,7 +206,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line, in per cent of the width."""
+    """A vertical line; its position in per cent of the width."""
 
     at: float
     label: str
@@ -219,9 +219,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class TimesFigure:
-    """Times T of the slow rank and of the others over steps, and the predictions."""
+    """Times T of the slow rank and of the others by step, and the predicted times."""
 
-    # slow, others: SVG paths in `WIDTH` × `HEIGHT`; others is the mean of all other ranks
+    # slow, others: SVG paths in `WIDTH` × `HEIGHT`; `others` is the mean of all other ranks
     slow: str
     others: str
     predicted: str  # the prediction of each version while it was in force
@@ -253,7 +253,7 @@ class _Scale:
 def times_figure(
     reports: Sequence[ReportRow], slow: int, plans: Sequence[PlanRow]
 ) -> TimesFigure | None:
-    """Return the times over steps; None if there is a single report."""
+    """Return the figure of times by step; None if there is only one report."""
     if len(reports) == 1:
         return None
     steps = [report.step for report in reports]
@@ -304,7 +304,7 @@ def _path(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    """Return ticks around values, at 1, 2 or 5 times a power of ten."""
+    """Return ticks around values, at multiples of 1, 2 or 5 times a power of ten."""
     margin = _MARGIN * (high - low) or 0.05 * high
     low, high = max(low - margin, 0.0), high + margin
     rough = (high - low) / _TICKS
@@ -315,14 +315,14 @@ def _nice(low: float, high: float) -> list[float]:
 
 
 _HOUR_S: Final = 3600.0
-# Smaller gains are within the measurement error of T.
+# Gain below which a replacement is not advised: it is within the measurement error of T.
 _LEAST_GAIN: Final = 0.005
-# From here on a gain is written in whole per cent.
+# Gain from which on it is written in whole per cent.
 _ROUND: Final = 0.02
 
 
 def replace_title(view: GroupView, document: MitigationDocument, where: str) -> str:
-    """Return the gain of replacing the slow host or rank; "" if no rank straggles."""
+    """Return a title with the gain of replacing the slow host or rank; "" if no rank straggles."""
     if not document.stragglers:
         return ""
     gain = _gain(view, document)
@@ -333,7 +333,7 @@ def replace_title(view: GroupView, document: MitigationDocument, where: str) -> 
 
 
 def replace_note(view: GroupView, document: MitigationDocument) -> str:
-    """Return the cost of the restart, and after how long the replacement pays off."""
+    """Return the cost of the restart, and the time until the replacement pays off, in words."""
     restart, gain = view.restart, _gain(view, document)
     cost = f"about {age(restart.takes_s)} of restart"
     if restart.gpus:
@@ -342,7 +342,7 @@ def replace_note(view: GroupView, document: MitigationDocument) -> str:
         cost += f", {spent} GPU-hours of this job"
     parts = [f"Replacing costs {cost}"]
     if gain >= _LEAST_GAIN:
-        # The time saved by then equals the length of the restart.
+        # After this time the saved time equals the length of the restart.
         pays_s = restart.takes_s / gain
         planned = view.row.latest.plan_version is not None
         so = "at this plan" if planned else "without a plan"
@@ -359,7 +359,7 @@ def replace_note(view: GroupView, document: MitigationDocument) -> str:
 
 
 def _gain(view: GroupView, document: MitigationDocument) -> float:
-    """Return the share of the current step time that is saved if no rank is slow."""
+    """Return the share of the current step time that would be saved if no rank were slow."""
     latest = view.row.latest
     now_s = max(latest.times_s)
     step_s = max(latest.measured_step_s or now_s, now_s)
