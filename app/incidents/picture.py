@@ -35,7 +35,8 @@ MISSING: Final = (0x8A, 0x93, 0xA5)
 INK: Final = (0x1F, 0x24, 0x30)
 PAPER: Final = (0xFF, 0xFF, 0xFF)
 
-# Pixels. Cells are whole pixels; a map with more cells than pixels is reduced.
+# Limits in pixels of the picture's size. Cells are whole pixels; a map with more cells than pixels
+# is reduced.
 MAX_WIDTH: Final = 560
 MAX_HEIGHT: Final = 320
 MAX_CELL: Final = 40
@@ -50,7 +51,7 @@ LEGEND_HEIGHT: Final = 10
 
 
 def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
-    """Return the heatmap of worker slowdowns as a PNG.
+    """Return the heatmap of worker slowdowns as a PNG image.
 
     Parameters
     ----------
@@ -64,9 +65,9 @@ def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
     bytes
         With a palette of 256 colors: a few kilobytes, as messages have to be small.
     """
-    # Stages go down and DP ranks to the right, as the dashboard draws them.
+    # Rows are pipeline stages and columns are DP ranks, as on the dashboard.
     cells = slowdowns.T.astype(np.float64)
-    # Each cell of a map that is too large is the worst of those that it covers.
+    # In a reduced map each cell is the maximum of the cells that it replaces.
     for axis, limit in ((0, MAX_HEIGHT), (1, MAX_WIDTH)):
         length = cells.shape[axis]
         if length > limit:
