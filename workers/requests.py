@@ -1,4 +1,4 @@
-"""Celery's bookkeeping of a message, with one change: a lost broker is noticed."""
+"""Celery's handling of a message, changed so that a lost connection to the broker is noticed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _log = get_logger(__name__)
 
 
 class NoticingRequest(Request):
-    """Lets the error of a failed acknowledgement through to the consumer, which reconnects.
+    """Raises the error of a failed acknowledgement in the consumer, which then reconnects.
 
     Celery's own logs it and goes on. The consumer then waits for an acknowledgement that never
     comes before it takes the next message, does not look at its connection meanwhile, and takes no
@@ -18,13 +18,13 @@ class NoticingRequest(Request):
     """
 
     def acknowledge(self) -> None:
-        """Acknowledge the message; nothing is swallowed."""
+        """Acknowledge the message; errors are raised."""
         if not self.acknowledged:
             self._on_ack(_log, ())  # type: ignore[attr-defined]  # not in the stubs
             self.acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
-        """Refuse the message; nothing is swallowed."""
+        """Reject the message; errors are raised."""
         if not self.acknowledged:
             self._on_reject(_log, (), requeue)  # type: ignore[attr-defined]  # not in the stubs
             self.acknowledged = True

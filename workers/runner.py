@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from app.platform.settings import Settings
 
 
-# Deliveries mostly wait for receivers, without a connection to the database. There are enough that
-# several hanging channels, each with a few attempts, do not block the others.
+# Number of threads for deliveries, which mostly wait for receivers, without a connection to the
+# database. The number is large enough that several channels without an answer, with a few attempts
+# each, do not block the others.
 IO_THREADS: Final = 16
 
 _log = structlog.get_logger(__name__)
 
-# An analysis uses one core; embedded mode shares its machine with the database and the pages.
+# Default number of processes: an analysis uses one core, and embedded mode shares its machine with
+# the database and the pages.
 ANALYSIS_PROCESSES: Final = 1
 
 
@@ -64,7 +66,8 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     handover = Handover()
 
     def on_logging(**_: object) -> None:
-        # Logging is configured already; without a receiver, Celery would configure it.
+        # Logging is configured already; without a receiver of this signal, Celery would configure
+        # it.
         pass
 
     def on_fork(**_: object) -> None:
@@ -73,7 +76,8 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         _load_analysis()
 
     def on_term(**_: object) -> None:
-        # Now, and not when Celery stops its pool, so that another worker takes over sooner.
+        # Called at the signal, not when Celery stops its pool, so that another worker takes over
+        # sooner.
         if forks:
             handover.pull()
         else:
@@ -87,14 +91,15 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         runtime.stop()
         _log.info("worker stopped", queue=queue)
 
-    # Signals hold their receivers weakly; these live as long as this function runs.
+    # Signals hold weak references to their receivers, which live as long as this function runs.
     signals.setup_logging.connect(on_logging)
     signals.worker_process_init.connect(on_fork)
     signals.worker_shutting_down.connect(on_term)
     signals.worker_ready.connect(on_ready)
     signals.worker_shutdown.connect(on_end)
 
-    # As root it warns that messages could run code; ours are JSON and hold an id.
+    # Run as root, Celery warns that messages could execute code, but our messages are JSON with an
+    # id.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = make_celery(settings, runtime).Worker(
         hostname=f"{queue}-{os.getpid()}@{socket.gethostname()}",

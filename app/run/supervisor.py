@@ -1,4 +1,4 @@
-"""The processes of one installation, which `serve` runs, its workers with `app.run.workers`.
+"""The processes of an installation that `serve` runs; workers start in `app.run.workers`.
 
 The main thread starts and watches child processes and handles signals; HTTP and the sweeper have
 threads. What is started is stopped in the opposite order, whatever ends the run: HTTP with its
@@ -54,11 +54,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """A context that starts once requests are answered and ends before anything stops."""
+    """A context that is entered once the server answers requests, and left before it stops."""
 
-    # Takes the server's URL and its settings, with the database's address.
+    # Returns the context for the server's URL and its settings, which contain the database's
+    # address.
     begin: Callable[[str, Settings], AbstractContextManager[None]]
-    # The sweeper waits for it: it would look at what is not there whole.
+    # The sweeper waits for this event, because it would find incomplete data before.
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -89,7 +90,7 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: 
         try:
             _serve(settings, running, stop, meanwhile or _nothing(), processes)
         except StartupError:
-            # A start that a signal cut short is a stop like any other.
+            # A start that a signal interrupts is treated as a normal stop.
             if not stop.is_set():
                 raise
 
@@ -146,7 +147,7 @@ def _serve(
 
 
 def _place(running: contextlib.ExitStack, processes: int) -> Place | None:
-    """Return this process's place among those of a server; None for a single process."""
+    """Return this process's place among the server's processes; None for a single process."""
     if processes == 1:
         return None
     shared = Scratch()
@@ -160,7 +161,7 @@ def _replicas(
     place: Place | None,
     listener: socket.socket,
 ) -> list[SupervisedChild]:
-    """Return the other processes of a server, not yet started; they are stopped together."""
+    """Return the server's other processes, not started yet; they are stopped together."""
     if place is None:
         return []
     replicas = [
@@ -181,13 +182,13 @@ def _replicas(
 
 
 def require_sign_in_if_exposed(settings: Settings) -> Settings:
-    """Return the settings with required sign-in if other machines can reach the server."""
+    """Return settings that require sign-in if other machines can reach the server."""
     required = settings.require_sign_in or reachable_by_others(settings)
     return settings.model_copy(update={"require_sign_in": required})
 
 
 def require_administrator(container: Container) -> None:
-    """Refuse to start where sign-in is required and no one can sign in.
+    """Refuse to start if sign-in is required but no user can sign in.
 
     Warns where cookies go over plain HTTP.
 

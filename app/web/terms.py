@@ -75,7 +75,7 @@ class Term:
 
 
 def anchor_of(cell: str) -> str:
-    """Return the anchor of a term as its row begins: ``data-parallelism``, ``mw``."""
+    """Return a term's anchor from the first cell of its row: ``data-parallelism``, ``mw``."""
     first = re.split(r", | \(", _TAG.sub("", cell))[0]
     return re.sub(r"\W+", "-", first.lower()).strip("-")
 
