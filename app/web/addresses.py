@@ -1,6 +1,6 @@
 """The server's own address for links in answers, and the peer to which a connection belongs.
 
-A Host header alone is no proof of the server's address.
+A Host header alone does not prove the server's address.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.platform.settings import Settings
 def server_address(request: Request, settings: Settings) -> str:
     """Return the server's address for links in an answer, without a trailing slash.
 
-    It is the configured one, else the one that the request names, where that name is a loopback one
-    or allowed; any other name may be anyone's, and the address that took the connection stands for
-    it.
+    The configured address, else the address in the request if its host is a loopback name or
+    allowed in the settings. Any other Host header may be forged, so it is replaced by the address
+    that accepted the connection.
     """
     if settings.external_url is not None:
         return settings.external_url.rstrip("/")

@@ -1,7 +1,8 @@
 """Static files with content hashes in their URLs: cached forever, compressed once a process.
 
-Our own files share one digest, because ES modules import each other by relative addresses; the
-plotly bundle has its own, so that a change of ours does not make every browser fetch it again.
+The project's files share one digest, because ES modules import each other by relative addresses;
+the plotly bundle has its own digest, so that browsers do not load it again after a change of the
+project's files.
 """
 
 from __future__ import annotations

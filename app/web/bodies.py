@@ -1,7 +1,7 @@
 """Limits on size and pace of request bodies on all routes, and validation of parameters.
 
-Every route reads its body through this, so that none can forget a limit. Routes that take traces
-raise theirs, see `arriving`.
+Every route reads its body through this middleware, so that no route lacks a limit. Routes that
+receive traces raise their limit, see `arriving`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Pace:
     """The slowest allowed pace of a request body."""
 
     idle_s: float
-    """No byte for so long is the end. As much may be waited altogether, at first."""
+    """Maximum time without a byte, and initial allowance for the total time of waiting."""
     min_bytes_per_s: float
-    """Bytes that bring another second of waiting: on average a body comes faster."""
+    """Number of bytes whose arrival extends the total time of waiting by a second."""
 
     def left_s(self, size: int, waited_s: float) -> float:
         """Return the seconds left to wait for the next byte; zero or less if the time is up.
@@ -49,9 +49,9 @@ class Pace:
         Parameters
         ----------
         size : int
-            Bytes that have come.
+            Bytes received so far.
         waited_s : float
-            For how long they were waited for; the time in which nothing was read does not count.
+            Seconds of waiting for these bytes; time in which the route did not read does not count.
 
         Examples
         --------
@@ -67,19 +67,19 @@ class ArrivingBody:
     Parameters
     ----------
     receive : callable
-        Of the server.
+        The server's ASGI function `receive`.
     announced : int or None
-        Bytes, as the sender says before it sends them.
+        Size in bytes that the sender announces in Content-Length.
     pace : Pace
     clock : callable
-        Returns seconds.
+        Returns a monotonic time in seconds.
 
     Attributes
     ----------
     limit : int
-        Bytes; a route may raise it before it reads.
+        Maximum size in bytes; a route may raise it before it reads the body.
     size : int
-        Bytes that have come.
+            Bytes received so far.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ArrivingBody:
         Raises
         ------
         BodyTooLargeError
-            Before the first byte where the sender says so, else with the first one above the limit.
+            If the announced size, or the size received so far, is above the limit.
         BodyTimeoutError
         """
         if self._complete:
@@ -187,7 +187,7 @@ def asked(model: type[M], where: Literal["path", "query"], values: Mapping[str, 
     Raises
     ------
     RequestValidationError
-        As the framework does.
+        If a parameter is invalid, as raised by the framework.
     """
     try:
         return model.model_validate(dict(values))
@@ -217,7 +217,7 @@ def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[d
 class ReadBody(BaseModel):
     """A response body whose fields are attributes of a use case's result.
 
-    A field of another name there is named by `validation_alias`.
+    `validation_alias` names the attribute of a field with another name.
     """
 
     model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)

@@ -39,38 +39,38 @@ class Field:
     """A field of a form."""
 
     id: str
-    """Of its control on the page."""
+    """Id of the field's control on the page."""
     path: str
-    """In what is sent, and in the faults that come back: ``config.url``."""
+    """Path of the field in the request's body and in returned faults: ``config.url``."""
     label: str
-    """`hint` and `example` may be empty."""
+    """Label of the field."""
     control: Control
     optional: bool = False
-    """Whether it may be empty, and is so by itself."""
+    """Whether the field may be empty, and is empty by default."""
     removable: bool = False
-    """Whether what is set may be taken away."""
+    """Whether a value that is set may be removed."""
     hint: str = ""
-    """`hint` and `example` may be empty."""
+    """Explanation of the field; may be empty."""
     example: str = ""
-    """`hint` and `example` may be empty."""
+    """Example of a value; may be empty."""
     value: str = ""
-    """Of everything but checks; lines are separated as such."""
+    """Value of every control except checks; several lines are separated by line feeds."""
     inline: bool = False
-    """Whether lines and pairs stand in one line, separated by commas."""
+    """Whether lines and pairs are written in one line, separated by commas."""
     options: Sequence[Option] = ()
-    """Of selections and checks."""
+    """Options of a selection or of checks."""
     chosen: Sequence[str] = ()
-    """Of checks."""
+    """Values of the chosen options of checks."""
     minimum: int | None = None
-    """Of numbers."""
+    """Smallest allowed number; None without a limit."""
     maximum: int | None = None
-    """Of numbers."""
+    """Largest allowed number; None without a limit."""
     is_secret: bool = False
-    """Never shown again: left empty it stays."""
+    """Whether the value is never shown; a secret that is left empty is kept."""
     is_set: bool = False
-    """Whether there is such a secret."""
+    """Whether the secret is set."""
     known_by: str = ""
-    """The host of a secret address."""
+    """The host of a secret that is an address."""
 
 
 def fields_of(  # noqa: PLR0913 - what fields depend on
@@ -87,13 +87,13 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
     Parameters
     ----------
     values : mapping of str to Any, optional
-        What is there already; without it, the defaults.
+        Present values of the fields; without it, their defaults.
     secrets : frozenset of str
-        Names of fields that are never shown again.
+        Names of fields whose values are never shown.
     stored : mapping of str to str or None, optional
-        Which secrets are set, and the hosts of addresses.
+        Names of the secrets that are set, with the host of each address.
     prefix : str
-        Of the ids, where several forms are on a page.
+        Prefix of the ids, if a page has several forms.
     """
     schema = adapter.json_schema()
     required = schema.get("required", ())

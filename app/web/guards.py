@@ -46,15 +46,16 @@ _FORWARDED: Final = frozenset(name.encode() for name in FORWARDED_HEADERS)
 class HostGuard:
     """ASGI middleware that accepts only loopback host names and those in the settings.
 
-    A page of another site can make a browser send requests to a loopback address under a name of
-    its own (DNS rebinding); the Host header gives it away. Where everybody signs in, that page has
-    no cookie of the name that it uses: other names are refused only if some were named.
+    A page of another site can make a browser send requests to a loopback address under the site's
+    own host name (DNS rebinding), which the Host header reveals. If sign-in is required, the
+    browser has no session cookie for this name, so other names are refused only if the settings
+    name allowed hosts.
 
     Parameters
     ----------
     app : ASGI application
     allowed_hosts : collection of str
-        Host names answered in addition to the loopback ones.
+        Host names that are accepted in addition to loopback names.
     require_sign_in : bool
     """
 
@@ -96,7 +97,7 @@ class HostGuard:
 class CrossSiteGuard:
     """ASGI middleware that refuses unsafe methods from pages of another origin.
 
-    Browsers say where a request comes from; programs that are no browsers send neither header.
+    Browsers send the origin of a request in a header; other programs send no such header.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -118,7 +119,8 @@ class CrossSiteGuard:
 class EncodingGuard:
     """ASGI middleware that refuses paths and queries whose bytes are not UTF-8.
 
-    The server puts a sign in place of what it cannot decode: two jobs would have one name.
+    The server replaces bytes that it cannot decode by a placeholder, so two jobs could get the same
+    name.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -171,8 +173,9 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 def security_headers(settings: Settings) -> Mapping[str, str]:
     """Return the headers that are added to every response.
 
-    Where people come over TLS, as the settings say, browsers are told to come in no other way from
-    then on (RFC 6797). Never else: they could not come back to a server without TLS.
+    If the settings declare that the server is reached over TLS, browsers are instructed to use only
+    TLS from then on (RFC 6797). Not otherwise, because browsers would then refuse a server without
+    TLS.
     """
     if not settings.served_over_tls:
         return SECURITY_HEADERS
@@ -214,15 +217,15 @@ _NOT_ALLOWED: Final = 405
 class Methods:
     """ASGI middleware around the routes that answers HEAD and wrong methods correctly.
 
-    The framework's routes for GET refuse HEAD; its `Allow` knows one route of an address only; and
-    an address without parameters whose method is wrong falls to a route with some, which then finds
-    a parameter malformed.
+    The framework has three defects: its routes for GET refuse HEAD; its header `Allow` has the
+    methods of only one route of a path; and a wrong method on a path without parameters matches a
+    route with parameters, which then reports an invalid parameter.
 
     Parameters
     ----------
     app : ASGI application
     routes : iterable of BaseRoute
-        Of the application, with the prefixes of their routers.
+        All routes of the application, with the prefixes of their routers.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:

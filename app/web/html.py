@@ -23,8 +23,8 @@ def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
     Parameters
     ----------
     **attributes : str or bool
-        Those that are empty or false are left out; an underscore at the end of a name is taken
-        away, and others are hyphens.
+        Empty and false attributes are left out; in a name a final underscore is removed, and other
+        underscores become hyphens.
 
     Examples
     --------

@@ -22,8 +22,8 @@ MAX_DIGITS = 6
 def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
     """Return a dependency of a route that parses the query into an instance of a class.
 
-    Asynchronous, as it waits for nothing: the framework makes an instance of a class in another
-    thread, and a page would wait for that and for the event loop once more.
+    The dependency is asynchronous, because the framework would construct a class in another thread,
+    and each page would wait for the thread and again for the event loop.
     """
 
     async def make(**given: Any) -> T:  # noqa: ANN401 - as the class takes them

@@ -74,9 +74,8 @@ Expression = ColumnElement[Any] | InstrumentedAttribute[Any]
 class Column:
     """A column of a list: ``steps: Annotated[int, Column(sort="-steps")]``.
 
-    Its name and its type are those of the field. Pydantic's `Field` stands after it where the API
-    describes it (``description``) or does not have it (``exclude``); then files do not have it
-    either.
+    The column has the name and the type of the field. After it, Pydantic's `Field` may describe the
+    field in the API (``description``), or exclude it from the API and so from files (``exclude``).
     """
 
     # The SQL expression of the column. Without it, the attribute of the same name of the list's
@@ -237,7 +236,7 @@ def read(
     *where : SQLAlchemy conditions
         Only rows that meet all of them.
     sort : str
-        The name of an order, with a minus sign for the largest first.
+        The name of an order, with a minus sign for descending order.
     limit, offset : int
         At most `limit` rows, after `offset`.
     """
@@ -261,7 +260,7 @@ def read_page(
     ----------
     *where : SQLAlchemy conditions
     total : int
-        Rows on all pages together.
+        Number of rows on all pages together.
     """
     number = last_page(request.page, total, request.size)
     first = request.size * (number - 1)
@@ -281,20 +280,19 @@ def csv_lines(
 ) -> Select[*tuple[str | None]]:
     r"""Return a query of one text: a CSV line for each row, without a final line feed.
 
-    No cell is a formula of a spreadsheet; null is empty, times are ISO 8601 in UTC, and the items
-    of an array stand apart by spaces.
+    Spreadsheets read no cell as a formula; null is empty, times are ISO 8601 in UTC, and the items
+    of an array are separated by spaces.
 
     Parameters
     ----------
     query : Select
-        What the rows are, with the columns below.
+        Selects the rows, with at least the columns below.
     columns : sequence of str
-        What a line holds.
+        Names of the columns in a line.
     order : sequence of str
-        Columns that rows are in order by, with a minus sign for the largest first; rows without a
-        value come last.
+        Columns to sort by, with a minus sign for descending order; rows without a value come last.
     most : int
-        Only the first rows.
+        Maximum number of rows, the first in this order.
 
     Examples
     --------

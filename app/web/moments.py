@@ -40,9 +40,9 @@ def written(at: datetime, form: Form, now: datetime | None = None, *, bare: bool
     Parameters
     ----------
     now : datetime, optional
-        Whose day and year a short form leaves out; without it, none is.
+        The present time, whose day and year a short form leaves out; without it, both are written.
     bare : bool
-        Whether the zone is said elsewhere, such as below an axis.
+        Whether to leave out the time zone, because it is shown elsewhere, such as below an axis.
     """
     at = at.astimezone(UTC)
     if form is Form.EXACT:

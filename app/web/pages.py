@@ -66,8 +66,8 @@ class Pages:
     navigation : callable
         Reads the counts that the navigation of every page shows.
     uploads : mapping of str to int
-        Bytes that scripts send of the beginning (``head``) and the end (``tail``) of each file of
-        a folder, and of all files together (``all``).
+        Limits in bytes for the script that uploads a folder: of the beginning (``head``) and the
+        end (``tail``) of each file, and of all files together (``all``).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Pages:
     def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
         """Open the read transaction of a page, and read the data of its navigation.
 
-        Render after it has ended: it holds a connection.
+        Render the page after the transaction has ended, because it holds a database connection.
         """
         with container.reading() as tx:
             found = self._navigation(tx)
@@ -166,8 +166,8 @@ SIGN_IN_HELPS: Final = frozenset({401, 403})
 class ErrorPages:
     """ASGI middleware that replaces problem documents by error pages if a browser would get them.
 
-    It stands twice in an application: within what compresses, for what the routes answer, and
-    outside of the guards, for what they refuse.
+    An application has it twice: inside of the compression, for answers of routes, and outside of
+    the guards, for their refusals.
 
     Parameters
     ----------

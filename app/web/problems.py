@@ -207,7 +207,7 @@ def problem(
     Parameters
     ----------
     fallback : str
-        Code whose status and title are taken where `code` has none of its own.
+        Code whose status and title are used if `code` has no entry.
     """
     status, title = PROBLEMS.get(code) or PROBLEMS.get(fallback) or PROBLEMS["internal"]
     return _document(status, code, title, detail, faults=faults, headers=headers)
@@ -248,7 +248,7 @@ def retry_after(least_s: float, draw: Callable[[], float] = random.random) -> st
 def install(app: FastAPI) -> None:
     """Make all errors of the application problem documents, including the framework's own errors.
 
-    Comes before other middleware is added, so that it wraps this one.
+    Call it before other middleware is added, so that the other middleware wraps this one.
     """
     app.add_exception_handler(PacelineError, _domain_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -269,8 +269,9 @@ def install(app: FastAPI) -> None:
 class UnexpectedErrors:
     """ASGI middleware that answers unhandled exceptions with a problem document.
 
-    The framework's own handler of last resort answers outside of all other middleware, without
-    their headers, and raises the error once more, upon which the server drops the connection.
+    The framework's own handler of unhandled exceptions runs outside of all other middleware, so its
+    answer lacks their headers; it also raises the error again, after which the server drops the
+    connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,6 +1,6 @@
 """Tables on pages: columns declared once, rendered by templates and written as CSV.
 
-No CSV cell is a formula of a spreadsheet.
+Spreadsheets read no cell of a CSV file as a formula.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def drawn(  # noqa: PLR0913 - everything that a table has
     pager : pair of str
         See `pager`.
     attributes : callable, optional
-        Takes a row and returns the attributes of its own.
+        Returns the HTML attributes of a row.
     """
     if headings is None:
         headings = [Heading(one.label, one.classes, one.hint) for one in shown]
@@ -173,7 +173,8 @@ class Table:
     ----------
     header : sequence of str
     rows : iterable of sequence
-        Numbers stay as they are; None is empty; times are ISO 8601, and lengths of time seconds.
+        Cells of each row: numbers are written as they are, None as an empty cell, times as ISO
+        8601, and durations in seconds.
 
     Examples
     --------
@@ -191,9 +192,9 @@ class Table:
         Parameters
         ----------
         kind : type
-            Of the rows, a dataclass; see `app.web.lists.in_files`.
+            The dataclass of the rows; see `app.web.lists.in_files`.
         *names : str
-            Of these columns, or of other attributes, where not every column is meant.
+            Names of columns or other attributes to write; by default all columns.
         """
         columns = in_files(kind)
         header = names or tuple(columns)
@@ -236,7 +237,7 @@ class Written:
 def csv_file(name: str, table: Table | Written) -> StreamingResponse:
     """Return a table as a CSV download that is not cached.
 
-    What is wrong with its first rows is raised here, where it still is a status of the answer.
+    Errors in the first rows are raised here, so that the answer still gets an error status.
     """
     pieces = table.pieces()
     first = next(pieces)

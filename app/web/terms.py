@@ -102,7 +102,7 @@ def glossary() -> Mapping[str, Term]:
     Raises
     ------
     StartupError
-        The installation is not whole.
+        If the glossary is missing in the installation.
     """
     for place in PLACES:
         if place.is_file():
@@ -116,7 +116,7 @@ def term(name: str, label: str = "") -> Markup:
     Parameters
     ----------
     label : str
-        What is shown; the name without one.
+        The text of the link; by default the name of the term.
     """
     return Markup('<a class="term" href="/docs/glossary/#{}"{}>{}</a>').format(
         glossary()[name.lower()].anchor, explains(name), label or name

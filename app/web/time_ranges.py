@@ -1,6 +1,6 @@
 """The time range of a page: the last hour, day, week or month, or an explicit one.
 
-It is part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
+It is a part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
     Parameters
     ----------
     begin, end : str
-        Times of one's own, ISO 8601; without an offset they are UTC.
+        Bounds of an explicit range, ISO 8601; times without an offset are UTC.
     default : str
-        Name of the one without any of these.
+        Name of the range if the address has no range.
     """
     first, last = moment_in(begin), moment_in(end)
     if first is not None or last is not None:

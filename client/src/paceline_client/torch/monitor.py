@@ -337,7 +337,7 @@ class Monitor:
             undo()
 
     def _record_on_request(self, steps: int) -> bool:
-        """Record a session that the server requests, on the pulse's thread; return whether."""
+        """Request a session for the server, on the pulse's thread; return whether accepted."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False

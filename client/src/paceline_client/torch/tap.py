@@ -63,7 +63,7 @@ class Timeline(Protocol):
         """Pass an operation between two marks to `sink`, at once or later."""
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Call `done` with the mark at which `work` completes; return the object to wait for."""
+        """Call `done` with the mark of `work`'s completion; return the object to wait for."""
 
     def begin(self) -> None:
         """Relate the device's clock to the host's clock, at the start of a session."""
@@ -240,7 +240,7 @@ class Tap:
         return _ComputeSpan(self, op, mb, mc)
 
     def between(self, op: str) -> Span:
-        """Record the code inside as one operation between steps, and no operations in it."""
+        """Record the code inside as one operation between steps, without nested operations."""
         return _BetweenSpan(self, op, None, None)
 
     def watch(
