@@ -35,7 +35,7 @@ def make_celery(settings: Settings, runtime: Runtime) -> Celery:
     Parameters
     ----------
     runtime : Runtime
-        Used in the process that runs tasks; nothing is built before that.
+        State of the process that runs tasks; its contents are built in this process only.
     """
     celery = broker.make_celery(settings)
     celery.conf.update(

@@ -1,7 +1,7 @@
 """How a worker requests its forked processes to stop, and waits until they have stopped.
 
-Two pipes, because billiard takes all signals for itself, and because the end of a pipe also tells
-of a death that no signal would.
+The processes use two pipes, because billiard handles all signals itself, and because a pipe also
+ends when a process dies, which no signal would report.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Handover:
     """Pipes between a worker and its children; the parent uses `pull` and `wait`, a child `watch`.
 
-    The stop pipe ends when the parent pulls it, or dies: only the parent holds its writing end.
-    The done pipe ends when every child has closed its copy of the writing end, or died.
+    The stop pipe ends when the parent calls `pull` or dies, because only the parent holds its
+    writing end. The done pipe ends when every child has closed its copy of the writing end, or
+    died.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Handover:
     def wait(self, limit_s: float) -> bool:
         """Wait until every child has stopped; return whether all stopped within the time limit.
 
-        Call it once, in the parent, when nothing will be forked any more.
+        Call it once, in the parent, after the last fork.
         """
         self.pull()
         os.close(self._done_write)

@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 class Heartbeat:
     """Sends heartbeats on a thread of the process that takes messages, not of one that computes.
 
-    A worker that is busy for ten minutes is alive; one whose consumer hangs is not.
+    A worker that computes for ten minutes is alive, but a worker whose consumer hangs is not.
 
     Parameters
     ----------

@@ -27,7 +27,8 @@ _log = structlog.get_logger(__name__)
 def quick_pool(handover: Handover) -> type[TaskPool]:
     """Return a pool class whose processes end as soon as they have returned their leases.
 
-    Celery's own waits for the tasks to finish: minutes, in which a deployment would kill them.
+    Celery's own pool waits minutes for the tasks to finish, and a deployment would kill them
+    before.
     """
 
     class QuickPool(TaskPool):

@@ -11,10 +11,9 @@ _log = get_logger(__name__)
 class NoticingRequest(Request):
     """Raises the error of a failed acknowledgement in the consumer, which then reconnects.
 
-    Celery's own logs it and goes on. The consumer then waits for an acknowledgement that never
-    comes before it takes the next message, does not look at its connection meanwhile, and takes no
-    message again: a Redis that restarts during an analysis would end the worker's usefulness
-    without ending the worker.
+    Celery's own class only logs the error. The consumer then waits endlessly for the
+    acknowledgement before it takes the next message, and does not check its connection meanwhile:
+    after a restart of Redis during an analysis, the worker would run on without taking any message.
     """
 
     def acknowledge(self) -> None:

@@ -1,10 +1,12 @@
 """One worker: a Celery consumer for one queue, in this process, until SIGTERM.
 
-SIGTERM ends it within a second or two, also in the middle of an analysis: leases are given back and
-another worker starts over, rather than a deployment waiting for minutes or a lease running out.
+SIGTERM ends the worker within a second or two, even during an analysis: it returns its leases, and
+another worker starts the tasks again. A deployment does not wait for minutes, and no lease has to
+expire.
 
-Queue ``analysis`` works in forked children, so that a crash, a time limit or memory that is not
-returned costs one child. Queue ``io`` works in threads: it waits for other machines.
+Tasks of the queue ``analysis`` run in forked child processes, so that a crash, a time limit or
+memory that is not freed affects one child only. Tasks of the queue ``io`` run in threads, because
+they wait for other machines.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     queue : str
         One of `app.platform.broker.QUEUES`.
     concurrency : int, optional
-        Processes of ``analysis`` (1 without), threads of ``io`` (16 without).
+        Number of processes for ``analysis`` (default 1), or of threads for ``io`` (default 16).
 
     Returns
     -------

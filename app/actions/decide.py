@@ -1,7 +1,8 @@
 """Use case: decide on actions on the machines of a project that open incidents blame.
 
-Each pass compares the open incidents with the actions so far, and orders or withdraws actions until
-they agree. It depends on the present state alone, so that no incident is missed when a server dies.
+Each pass compares the open incidents with the present actions, and orders or withdraws actions
+until both agree. It depends on the present state only, so that no incident is missed if a server
+dies.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
     Parameters
     ----------
     only : collection of str, optional
-        Only these.
+        Names of the machines to return; by default all.
     """
     by_host: dict[str, list[tuple[Incident, str]]] = {}
     document = AlertIncident.document
@@ -385,8 +386,8 @@ def _apply_policy(
 def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
     """Return the oldest incident without a decision on the machine, or None.
 
-    An action that was declined, put back or failed decided on all incidents that were open then;
-    only one that fires later is undecided.
+    An action that was declined, put back or failed is the decision on all incidents that were open
+    then; only incidents that fire later are undecided.
     """
     ids = [incident.id for incident in blamed.incidents]
     decided = tx.session.execute(

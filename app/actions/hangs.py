@@ -1,7 +1,7 @@
 """Use case: report jobs that hang, with one event for each incident.
 
-Nothing is done to a machine, so that only two limits apply: the kill switch, and a person who
-acknowledged or silenced the incident.
+No machine is changed, so only two limits apply: the kill switch, and the acknowledgement or silence
+of the incident by a user.
 """
 
 from __future__ import annotations

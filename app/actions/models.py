@@ -90,8 +90,8 @@ class ActionSwitch(OfProject, Base):
 class MachineAction(OfProject, Base):
     """An action on a machine, or a report of a job that hangs, in any state.
 
-    No foreign key to its incident: retention deletes incidents, but never forgets a machine that is
-    out.
+    There is no foreign key to the incident, because retention deletes incidents but must keep the
+    actions on machines that are out of service.
     """
 
     __tablename__ = "machine_action"

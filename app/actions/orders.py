@@ -25,8 +25,8 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
     ------
     NotFoundError
     ConflictError
-        ``action.wrong_state``; ``action.policy`` where the policy forbids actions; or the code of a
-        limit that no person can override.
+        ``action.wrong_state``; ``action.policy`` if the policy forbids actions; or the code of a
+        limit that no user can override.
     """
     with container.uow() as tx:
         switch = _switch(tx)

@@ -1,10 +1,10 @@
 """Use case: one attempt at an action or a release, and the periodic pass over all projects.
 
-Protocol, as of deliveries (`app.incidents.deliver`): the claim and its lease belong to a task run.
-`_start` commits the attempt before it runs, outside of any transaction, within less time than the
-lease; `_settle` finishes the task run, which rolls everything back where another worker has it by
-now. When a worker dies in between the action is done again: a drained node stays drained, and an
-event has the same id.
+The protocol is that of deliveries (`app.incidents.deliver`): the claim and its lease belong to a
+task run. `_start` commits the attempt before it runs, outside of any transaction, within less time
+than the lease; `_settle` finishes the task run, which rolls everything back if another worker has
+claimed it meanwhile. If a worker dies in between, the action is repeated: a drained node stays
+drained, and an event has the same id.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ claim
 act
     The same use case as a click on the page, in the name of the member.
 
-A server that dies in between has done nothing: the member presses again, which Slack signs anew.
+If a server dies in between, nothing was done: the member presses the button again, and Slack signs
+a new request.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def router(container: Container) -> APIRouter:
     ) -> Response:
         """Execute a pressed button: a form with `payload`, signed with the app's secret.
 
-        It is answered within three seconds; what came of it is said in Slack afterwards.
+        The request is answered within three seconds; the outcome is posted to Slack afterwards.
         """
         arriving(request).limit = MAX_BODY_BYTES
         body = await request.body()

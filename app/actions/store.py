@@ -1,9 +1,10 @@
 """Actions as rows: locks, orders, and names in the audit log.
 
-Protocol. Decisions on a project's machines are made under the lock of its switch's row, taken
-before any row of an action: of two concurrent servers one decides, and the other sees the result.
-Automatic decisions are made for one project at a time, as one limit counts the machines of all. An
-order is a task run (`app.platform.tasks.runs`), written in the same transaction.
+Protocol. Decisions on a project's machines require the lock on the row of its kill switch, which is
+locked before any row of an action: of two concurrent servers one decides, and the other reads the
+result. Automatic decisions are made for one project at a time, because one limit counts the
+machines of all projects. An order is a task run (`app.platform.tasks.runs`), written in the same
+transaction.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ attempt, so that a channel that was unavailable gets the present state and not t
 same reason a group has at most one untried delivery to a channel, and news supersedes those that
 failed before.
 
-Digests. A channel gets `alert_digest_above` messages a minute one by one. Further ones wait for the
-end of the minute, and those above the channel's own limit (`per_10_min`) for as long as that takes;
-then one digest carries them all. Each group keeps its own delivery, whose content is fixed with the
-others and whose outcome is the digest's. One of them, the carrier, is sent and retried; the others,
-its riders (`digest_id`), stay ``sending`` until it is over.
+Digests. A channel gets up to `alert_digest_above` messages a minute as single messages. Further
+messages wait for the end of the minute, and messages above the channel's own limit (`per_10_min`)
+until the limit allows a message; then one digest contains them all. Each group keeps its own
+delivery, whose content is fixed together with the others and whose outcome is that of the digest.
+One of the deliveries, the carrier, is sent and retried; the others, its riders (`digest_id`), stay
+``sending`` until the carrier is finished.
 """
 
 from __future__ import annotations
@@ -238,8 +239,8 @@ def _create_deliveries(
 def pump(container: Container, channel_id: uuid.UUID) -> int:
     """Start due deliveries of a channel within its limits; return the number started.
 
-    A delivery starts only when no earlier one of its group to this channel is open. The lock on the
-    channel keeps two workers from starting one twice, or too many.
+    A delivery starts only if no earlier delivery of its group to this channel is open. The lock on
+    the channel prevents that two workers start the same delivery, or too many deliveries.
     """
     with container.uow() as tx:
         channel = tx.session.execute(
@@ -331,8 +332,8 @@ def waiting_when_dead(
 ) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
     """Return a callback that sets a message to waiting after its task run died.
 
-    The message may have arrived or not; the next attempt has the same id. It is given up only when
-    its time is over.
+    The message may have arrived; the next attempt has the same id. It is given up only after its
+    time limit.
     """
 
     def follow(

@@ -52,7 +52,7 @@ def split_config(
     secret : collection of str
         Names of its secret fields.
     refusal : type of PacelineError
-        Raised where it is not valid.
+        Error that is raised if the configuration is invalid.
     """
     try:
         valid = of.validate_python(dict(config), extra="forbid")
@@ -75,7 +75,7 @@ def refuse_private(
     Parameters
     ----------
     refusal : type of PacelineError
-        Raised for a forbidden address.
+        Error that is raised for a forbidden address.
     """
     address_guard = guard(settings)
     faults = []

@@ -90,7 +90,7 @@ def open_everywhere(
     project : str
         Its name; empty: all of them. An unknown one has no incidents.
     known : collection of int, optional
-        Only these projects.
+        Ids of the projects to read; by default all.
     """
     conditions = [OPEN, is_there(AlertIncident.project_id)]
     if known is not None:

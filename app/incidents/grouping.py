@@ -130,9 +130,9 @@ def next_flush(
     Parameters
     ----------
     flushed_at : datetime or None
-        When it was last flushed.
+        Time of the group's last flush.
     due_at : datetime or None
-        When it was to be flushed anyway.
+        Time of the flush that is scheduled already.
     """
     at = now + timing.group_wait
     if flushed_at is not None:
@@ -148,8 +148,8 @@ def content_for(
     Parameters
     ----------
     incidents : sequence of Incident
-        Those of the group routed to this channel, and those that it may have been sent, with the
-        resolved ones.
+        Incidents of the group that are routed to this channel, and incidents that may have been
+        sent to it before, including resolved incidents.
     inside : frozenset of UUID
         Members of a lead of another job.
     """

@@ -39,7 +39,7 @@ class MemberIncident:
 def host_of(where: str) -> str:
     """Return the host in an incident's place; empty if the place is a worker, stage or rank.
 
-    Where no host is recorded the place is a worker, which is another machine in each job.
+    If no host is recorded the place is a worker, which runs on another machine in each job.
     """
     return "" if where.startswith(("worker (", "stage ", "rank ", "ranks ")) else where
 
@@ -80,8 +80,8 @@ def silent_since(incident: Incident) -> datetime:
 def shared_names(incident: Incident) -> tuple[str, ...]:
     """Return the names to find incidents of other jobs on the same machine, its own name first.
 
-    For a machine at fault the name is the host. For silence it is the time window of the last
-    data, and the two windows next to it, in which others may have begun.
+    For a machine at fault the name is the host. For silence the names are the time window of the
+    last data and its two neighbors, in which the silence of other jobs may have begun.
     """
     if incident.cause == NO_DATA_CAUSE:
         at = int(silent_since(incident).timestamp() // SILENT_TOGETHER_WITHIN.total_seconds())
@@ -93,8 +93,8 @@ def shared_names(incident: Incident) -> tuple[str, ...]:
 def as_lead(lead: Incident, inside: Sequence[MemberIncident]) -> Incident:
     """Return a lead as it is sent to channels, on behalf of itself and all its members.
 
-    Its severity is the highest of them. Each escalated member raises its epoch, so that it is news;
-    resolved members count too, so that the epoch never falls.
+    Its severity is the highest of lead and members. Each escalated member raises the lead's epoch,
+    which makes the lead news; resolved members count too, so that the epoch never decreases.
     """
     incidents = [member.incident for member in inside]
     present = [each for each in incidents if each.state is not IncidentState.RESOLVED]

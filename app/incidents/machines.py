@@ -78,7 +78,7 @@ def place_incidents(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     Parameters
     ----------
     incidents : iterable of Incident
-        The open ones of the job, and those resolved in this transaction, as stored.
+        Open incidents of the job, and incidents resolved in this transaction, as stored.
     """
     about = [incident for incident in incidents if incident.was_notified and shared_names(incident)]
     if not about:

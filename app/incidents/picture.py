@@ -1,6 +1,6 @@
 """The heatmap of a session as a PNG, drawn without a browser.
 
-The scale is that of the dashboard: fixed, 1.0 to 1.5, so that pictures of different days compare.
+The scale is the dashboard's fixed scale, 1.0 to 1.5, so that pictures are comparable.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
     slowdowns : float array, shape (dp, pp)
         NaN where a worker has no data.
     title : str
-        Cut where it does not fit.
+        Title of the picture, cut if it does not fit.
 
     Returns
     -------
     bytes
-        With a palette of 256 colors: a few kilobytes, as messages have to be small.
+        A PNG with a palette of 256 colors: a few kilobytes, because messages have to be small.
     """
     # Rows are pipeline stages and columns are DP ranks, as on the dashboard.
     cells = slowdowns.T.astype(np.float64)

@@ -111,7 +111,7 @@ def routed(  # noqa: PLR0913, PLR0917 - all that routing depends on
     Parameters
     ----------
     attached : mapping, optional
-        When a channel was added to an existing rule, by the ids of rule and channel.
+        Time at which a channel was added to an existing rule, by the ids of rule and channel.
     """
     selects = SELECTOR.validate_python(channel.selector).selects(job, labels)
 

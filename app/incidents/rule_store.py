@@ -1,7 +1,7 @@
 """Stored rules: create, edit and delete rules, preview them, and add default rules to projects.
 
-No migration adds those that are given: servers of the version before, which go on for a while next
-to new ones, refuse a rule whose kind they do not know, and with it every analysis.
+No migration adds the default rules of new kinds: during an upgrade servers of the previous version
+run next to new servers; they refuse a rule of an unknown kind, and every analysis with it.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
     Raises
     ------
     NotFoundError
-        If it is to be replaced and is not there.
+        If the rule to replace does not exist.
     ConflictError
-        If another one has this name.
+        If another rule has this name.
     InvalidRuleError
         If it names a cause that no report has: ``rule.unknown_cause``.
     """

@@ -40,7 +40,7 @@ def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
     Raises
     ------
     SecretKeyError
-        If there is no key, or none of them is the right one.
+        If there is no key, or no key decrypts the secrets.
     """
     try:
         text = _box(settings, create=False).decrypt(sealed)
@@ -66,7 +66,7 @@ def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
 def check_secrets(container: Container) -> int:
     """Store for each channel whether the keys decrypt its secrets, and the hints about them.
 
-    Run by the sweeper, which has the keys of the delivering workers, so that pages need none.
+    The sweeper calls it, because it has the keys of the delivering workers; so pages need no keys.
 
     Returns
     -------

@@ -335,7 +335,7 @@ def lock_group(
     Parameters
     ----------
     skip_locked : bool
-        Return None also where another transaction has locked it.
+        Whether to return None if another transaction has locked the group.
     """
     return tx.session.execute(
         select(AlertGroup)
@@ -485,7 +485,7 @@ def _last_resolved(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid
     Parameters
     ----------
     which : str
-        ``resolved_by``: of those that a person resolved; ``notice``: of those of the pulse.
+        ``resolved_by``: only incidents that a user resolved; ``notice``: only incidents of notices.
     """
     rule_id = func.jsonb_array_elements_text(AlertIncident.document["rules"]).column_valued(
         "rule", joins_implicitly=True

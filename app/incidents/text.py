@@ -51,7 +51,7 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     Parameters
     ----------
     at : datetime
-        When the message was made; ages are relative to it.
+        Time at which the message was made; ages are relative to it.
     """
     if alert.status is Status.RESOLVED:
         lasted = (alert.resolved_at or at) - alert.since

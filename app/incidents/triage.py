@@ -66,7 +66,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     Parameters
     ----------
     with_report : bool
-        Whether the report is to be read as well.
+        Whether to read the report as well.
 
     Raises
     ------
@@ -189,9 +189,10 @@ def order_many(  # noqa: PLR0913 - an order, who gives it, and for which inciden
     Raises
     ------
     NotFoundError
-        If one of them does not exist; then none is changed.
+        If an incident does not exist; then no incident is changed.
     ConflictError
-        If the order itself is not valid, such as a silence that ends in the past; as above.
+        If the order itself is invalid, such as a silence that ends in the past; then no incident is
+        changed.
     """
     changed, left = [], []
     with container.uow() as tx:
@@ -242,12 +243,12 @@ def assign_incidents(
     ----------
     ids : collection of UUID
     to : str or None
-        None: no assignee.
+        Name of the new assignee; None removes the assignee.
 
     Raises
     ------
     NotFoundError
-        If one of them does not exist; then none is changed.
+        If an incident does not exist; then no incident is changed.
     """
     who = container.principal.called(by)
     changed, left = [], []

@@ -170,7 +170,7 @@ def incidents(
     sort : str
         See `app.incidents.reads.INCIDENTS`.
     size : int
-        Incidents on a page.
+        Number of incidents on a page.
     """
     filtered = IncidentFilter() if filtered is None else filtered
     summary, choices = _summary(tx, filtered)

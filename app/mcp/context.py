@@ -44,11 +44,11 @@ class Answer:
     Parameters
     ----------
     facts : mapping
-        Few values, all of which are told.
+        Few values, all of which the answer contains.
     rows : sequence of mapping
-        As many of them are told as there is room for, and how many are not.
+        Rows; the answer contains the first that fit, and the number of the others.
     link : str or None
-        The page that shows it all.
+        The page that shows all rows.
     """
 
     facts: Mapping[str, Value]
@@ -144,9 +144,9 @@ class ApiContext:
     Parameters
     ----------
     client : AsyncClient
-        To the server's API.
+        Client of the server's API.
     address : str
-        The server's, as links name it.
+        The server's address in links.
     """
 
     client: httpx.AsyncClient

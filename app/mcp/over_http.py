@@ -1,7 +1,7 @@
 """The route `/mcp` of the tools for assistants, over streamable HTTP.
 
-Each request is answered by itself, so that any process of a server may take it. The tools ask this
-server's own API, in this process, with the request's credentials.
+Requests have no sessions, so that any process of a server can answer each of them. The tools call
+this server's own API, in the same process, with the request's credentials.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ def make_server(
     Parameters
     ----------
     client : AsyncClient
-        To the API. Stays the caller's to close.
+        Client of the API; the caller closes it.
     address : str
-        The server's, as links name it.
+        The server's address in links.
     may_acknowledge : bool
-        Whether the tools that change something are there.
+        Whether to include the tools that change incidents.
     """
 
     @contextlib.asynccontextmanager

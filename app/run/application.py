@@ -75,16 +75,16 @@ from app.web.project_paths import ProjectPaths
 def create_app(container: Container, place: Place | None = None) -> FastAPI:
     """Return the web application for a container.
 
-    Its ``state.closing``, a function without parameters for any thread, ends the event streams: a
-    server calls it when it begins to stop, because streams never end by themselves. Its
-    ``state.settings`` say what a server's connections may cost.
+    ``state.closing``, a function without parameters for any thread, ends the event streams: a
+    server calls it when it begins to stop, because streams never end by themselves.
+    ``state.settings`` contain the limits of a server's connections.
 
     Parameters
     ----------
     container : Container
-        Stays the caller's to close.
+        The caller closes it.
     place : Place, optional
-        This process's among those of the server, where it is not the only one.
+        The place of this process among the server's processes, if there are several.
     """
     for media_type in ("text/csv", problems.MEDIA_TYPE):
         add_compress_type(media_type)
@@ -183,8 +183,8 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
     """Return the parts that all applications of a process share: pages, and stateless routes.
 
-    Each request brings its container and its application, so these routes need none; 230 of them
-    take half a second.
+    These routes get container and application from the request; creating all 230 takes half a
+    second.
     """
     assets = installed_assets()
     pages = Pages(assets, navigation, UPLOADED_BYTES)

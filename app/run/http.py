@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn in a thread, with limits on connections that uvicorn lacks.
 
-The limits: connections of a peer, the time for the head of a request, for the rest of a body that
-is not read, and for an answer to be read. Bodies that are read are limited by `app.web.bodies`.
+The limits: number of connections of a peer, time for the head of a request, time for the unread
+rest of a body, and time for the peer to read an answer. `app.web.bodies` limits bodies that are
+read.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class BoundedConfig(uvicorn.Config):
     app : ASGI application
     bounds : Bounds
     **options
-        Those of uvicorn.
+        Options of uvicorn's configuration.
     """
 
     def __init__(self, app: Any, bounds: Bounds, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
@@ -206,7 +207,7 @@ def listen(settings: Settings) -> socket.socket:
     Raises
     ------
     StartupError
-        The address is not this machine's, or the port is taken.
+        If the address is not an address of this machine, or the port is in use.
     """
     family, address = _addresses(settings)[0]
     try:
@@ -229,7 +230,7 @@ def reachable_by_others(settings: Settings) -> bool:
     Raises
     ------
     StartupError
-        The address is not this machine's.
+        If the address is not an address of this machine.
     """
     return any(
         not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
@@ -262,11 +263,11 @@ class HttpServer:
     Parameters
     ----------
     app : FastAPI
-        If it has ``app.state.closing``, a function without parameters, that is called from another
-        thread when the server begins to stop: streams that would never end must end then. The
-        bounds of connections are those of its ``app.state.settings``.
+        The application. Its optional ``app.state.closing``, a function without parameters, is
+        called from another thread when the server begins to stop, and has to end all endless
+        streams. Its ``app.state.settings`` contain the limits of connections.
     listener : socket
-        Where; the server closes it.
+        The listening socket; the server closes it.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
@@ -297,7 +298,7 @@ class HttpServer:
         Raises
         ------
         StartupError
-            The application did not start; the log says why.
+            If the application did not start; the log contains the reason.
         """
         self._thread.start()
         while not self._server.started and not give_up():

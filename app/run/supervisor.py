@@ -1,7 +1,7 @@
 """The processes of an installation that `serve` runs; workers start in `app.run.workers`.
 
 The main thread starts and watches child processes and handles signals; HTTP and the sweeper have
-threads. What is started is stopped in the opposite order, whatever ends the run: HTTP with its
+threads. However the run ends, its parts are stopped in reverse order of their start: HTTP with its
 streams, the sweeper, the workers, PostgreSQL.
 """
 
@@ -66,23 +66,24 @@ class Meanwhile:
 def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: int = 1) -> None:
     """Serve the API and the dashboard until SIGINT or SIGTERM.
 
-    Without a database URL this is the whole installation: the embedded database, its schema and the
-    workers run as children of this process and end with it. With one it is the HTTP server alone.
+    Without a database URL this process runs the whole installation: the embedded database with its
+    schema and the workers are its child processes and end with it. With a database URL it runs only
+    the HTTP server.
 
     Parameters
     ----------
     meanwhile : Meanwhile, optional
-        What else goes on; nothing without.
+        A context that is open while the server answers requests.
     processes : int
-        That answer requests, all at one address; this one is the first of them. With the embedded
-        database there are as many analyses at once.
+        Number of processes that answer requests at the same address, including this process. With
+        the embedded database it is also the number of concurrent analyses.
 
     Raises
     ------
     InstanceRunningError
-        Another process serves this data directory.
+        If another process serves this data directory.
     StartupError
-        Something does not start, or ended without being asked to.
+        If a part does not start, or ended unexpectedly.
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
     allow_open_files()
@@ -190,7 +191,7 @@ def require_sign_in_if_exposed(settings: Settings) -> Settings:
 def require_administrator(container: Container) -> None:
     """Refuse to start if sign-in is required but no user can sign in.
 
-    Warns where cookies go over plain HTTP.
+    Warns if cookies are sent over plain HTTP.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The workers of an installation, the sweeper, and standby workers for a missing broker.
 
 The main thread starts and watches child processes and handles signals; the sweeper has a thread.
-Nothing here serves requests, so that workers start without what only a server needs.
+No code of the web server is imported here, so that workers start without it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Standby:
     ----------
     container : Container
     workers : sequence of SupervisedChild
-        That need no broker, one a queue.
+        Workers that need no broker, one for each queue; not started yet.
     away_s : float
-        How long the broker may take no message before they are started.
+        Time in seconds of an unavailable broker after which the workers are started.
     """
 
     def __init__(
@@ -123,12 +123,13 @@ def run_workers(settings: Settings, processes: int = 1) -> None:
     settings : Settings
         `database_url` must be set.
     processes : int
-        Analyses at once, each in a process; as many decode what the inbox holds.
+        Number of concurrent analyses, each in a process, and number of processes that decode the
+        inbox.
 
     Raises
     ------
     StartupError
-        There is no database URL, or the database lacks the schema of this version.
+        If there is no database URL, or the database lacks the schema of this version.
     """
     if settings.database_url is None:
         raise StartupError(
@@ -263,7 +264,7 @@ def start_sweeper(
     Parameters
     ----------
     after : Event, optional
-        What the first pass waits for; without it the pass is at once.
+        Event that the first pass waits for; without it the first pass starts at once.
     """
     done = threading.Event()
 

@@ -1,6 +1,7 @@
 """CloudEvents 1.0 for machine management systems, signed according to Standard Webhooks.
 
-Structured mode: the body is the whole event. An event has the same id on every try.
+Events are sent in structured mode: the body is the whole event. Every attempt sends the same event
+id.
 """
 
 from __future__ import annotations

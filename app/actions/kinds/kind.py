@@ -1,7 +1,7 @@
 """The interface of a kind of action, and a pure function of the limits of actions.
 
-Hard limits hold for everybody, such as a name that is not one known node. The others hold for
-automatic actions; a person who has seen the evidence may override them.
+Hard limits, such as a name that is not the name of one known node, apply to all actions. The other
+limits apply to automatic actions; a user who has seen the evidence may override them.
 """
 
 from __future__ import annotations

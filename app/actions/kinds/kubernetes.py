@@ -1,8 +1,8 @@
 """Kubernetes: a node gets a taint, a condition and an event, and is optionally cordoned.
 
-Plain HTTP to the API server. Taints are a list that a patch replaces whole: it is patched under the
-``resourceVersion`` that was read, so that no taint of others is lost. Changes carry the id of the
-action, so that a release takes back nothing of others.
+The API server is called without a client library. A patch replaces the whole list of taints, so it
+contains the ``resourceVersion`` that was read, and no taint of another program is lost. Changes
+contain the id of the action, so that a release undoes only its own changes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
     Raises
     ------
     DeliveryError
-        ``kubernetes.tainted`` where another action did so.
+        ``kubernetes.tainted`` if another action tainted the node.
     """
     spec, taints = node["spec"], node["spec"].get("taints") or []
     ours = next((one for one in taints if one["key"] == TAINT and one["effect"] == EFFECT), None)

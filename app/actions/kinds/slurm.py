@@ -1,8 +1,8 @@
 """Slurm: drain and resume a node with ``scontrol``, without a shell.
 
-``scontrol`` takes more than one node in a name (brackets, commas, ``ALL``), so a name is checked
-before, and Slurm has to know exactly this one node. What others drained is left as it is, and what
-others resumed or drained again is not resumed: the reason says whose it is.
+``scontrol`` accepts names of several nodes (brackets, commas, ``ALL``), so a name is checked
+before, and Slurm has to know exactly this node. A node that others drained is not changed, and a
+node that others resumed or drained again is not resumed: the drain reason identifies the order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def node_state(name: str, shown: str) -> NodeState:
     Raises
     ------
     DeliveryError
-        ``slurm.unknown_node`` where that is not exactly the one node.
+        ``slurm.unknown_node`` if the output does not describe exactly this node.
 
     Examples
     --------

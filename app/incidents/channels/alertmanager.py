@@ -124,8 +124,9 @@ class AlertmanagerConfig:
 def push_body(message: Message) -> list[dict[str, Any]]:
     """Return the alerts of a message as a body of ``POST /api/v2/alerts``.
 
-    Labels identify an alert there, and the severity is one of them because routes need it. So each
-    alert also ends those with the other severities that the incident may have had.
+    Alertmanager identifies an alert by its labels, which include the severity because routes need
+    it. So for each alert the body also ends the alerts with the other severities that the incident
+    may have had.
     """
     body = []
     for alert in message.alerts:

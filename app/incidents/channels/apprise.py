@@ -1,8 +1,8 @@
 """Apprise: a library for many services; an optional dependency that the operator has to allow.
 
-It reports only success or failure without a reason, so each failure counts as temporary. It
-resolves host names itself, so that the guard of addresses has no effect; that is why each attempt
-needs `PACELINE_ALERT_APPRISE`.
+The library reports success or failure without a reason, so each failure counts as temporary. It
+resolves host names itself, so that the guard of addresses has no effect; therefore each attempt
+requires `PACELINE_ALERT_APPRISE`.
 """
 
 from __future__ import annotations

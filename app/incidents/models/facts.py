@@ -36,8 +36,8 @@ HANG_LOST_AFTER: Final = timedelta(days=1)
 class Facts:
     """The fields of a session that rules and messages need, stored with every incident.
 
-    Numbers of the verdict are None without a verdict; `discrepancy` exists even so, and causes,
-    their cost and the best fix where a replay gives them.
+    Numbers of the verdict are None without a verdict, except `discrepancy`, and except causes,
+    their cost and the best fix if a replay computes them.
     """
 
     session: UUID
@@ -333,7 +333,8 @@ class NoticeFacts:
     def measured_at(self) -> datetime | None:
         """Return the latest time for steps that measure the gain of its end, or None.
 
-        None also where a later attempt of the job replaced it, which ends its steps.
+        None also if a later attempt of the job replaced the notice's attempt, which ended its
+        steps.
         """
         if self.step_s is None or self.after_s is not None or self.stands_still:
             return None
@@ -562,8 +563,8 @@ def _regressions(
 ) -> list[Reading]:
     """Compare each session with the earlier sessions that were no regressions themselves.
 
-    Else a lasting regression would become the new baseline after a few sessions, and end its
-    incident although nothing was repaired.
+    Otherwise a lasting regression would become the baseline after a few sessions, which would end
+    its incident although nothing was repaired.
     """
     usual = {layout: [step_s] * MIN_BASELINE for layout, step_s in baselines_s.items()}
     readings = []

@@ -167,7 +167,7 @@ class AlertIncident(OfProject, Base):
 class AlertOnHost(OfProject, Base):
     """The role of an incident on the host that it blames: lead, or member of the lead.
 
-    The index admits one lead of a host at a time, also of concurrent evaluations.
+    The unique index allows one lead of a host at a time, even with concurrent evaluations.
     """
 
     __tablename__ = "alert_on_host"

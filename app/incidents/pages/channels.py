@@ -301,7 +301,7 @@ def channels_page(  # noqa: PLR0913 - all data of the page
     Parameters
     ----------
     lost : pair of sequence of Undelivered and int
-        The newest ones, and the number of all.
+        The newest undelivered messages, and the number of all.
     selected : ChannelView or None
         The channel in the address; without one the least healthy channel is shown.
     """

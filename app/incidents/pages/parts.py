@@ -92,7 +92,7 @@ def job_count(row: IncidentRow) -> str:
 def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
     """Return a row for each job of an incident, its own job first; empty for a single job.
 
-    A job with several member incidents has one row, so that their number is that of `job_count`.
+    A job with several member incidents has one row, so that the number of rows equals `job_count`.
     """
     if not job_count(row):
         return ()

@@ -286,7 +286,7 @@ def rules_page(
     Parameters
     ----------
     chosen : Rule or None
-        The rule in the form; None for a new one.
+        The rule in the form; None for a new rule.
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
     lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]

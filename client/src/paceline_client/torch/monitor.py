@@ -358,7 +358,7 @@ class Monitor:
         _log.warning("recording ends: %r", error, exc_info=error)
 
     def _forked(self) -> None:
-        """Stop in a forked child, which has no threads; its parent continues the session."""
+        """Stop recording in a forked child, which has no threads; its parent continues."""
         self._broken = True
         self._tap.on = False
         self._tap.sink = None
