@@ -279,7 +279,7 @@ class RuleListBody(BaseModel):
 
 
 class OutcomeBody(ReadBody):
-    """How long an incident lasted and what it cost."""
+    """Cause, place, severity, times and value of an incident."""
 
     cause: str
     where: str

@@ -261,7 +261,7 @@ def with_new_id(rule: Rule) -> Rule:
 
 
 def give_rules(tx: UnitOfWork, kinds: Sequence[NoticeKind]) -> None:
-    """Add the rules about notices to a project before its first notices of `kinds` are stored."""
+    """Add rules about notices to a project with its first notices, whose `fires_at` is not set."""
     if any(kind in STANDING_STILL for kind in kinds):
         give_hang_rule(tx)
     if all(kind in STANDING_STILL for kind in kinds):

@@ -181,7 +181,7 @@ class Listing(Generic[R]):
         return TypeAdapter(list[self.row])  # type: ignore[name-defined]
 
     def sort(self, requested: str) -> str:
-        """Return the name of the order to use."""
+        """Return the requested order if the list has it, else the default order."""
         known = requested.removeprefix("-") in self.sorts
         return requested if known else self.default_sort
 
