@@ -8,8 +8,9 @@ from typing import Final
 
 from app.platform import processes as child
 
-# Each library has its own pool of threads, one per core, and reads these when it is loaded. They do
-# not make an analysis faster, and two workers on one machine would compete for its cores.
+# Each library has its own pool of threads, one per core, whose size it reads from these variables
+# when it is loaded. Threads do not make an analysis faster, and two workers on a machine would
+# compete for its cores.
 SINGLE_THREADED: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -23,14 +24,14 @@ SINGLE_THREADED: Final = (
 def main() -> int:
     """Work on a queue until SIGTERM; the configuration comes from the environment."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
-    # A worker has no result to print, and what Celery says there is no line of a log.
+    # A worker prints no results, and Celery's output there is not in the format of the log.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
 
     from app.platform.resources import loading  # noqa: PLC0415 - see below
 
-    # Only after that: importing numpy starts its threads.
+    # Only after the variables are set, because importing numpy starts its threads.
     with loading():
         from app.platform.broker import QUEUES  # noqa: PLC0415
         from app.platform.logs import configure_logging  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""How a worker tells its forked processes to stop, and waits until they have.
+"""How a worker requests its forked processes to stop, and waits until they have stopped.
 
-Two pipes, because billiard takes all signals for itself, and because the end of a pipe also tells
-of a death that no signal would.
+The processes use two pipes, because billiard handles all signals itself, and because a pipe also
+ends when a process dies, which no signal would report.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Handover:
-    """Made before the fork; `pull` and `wait` are for the parent, `watch` for the children.
+    """Pipes between a worker and its children; the parent uses `pull` and `wait`, a child `watch`.
 
-    The stop pipe ends when the parent pulls it, or dies: only the parent holds its writing end.
-    The done pipe ends when every child has closed its copy of the writing end, or died.
+    The stop pipe ends when the parent calls `pull` or dies, because only the parent holds its
+    writing end. The done pipe ends when every child has closed its copy of the writing end, or
+    died.
     """
 
     def __init__(self) -> None:
@@ -27,13 +28,13 @@ class Handover:
         self._done_read, self._done_write = os.pipe()
 
     def pull(self) -> None:
-        """Tell the children to stop; safe to call in a signal handler, and twice."""
+        """Request the children to stop; safe to call in a signal handler, and repeatedly."""
         write_end, self._stop_write = self._stop_write, -1
         if write_end >= 0:
             os.close(write_end)
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call `stop` in a thread of this child when the parent pulls; it returns when done."""
+        """Call `stop` in a thread of this child when the parent stops it; report its return."""
         self.pull()  # closes the copy of the parent's end
         os.close(self._done_read)
 
@@ -45,9 +46,9 @@ class Handover:
         threading.Thread(target=wait, name="paceline-stop", daemon=True).start()
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until every child is done, and return whether that came in time.
+        """Wait until every child has stopped; return whether all stopped within the time limit.
 
-        Call it once, in the parent, when nothing will be forked any more.
+        Call it once, in the parent, after the last fork.
         """
         self.pull()
         os.close(self._done_write)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def missing_queues(engine: Engine, settings: Settings, host: str) -> set[str]:
-    """Return the queues that no living worker on `host` takes messages from.
+    """Return the queues from which no living worker on `host` takes messages.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def missing_queues(engine: Engine, settings: Settings, host: str) -> set[str]:
 
 
 def main() -> int:
-    """Print what is missing to standard error."""
+    """Print the queues without a worker to standard error; return the exit status."""
     settings = Settings()
     if settings.database_url is None:
         raise StartupError("Set PACELINE_DATABASE_URL to the database of the workers.")

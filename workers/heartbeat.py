@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: a row that is updated every few seconds."""
+"""The heartbeat of a worker: a row in the database that is updated every few seconds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Heartbeat:
-    """A thread of the process that takes messages, not of the one that computes.
+    """Sends heartbeats on a thread of the process that takes messages, not of one that computes.
 
-    A worker that is busy for ten minutes is alive; one whose consumer hangs is not.
+    A worker that computes for ten minutes is alive, but a worker whose consumer hangs is not.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and delete the row, so that the worker is not missing."""
+        """End the thread and delete the row, so that the worker is not reported as missing."""
         self._stop.set()
         if self._thread.ident is None:
             return  # The worker was stopped before its broker answered.
@@ -80,7 +80,7 @@ class Heartbeat:
                 with self._engine.begin() as connection:
                     connection.execute(statement)
             except SQLAlchemyError as error:
-                # Logged once, also for a night without a database.
+                # Log the first failure only, so that a night without a database adds a single line.
                 if not failing:
                     _log.warning("heartbeat not written, trying on", error=said(error))
                 failing = True

@@ -21,23 +21,24 @@ if TYPE_CHECKING:
     from app.platform.container import Container
 
 
-# What a process takes.
+# The kinds of bodies that a process can decode.
 CHUNKS: Final = "chunk"
 PULSES: Final = "pulse"
 QUEUES: Final = (CHUNKS, PULSES)
 
-# How long a body waits at most where nothing else does.
+# Maximum time in seconds that a body waits before an idle process finds it.
 POLL_S: Final = 0.5
-# Pages and what takes bodies go before chunks, which were acknowledged already; of a pulse it is
-# little, and of no use later.
+# Niceness of the processes: pages, and processes that receive bodies, have priority over the
+# decoding of chunks, which were acknowledged already. Pulses are small and useless later.
 NICENESS: Final = {CHUNKS: 5, PULSES: 0}
-# Before the database or the object store is tried again.
+# Pause in seconds before the database or the object store is tried again.
 PAUSE_S: Final = 2.0
 
 
 def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNKS) -> None:
     """Decode the bodies of a queue until the event is set."""
-    # Only in a process that decodes: numpy, pyarrow and their threads.
+    # Imported only in a process that decodes, because it loads numpy and pyarrow with their
+    # threads.
     from app.pulse.advance import advance_pulses  # noqa: PLC0415
     from app.sessions.chunks.absorb import absorb  # noqa: PLC0415
     from app.sessions.receive import give_back  # noqa: PLC0415
@@ -52,7 +53,7 @@ def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNK
 
 @dataclass(slots=True)
 class _Taker:
-    """Decodes one kind of bodies in batches."""
+    """Decodes bodies of one kind in batches."""
 
     name: str
     batch: Callable[[Container], int]
@@ -60,13 +61,13 @@ class _Taker:
     again_s: float = 0.0
 
     def take(self, container: Container) -> bool:
-        """Decode a batch; return whether there was one."""
+        """Decode a batch; return whether there were bodies to decode."""
         if time.monotonic() < self.again_s:
             return False
         try:
             taken = self.batch(container)
         except Exception as error:  # noqa: BLE001 - the bodies wait, whatever it was
-            # Once: the log of a night without a database is a line then.
+            # Log the first failure only, so that a night without a database adds a single line.
             if not self.failing:
                 import structlog  # noqa: PLC0415
 
@@ -98,7 +99,7 @@ def main() -> int:
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
     stop = child.stop_on_signals()
-    # Names that a fleet has had: chunks are "the inbox".
+    # Names that existing installations use: the process for chunks is called "inbox".
     name = "pulse" if arguments.queue == PULSES else "inbox"
     container = build(settings, application_name=f"paceline worker {name}")
     heartbeat = Heartbeat(settings, name)

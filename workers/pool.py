@@ -1,4 +1,4 @@
-"""Celery's pool of forked processes, with a quick end."""
+"""Celery's pool of forked processes, with a fast shutdown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from workers.handover import Handover
 
 
-# Returning a lease is one short transaction. The supervisor kills after 5 s; a lease that is not
-# returned by then expires, and counts as a killed attempt.
+# Time limit in seconds of returning the leases, each in a short transaction. The supervisor kills
+# the worker after 5 s; a lease that was not returned then expires, and counts as a killed attempt.
 HANDOVER_S: Final = 3.0
 
-# The time that the kernel takes to free the memory of a killed process.
+# Time in seconds that the kernel needs to free the memory of a killed process.
 REAP_S: Final = 1
 
 _log = structlog.get_logger(__name__)
@@ -27,12 +27,13 @@ _log = structlog.get_logger(__name__)
 def quick_pool(handover: Handover) -> type[TaskPool]:
     """Return a pool class whose processes end as soon as they have returned their leases.
 
-    Celery's own waits for the tasks to finish: minutes, in which a deployment would kill them.
+    Celery's own pool waits minutes for the tasks to finish, and a deployment would kill them
+    before.
     """
 
     class QuickPool(TaskPool):
         def on_stop(self) -> None:
-            # Processes that end are not replaced any more.
+            # From now on, processes that end are not replaced.
             self._pool.close()  # type: ignore[attr-defined]  # not in the stubs
             if not handover.wait(HANDOVER_S):
                 _log.warning("leases not given back in time", limit_s=HANDOVER_S)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from workers.runtime import Runtime
 
 
-# How often it is looked whether something waits.
+# Interval in seconds at which the database is queried for waiting tasks.
 POLL_S: Final = 1.0
 
 
 def pull_all(settings: Settings, queue: str) -> None:
-    """Run the tasks of a queue one after the other; SIGTERM gives the running one back.
+    """Run the tasks of a queue one at a time; SIGTERM returns the running task to the queue.
 
     Call it in the main thread: the time limit is an alarm.
     """
@@ -70,7 +70,7 @@ def pull_all(settings: Settings, queue: str) -> None:
 
 
 def _end(runtime: Runtime) -> None:
-    """Give the running task back and exit: the main thread may be within NumPy."""
+    """Return the running task to the queue and exit, as the main thread may be inside NumPy."""
     runtime.stop()
     os._exit(0)
 

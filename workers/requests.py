@@ -1,4 +1,4 @@
-"""Celery's bookkeeping of a message, with one change: a lost broker is noticed."""
+"""Celery's handling of a message, changed so that a lost connection to the broker is noticed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ _log = get_logger(__name__)
 
 
 class NoticingRequest(Request):
-    """Lets the error of a failed acknowledgement through to the consumer, which reconnects.
+    """Raises the error of a failed acknowledgement in the consumer, which then reconnects.
 
-    Celery's own logs it and goes on. The consumer then waits for an acknowledgement that never
-    comes before it takes the next message, does not look at its connection meanwhile, and takes no
-    message again: a Redis that restarts during an analysis would end the worker's usefulness
-    without ending the worker.
+    Celery's own class only logs the error. The consumer then waits endlessly for the
+    acknowledgement before it takes the next message, and does not check its connection meanwhile:
+    after a restart of Redis during an analysis, the worker would run on without taking any message.
     """
 
     def acknowledge(self) -> None:
-        """Acknowledge the message; nothing is swallowed."""
+        """Acknowledge the message; errors are raised."""
         if not self.acknowledged:
             self._on_ack(_log, ())  # type: ignore[attr-defined]  # not in the stubs
             self.acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
-        """Refuse the message; nothing is swallowed."""
+        """Reject the message; errors are raised."""
         if not self.acknowledged:
             self._on_reject(_log, (), requeue)  # type: ignore[attr-defined]  # not in the stubs
             self.acknowledged = True

@@ -1,10 +1,12 @@
 """One worker: a Celery consumer for one queue, in this process, until SIGTERM.
 
-SIGTERM ends it within a second or two, also in the middle of an analysis: leases are given back and
-another worker starts over, rather than a deployment waiting for minutes or a lease running out.
+SIGTERM ends the worker within a second or two, even during an analysis: it returns its leases, and
+another worker starts the tasks again. A deployment does not wait for minutes, and no lease has to
+expire.
 
-Queue ``analysis`` works in forked children, so that a crash, a time limit or memory that is not
-returned costs one child. Queue ``io`` works in threads: it waits for other machines.
+Tasks of the queue ``analysis`` run in forked child processes, so that a crash, a time limit or
+memory that is not freed affects one child only. Tasks of the queue ``io`` run in threads, because
+they wait for other machines.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
     from app.platform.settings import Settings
 
 
-# Deliveries mostly wait for receivers, without a connection to the database. There are enough that
-# several hanging channels, each with a few attempts, do not block the others.
+# Number of threads for deliveries, which mostly wait for receivers, without a connection to the
+# database. The number is large enough that several channels without an answer, with a few attempts
+# each, do not block the others.
 IO_THREADS: Final = 16
 
 _log = structlog.get_logger(__name__)
 
-# An analysis uses one core; embedded mode shares its machine with the database and the pages.
+# Default number of processes: an analysis uses one core, and embedded mode shares its machine with
+# the database and the pages.
 ANALYSIS_PROCESSES: Final = 1
 
 
@@ -51,7 +55,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     queue : str
         One of `app.platform.broker.QUEUES`.
     concurrency : int, optional
-        Processes of ``analysis`` (1 without), threads of ``io`` (16 without).
+        Number of processes for ``analysis`` (default 1), or of threads for ``io`` (default 16).
 
     Returns
     -------
@@ -64,7 +68,8 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     handover = Handover()
 
     def on_logging(**_: object) -> None:
-        # Logging is configured already; without a receiver, Celery would configure it.
+        # Logging is configured already; without a receiver of this signal, Celery would configure
+        # it.
         pass
 
     def on_fork(**_: object) -> None:
@@ -73,7 +78,8 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         _load_analysis()
 
     def on_term(**_: object) -> None:
-        # Now, and not when Celery stops its pool, so that another worker takes over sooner.
+        # Called at the signal, not when Celery stops its pool, so that another worker takes over
+        # sooner.
         if forks:
             handover.pull()
         else:
@@ -87,14 +93,15 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         runtime.stop()
         _log.info("worker stopped", queue=queue)
 
-    # Signals hold their receivers weakly; these live as long as this function runs.
+    # Signals hold weak references to their receivers, which live as long as this function runs.
     signals.setup_logging.connect(on_logging)
     signals.worker_process_init.connect(on_fork)
     signals.worker_shutting_down.connect(on_term)
     signals.worker_ready.connect(on_ready)
     signals.worker_shutdown.connect(on_end)
 
-    # As root it warns that messages could run code; ours are JSON and hold an id.
+    # Run as root, Celery warns that messages could execute code, but our messages are JSON with an
+    # id.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = make_celery(settings, runtime).Worker(
         hostname=f"{queue}-{os.getpid()}@{socket.gethostname()}",

@@ -1,4 +1,4 @@
-"""What the tasks of one process share: the container and the leases."""
+"""The state that the tasks of a process share: the container and the leases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Built once in the process that runs tasks, after a fork.
+    """State of a process that runs tasks, built in the process itself after a fork.
 
     Connections and threads do not survive a fork.
 
@@ -37,7 +37,7 @@ class Runtime:
         self._building = threading.Lock()
 
     def start(self) -> tuple[Container, LeaseKeeper]:
-        """Build the container and the leases, once."""
+        """Build the container and the leases, unless they exist."""
         with self._building:
             if self._container is None or self._keeper is None:
                 telemetry.start(f"worker {self._queue}")
@@ -48,13 +48,13 @@ class Runtime:
             return self._container, self._keeper
 
     def execute(self, run_id: uuid.UUID) -> None:
-        """Run a task, unless this process stops; then the row stays queued."""
+        """Run a task; if this process is stopping, leave the task queued."""
         container, keeper = self.start()
         if not keeper.stopping:
             execute(container, keeper, run_id)
 
     def stop(self) -> None:
-        """Stop taking tasks, return every lease and close connections; can be called twice."""
+        """Stop taking tasks, return all leases, close connections; can be called repeatedly."""
         if self._keeper is not None and self._container is not None:
             self._keeper.stop()
             self._container.close()

@@ -1,4 +1,4 @@
-"""Actions on machines: policies, the kill switch, what was done, and the events' schemas."""
+"""Routes of actions on machines: policies, the kill switch, actions, and event schemas."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
 
 
 class ActionListBody(BaseModel):
-    """Actions, the newest first."""
+    """Actions, sorted from newest to oldest."""
 
     actions: list[ActionRow]
 
 
 class PolicyListBody(BaseModel):
-    """The policy of every kind of action."""
+    """The policies of all kinds of actions."""
 
     policies: list[PolicyView]
 
 
 class PolicyBody(BaseModel, extra="forbid"):
-    """What of a policy is to change; fields of `config` left out stay, null ones go."""
+    """Changes of a policy; absent fields of `config` are kept, null fields are removed."""
 
     kind: Annotated[str, Field(min_length=1, max_length=100, examples=["event"])]
     mode: ActionMode | None = None
@@ -95,7 +95,7 @@ def _actions(routes: APIRouter) -> None:
 
     @routes.post("/actions/{machine_action}/allow", summary="Let an action be done")
     def post_allow(container: Here, machine_action: uuid.UUID) -> ActionRow:
-        """One that waits for a person, that a limit holds, or that failed."""
+        """Allow an action that waits for approval, that a limit holds, or that failed."""
         return allow(container, machine_action)
 
     @routes.post("/actions/{machine_action}/decline", summary="Say no to an action")
@@ -104,7 +104,7 @@ def _actions(routes: APIRouter) -> None:
 
     @routes.post("/actions/{machine_action}/release", summary="Take an action back")
     def post_release(container: Here, machine_action: uuid.UUID) -> ActionRow:
-        """For a day nothing takes the machine out again without a person."""
+        """Release the machine; for a day it is not taken out again without a user's approval."""
         return put_back(container, machine_action)
 
 
@@ -116,7 +116,7 @@ def _policies(routes: APIRouter) -> None:
 
     @routes.put("/action-policies", summary="Change the policy of a kind of action")
     def put_policy(container: Here, body: PolicyBody) -> PolicyView:
-        """One that is configured for the first time is in a dry run, unless a mode is given."""
+        """Set a policy; a kind configured for the first time, without a mode, is in a dry run."""
         return set_policy(container, body.kind, mode=body.mode, config=body.config)
 
     @routes.get("/action-switch", summary="The kill switch of actions")

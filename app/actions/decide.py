@@ -1,7 +1,8 @@
-"""Use case: decide on actions for the machines of a project that open incidents blame.
+"""Use case: decide on actions on the machines of a project that open incidents blame.
 
-Each pass compares the open incidents with the actions so far, and orders or withdraws actions until
-they agree. It depends on the present state alone, so that no incident is missed when a server dies.
+Each pass compares the open incidents with the present actions, and orders or withdraws actions
+until both agree. It depends on the present state only, so that no incident is missed if a server
+dies.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import INSTALLATION
 from app.sessions.models.tables import Session
 
-# Time without a session after which a node is no longer counted.
+# A node without a session for this time no longer counts as a known node.
 KNOWN_FOR: Final = timedelta(days=30)
-# Age from which sessions no longer count against a machine.
+# Sessions of at least this age no longer count against a machine.
 BLAMED_FOR: Final = timedelta(days=7)
-# Waiting time of a session for its analysis from which data of machines count as late.
+# Data of machines count as late if a session waits longer than this for its analysis.
 BEHIND_AFTER: Final = timedelta(minutes=10)
-# Incidents and sessions read in a pass, the oldest incidents first.
+# Maximum of incidents and of sessions that a pass reads, the oldest incidents first.
 MOST_INCIDENTS: Final = 1000
 MOST_SESSIONS: Final = 20_000
 
@@ -63,7 +64,7 @@ _MACHINES: Final = [name for name, kind in KINDS.items() if kind.blames_machine]
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """A blamed machine, with its incidents and the cause of highest confidence."""
+    """A blamed machine, its incidents, and its cause with the highest confidence."""
 
     case: Case
     incidents: tuple[Incident, ...]  # the oldest first
@@ -73,8 +74,8 @@ class Blamed:
 
 
 def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
-    """Return the state of all machines of a project, for the limits."""
-    # Actions about hangs take no machine out.
+    """Return the state of a project's machines, which the limits read."""
+    # Reports of hangs take no machine out of service.
     of_machines = MachineAction.hang.is_(None)
     is_out = (MachineAction.state.in_(ActionState.OUT), of_machines)
     taken = (
@@ -110,12 +111,12 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
 
 
 def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blamed]:
-    """Return the machines that open incidents blame, ordered by their first incident.
+    """Return the machines that open incidents blame, sorted by their first incident.
 
     Parameters
     ----------
     only : collection of str, optional
-        Only these.
+        Names of the machines to return; by default all.
     """
     by_host: dict[str, list[tuple[Incident, str]]] = {}
     document = AlertIncident.document
@@ -141,7 +142,8 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
             by_host.setdefault(host, []).append((incident, job))
     hosts = list(by_host)
     put_back = _put_back_times(tx, hosts)
-    # Sessions before a repair, or before a person put the host back, do not count against it.
+    # Sessions before a repair, or before a user put the host back into service, do not count
+    # against the host.
     since = dict.fromkeys(hosts, tx.now - BLAMED_FOR)
     for host, repair in latest_repairs(tx, hosts).items():
         since[host] = max(since[host], repair.at)
@@ -180,7 +182,7 @@ def _blamed(
         for cause in incident.facts.causes
         if host in cause.where and blames_machine(cause.cause)
     ]
-    # The cause of highest confidence, with its own session.
+    # The cause with the highest confidence, with the session that found it.
     best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
     facts, cause = best or (None, None)
     gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
@@ -209,7 +211,7 @@ def _any_of(hosts: Collection[str]) -> object:
 
 
 def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
-    """Return the number of sessions with a verdict that blame each host by its recorded name."""
+    """Return for each host the number of sessions whose verdict blames its recorded name."""
     if not since:
         return {}
     rows = tx.session.execute(
@@ -231,7 +233,7 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
 
 
 def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
-    """Return when a person last put each host back into service."""
+    """Return for each host the time at which a user last put it back into service."""
     rows = tx.session.execute(
         select(MachineAction.host, func.max(MachineAction.release_ordered_at))
         .where(
@@ -244,14 +246,14 @@ def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]
     return {host: at for host, at in rows if at is not None}
 
 
-# Limits of machines whose names no command can take.
+# Limits of machines whose names are no node names, so that no command can contain them.
 NOT_A_NODE_NAME: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)
 
 
 def decide(container: Container) -> int:
-    """Do one pass over a project; return the number of ordered and released actions.
+    """Run one pass over a project; return the number of ordered and released actions.
 
     Does nothing if another server holds the locks.
     """
@@ -311,7 +313,7 @@ def _apply_policy(
     blamed: Blamed,
     limits: Sequence[Limit],
 ) -> bool:
-    """Store the decision of a policy on a machine; return whether an action is ordered."""
+    """Store a policy's decision on a machine; return whether an action was ordered."""
     row = tx.session.execute(
         select(MachineAction)
         .where(
@@ -363,7 +365,7 @@ def _apply_policy(
             _log.warning("policy of actions cannot be read", kind=policy.kind, error=error.message)
             return False
         at_first = order_of(container.settings, tx, row, tx.now)
-        # People copy commands, so a name that is no node's has none.
+        # Users copy commands, so none is shown for a name that is not the name of one node.
         nameless = NOT_A_NODE_NAME.intersection(limits)
         row.command = "" if nameless else REGISTRY_KINDS[policy.kind].describe(config, at_first)
     if state is ActionState.WAITING:
@@ -382,10 +384,10 @@ def _apply_policy(
 
 
 def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
-    """Return the oldest incident without a decision, or None.
+    """Return the oldest incident without a decision on the machine, or None.
 
-    An action that was declined, put back or failed decided on all incidents that were open then;
-    only one that fires later is undecided.
+    An action that was declined, put back or failed is the decision on all incidents that were open
+    then; only incidents that fire later are undecided.
     """
     ids = [incident.id for incident in blamed.incidents]
     decided = tx.session.execute(
@@ -406,7 +408,7 @@ def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident |
 
 
 def _withdraw(tx: UnitOfWork) -> None:
-    """Withdraw undone actions whose incident is over, or whose policy is off."""
+    """Withdraw actions that were not done yet if their incident ended or their policy is off."""
     going_on = exists().where(
         AlertIncident.id == MachineAction.incident_id, AlertIncident.state.in_(IncidentState.TOLD)
     )
@@ -422,13 +424,13 @@ def _withdraw(tx: UnitOfWork) -> None:
 
 
 def _release(tx: UnitOfWork) -> int:
-    """Release the actions on machines that were repaired; return their number."""
+    """Release the actions on repaired machines; return the number of released actions."""
     rows = list(
         tx.session.execute(
             select(MachineAction).where(
                 MachineAction.state == ActionState.DONE,
                 MachineAction.hang.is_(None),
-                # A failed release is left to a person, who sees the error.
+                # A failed release needs a user, who sees the error.
                 MachineAction.error_code.is_(None),
             )
         ).scalars()
@@ -439,7 +441,7 @@ def _release(tx: UnitOfWork) -> int:
         repair = repairs.get(row.host)
         if repair is None or row.done_at is None or repair.at <= row.done_at:
             continue
-        # No session runs on a drained node, so a probe counts as well.
+        # No session runs on a drained node, so a probe proves the repair as well.
         if repair.judged.outcome is Outcome.HELPED:
             why = "a repair helped"
         elif is_cleared_since(tx, row.host, repair.at):
@@ -453,7 +455,7 @@ def _release(tx: UnitOfWork) -> int:
 
 
 def _start_due(tx: UnitOfWork) -> None:
-    """Enqueue due actions without an open task run."""
+    """Enqueue a task run for each due action that has none."""
     underway = select(TaskRun.id).where(
         TaskRun.kind == ACT_ON_MACHINE,
         TaskRun.subject_id == MachineAction.id,

@@ -1,7 +1,7 @@
 """Use case: report jobs that hang, with one event for each incident.
 
-Nothing is done to a machine, so that only two limits apply: the kill switch, and a person who
-acknowledged or silenced the incident.
+No machine is changed, so only two limits apply: the kill switch, and the acknowledgement or silence
+of the incident by a user.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from app.jobs.models import Job
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import INSTALLATION
 
-# Jobs in a pass, the longest hangs first. The others follow in the next passes, as a job returns
-# only after a change.
+# Maximum of jobs in a pass, the longest hangs first. The next passes report the others, because a
+# reported job is skipped until it changes.
 MAX_JOBS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Hanging:
-    """An incident of a job that hangs."""
+    """The incident of a job that hangs."""
 
     incident: Incident
     hang: HangFacts
@@ -52,7 +52,7 @@ def report_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: b
 
 
 def _unreported(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[_Hanging]:
-    """Return incidents without an action, or with an undecided one that has to change."""
+    """Return incidents that have no action, or an undecided action whose state must change."""
     of_incident = (
         (MachineAction.incident_id == AlertIncident.id)
         & (MachineAction.kind == policy.kind)

@@ -1,4 +1,4 @@
-"""Reads of actions on machines: lists, one machine, and those that wait for approval."""
+"""Reads of actions on machines: lists, the actions on one machine, and pending approvals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from app.web.lists import Column, Listing, Page, PageRequest, read, read_page
 
 
 def pending_actions(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[PendingAction]]:
-    """Return the actions on the hosts that wait for approval, by host; empty names are ignored."""
+    """Return the actions that wait for approval on the hosts, by host; empty names are ignored."""
     named = sorted(filter(None, hosts))
     if not named:
         return {}
@@ -98,7 +98,7 @@ class ActionRow:
         Column(_REPAIRED),
         Field(description="When a repair of the machine was last noted since it was done."),
     ]
-    # error_code, error, answer: of the last attempt
+    # error_code, error, answer: outcome of the last attempt
     error_code: str | None
     error: str | None
     answer: Annotated[str | None, Column(csv=None)]
@@ -119,7 +119,7 @@ def list_actions(
     host: str | None = None,
     incident: uuid.UUID | None = None,
 ) -> list[ActionRow]:
-    """Return actions, the newest first."""
+    """Return actions, sorted from newest to oldest."""
     where: list[ColumnElement[bool]] = []
     if state is not None:
         where.append(MachineAction.state == state)
@@ -143,16 +143,16 @@ def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
     return found[0]
 
 
-# Actions on a page.
+# Number of actions on a page.
 PAGE: Final = 50
-# Latest actions of a machine on other pages.
+# Maximum of a machine's latest actions that other pages show.
 OF_MACHINE: Final = 6
-# Most rows of a CSV file.
+# Maximum of rows in a CSV file.
 EXPORTED: Final = 100_000
 
 
 class Show(StrEnum):
-    """Groups of states in the list of actions."""
+    """Groups of states that the list of actions can show."""
 
     ALL = "all"
     PERSON = "person"  # a person may approve it
@@ -182,7 +182,7 @@ class ActionsQuery:
 
 @dataclass(frozen=True, slots=True)
 class ActionsFound:
-    """A page of the list, with totals, policies and the switch."""
+    """A page of the list, with totals, policies and the kill switch."""
 
     now: datetime
     page: Page[ActionRow]
@@ -193,7 +193,7 @@ class ActionsFound:
 
 @dataclass(frozen=True, slots=True)
 class MachineActions:
-    """The latest actions on a machine, and the configured policies."""
+    """The latest actions on a machine, and the policies that are configured."""
 
     rows: Sequence[ActionRow]
     modes: Mapping[str, ActionMode]  # by kind, those that are configured
@@ -203,7 +203,7 @@ class MachineActions:
 def actions_found(
     tx: Reads, settings: Settings, asked: ActionsQuery, request: PageRequest
 ) -> ActionsFound:
-    """Return a page of actions with the policies and the switch."""
+    """Return a page of actions with the policies and the kill switch."""
     where = _filters(asked)
     states = tx.session.execute(
         select(MachineAction.state, func.count().label("number"))
@@ -230,7 +230,7 @@ def actions_found(
 
 
 def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
-    """Return all matching actions, without pages."""
+    """Return all matching actions without pagination."""
     wanted = MachineAction.state.in_(STATES_SHOWN[asked.show])
     return read(tx, ACTIONS, *_filters(asked), wanted, sort=sort, limit=EXPORTED)
 
@@ -258,7 +258,7 @@ def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
 def machine_actions(
     tx: Reads, settings: Settings, host: str, hang: uuid.UUID | None = None
 ) -> MachineActions:
-    """Return the latest actions on a machine and the policies, with one statement.
+    """Return the latest actions on a machine and the policies, read with one statement.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ class ActionMode(StrEnum):
     ASK = "ask"  # each needs approval
     AUTOMATIC = "automatic"  # within every limit
 
-    # Orders are executed.
+    # Modes in which orders are executed.
     ACTING = nonmember((ASK, AUTOMATIC))
 
 
@@ -42,22 +42,22 @@ class ActionState(StrEnum):
     RELEASING = "releasing"  # is being undone
     RELEASED = "released"
 
-    # Sets are tuples, as SQL's IN takes.
-    # Nothing was done: decided again as long as the incident lasts.
+    # States in which nothing was done; the decision is repeated as long as the incident is open.
+    # Sets of states are tuples, because SQL's IN takes tuples.
     UNDECIDED = nonmember((DRY_RUN, ASKED, HELD))
-    # A worker has to act.
+    # States in which a worker has to act.
     UNDERWAY = nonmember((WAITING, RELEASING))
-    # The machine is out, or about to be.
+    # States in which the machine is out of service, or will be soon.
     OUT = nonmember((WAITING, DONE, RELEASING))
-    # At most one such action of each kind on a machine.
+    # States of which a machine has at most one action of each kind.
     OPEN = nonmember((DRY_RUN, ASKED, HELD, WAITING, DONE, RELEASING))
-    # A person may approve it.
+    # States in which a user may approve the action.
     ALLOWABLE = nonmember((ASKED, HELD, FAILED))
     DECLINABLE = nonmember((ASKED, HELD))
 
 
 class ActionPolicy(OfProject, Base):
-    """The policy of a project for a kind of action; without a row it is off."""
+    """The policy of a project for a kind of action; a kind without a row is off."""
 
     __tablename__ = "action_policy"
     __table_args__ = (one_of("mode", ActionMode), in_project())
@@ -65,40 +65,40 @@ class ActionPolicy(OfProject, Base):
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[str] = mapped_column(primary_key=True)
     mode: Mapped[ActionMode] = mapped_column(StateColumn(ActionMode))
-    # the configuration without secrets, and the secrets, encrypted
+    # config, secrets: the configuration without secrets, and the encrypted secrets
     config: Mapped[dict[str, Any]]
     secrets: Mapped[bytes]
-    # the secrets that are set, with the host of an address
+    # names of the secrets that are set, with the host of each secret that is an address
     secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     changed_by: Mapped[str]
 
 
 class ActionSwitch(OfProject, Base):
-    """The kill switch of a project; its row is the lock under which actions are decided."""
+    """The kill switch of a project; its row is locked while actions are decided."""
 
     __tablename__ = "action_switch"
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # null while actions are executed
+    # Null if actions are executed
     stopped_at: Mapped[datetime | None]
     stopped_by: Mapped[str | None]
     reason: Mapped[str | None]
 
 
 class MachineAction(OfProject, Base):
-    """An action on a machine, or the report of a job that hangs, in any state.
+    """An action on a machine, or a report of a job that hangs, in any state.
 
-    No foreign key to its incident: retention deletes incidents, but never forgets a machine that is
-    out.
+    There is no foreign key to the incident, because retention deletes incidents but must keep the
+    actions on machines that are out of service.
     """
 
     __tablename__ = "machine_action"
     __table_args__ = (
         one_of("state", ActionState),
         in_project(),
-        # A machine is taken out once, by whatever number of incidents and servers.
+        # A machine is taken out once, however many incidents and servers order it.
         Index(
             "uq_machine_action_open",
             "project_id",
@@ -123,9 +123,9 @@ class MachineAction(OfProject, Base):
     kind: Mapped[str]
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     host: Mapped[str]
-    # of the incident
+    # Name of the incident's job
     job: Mapped[str]
-    # of a report about a hang, whose `host` is empty
+    # The reported hang; null unless this is a report about a hang, whose `host` is empty
     hang: Mapped[HangFacts | None] = mapped_column(HANG_FACTS)
     cause: Mapped[str]
     gpus: Mapped[list[str]] = mapped_column(JSONB)
@@ -133,24 +133,26 @@ class MachineAction(OfProject, Base):
     sessions: Mapped[int]
     lost_each_hour: Mapped[float | None] = mapped_column(Double)
     state: Mapped[ActionState] = mapped_column(StateColumn(ActionState))
-    # `app.actions.kinds.kind.Limit` values that held it at the last decision
+    # `app.actions.kinds.kind.Limit` values that held the action at the last decision
     limits: Mapped[list[str]] = mapped_column(JSONB)
-    # the action as a command
+    # The equivalent command of the action
     command: Mapped[str]
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # when it was ordered, and by which person; null for an automatic action
+    # ordered_at, ordered_by: time of the order, and the user; the user is null for an automatic
+    # action
     ordered_at: Mapped[datetime | None]
     ordered_by: Mapped[str | None]
     done_at: Mapped[datetime | None]
-    # when its release was ordered, and by which person; null after a repair
+    # release_ordered_at, released_by: time of the release's order, and the user; the user is
+    # null after a repair
     release_ordered_at: Mapped[datetime | None]
     released_by: Mapped[str | None]
     released_at: Mapped[datetime | None]
-    # when it was declined, withdrawn, released or given up
+    # Time at which the action was declined, withdrawn, released or given up
     ended_at: Mapped[datetime | None]
-    # of the last attempt
+    # error_code, error, answer: outcome of the last attempt
     error_code: Mapped[str | None]
     error: Mapped[str | None]
     answer: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""Use cases of persons: allow an action, decline it, or take it back."""
+"""Use cases of users: allow an action, decline it, or take it back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
     ------
     NotFoundError
     ConflictError
-        ``action.wrong_state``; ``action.policy`` where the policy forbids actions; or the code of a
-        limit that no person can override.
+        ``action.wrong_state``; ``action.policy`` if the policy forbids actions; or the code of a
+        limit that no user can override.
     """
     with container.uow() as tx:
         switch = _switch(tx)
@@ -63,7 +63,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
 
 
 def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
-    """Decline an action: the same incident does not cause it again.
+    """Decline an action, so that the same incident does not cause it again.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
 
 
 def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
-    """Take an action back; for a day the machine is not taken out again without approval.
+    """Release a machine; for a day it is not taken out again without approval.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa:
 def _current_hard_limits(
     container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
 ) -> tuple[Limit, ...]:
-    """Return the limits at present that no person can override."""
+    """Return the present limits that no user can override."""
     if row.hang is not None:
         state = tx.session.execute(
             select(AlertIncident.state).where(AlertIncident.id == row.incident_id)

@@ -70,7 +70,7 @@ class ActionLine:
     kind: str
     state: StateLabel
     cause: str
-    # confidence, number of sessions and cost
+    # confidence, number of sessions and cost, as text
     sure: str
     job: str
     incident_url: str
@@ -80,12 +80,12 @@ class ActionLine:
     can_approve: bool
     can_decline: bool
     can_undo: bool
-    # text of the button that approves
+    # Label of the button that approves the action
     approve: str
 
     @property
     def buttons(self) -> Markup:
-        """Return the buttons of the orders that are possible."""
+        """Return the buttons of the orders that are possible for the action."""
         offered = (
             (self.can_approve, "allow", self.approve, "primary operates"),
             (self.can_decline, "decline", "Decline", "operates"),
@@ -150,7 +150,7 @@ def action_line(
         or row.release_ordered_at
         or row.done_at
         or row.ordered_at
-        # not ordered yet
+        # The action has not been ordered yet
         or row.created_at,
         can_approve=allowable,
         can_decline=row.state in ActionState.DECLINABLE,
@@ -167,7 +167,7 @@ def machine_lines(found: MachineActions) -> list[ActionLine]:
 
 
 def limit_sentence(limit: str) -> str:
-    """Return the sentence of a limit, without its period."""
+    """Return a limit as a sentence without its period."""
     known = limit in tuple(Limit)
     return SENTENCES[Limit(limit)].removesuffix(".") if known else limit
 
@@ -208,7 +208,7 @@ def _by(person: str | None) -> str:
 
 
 def _listed(limits: Sequence[str]) -> str:
-    """Return the limits that hold an action, as one sentence."""
+    """Return the limits that hold an action, as a single sentence."""
     first, *rest = [limit_sentence(limit) for limit in limits] or [""]
     return "; ".join([first, *(f"{one[:1].lower()}{one[1:]}" for one in rest)])
 
@@ -248,19 +248,19 @@ class PolicyLine:
     title: str
     mode: str
     hint: str
-    # when and by whom it was set; None if never
+    # changed_at, changed_by: time of the last change, and the user; None if it was never set
     changed_at: datetime | None
     changed_by: str
     fields: Sequence[Field]
     modes: Sequence[Option]
     chosen: ActionMode
-    # the reason why it cannot be configured; empty if it can
+    # Reason why the kind cannot be configured; empty if it can be configured
     unavailable: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActionsPage:
-    """The content of the page; `version` changes with anything on it but ages."""
+    """The content of the page; `version` changes with all content except ages."""
 
     now: datetime
     title: str
@@ -269,7 +269,7 @@ class ActionsPage:
     words: str
     parameters: Sequence[tuple[str, str]]
     choices: Sequence[Choice]
-    # The machine in the filter, and the address of the page without it.
+    # host, all_url: the machine in the filter, and the page's address without the filter
     host: str
     all_url: str
     list_title: str
@@ -445,7 +445,7 @@ def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
     )
 
 
-# Longest filter; no host has a longer name.
+# Maximum length in characters of a filter; no host name is longer.
 MAX_WORDS: Final = 300
 
 
@@ -500,6 +500,6 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _asked(words: str, show: str, kind: str, host: str) -> ActionsQuery:
-    # PostgreSQL stores no NUL characters in text.
+    # PostgreSQL cannot store NUL characters in text.
     texts = (text.replace("\x00", "")[:MAX_WORDS] for text in (kind, host, words.strip()))
     return ActionsQuery(Show(show) if show in tuple(Show) else Show.ALL, *texts)

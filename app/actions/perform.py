@@ -1,10 +1,10 @@
-"""Use case: one attempt at an action or its release, and the periodic pass over all projects.
+"""Use case: one attempt at an action or a release, and the periodic pass over all projects.
 
-Protocol, as of deliveries (`app.incidents.deliver`): the claim and its lease belong to a task run.
-`_start` commits the attempt before it runs, outside of any transaction, within less time than the
-lease; `_settle` finishes the task run, which rolls everything back where another worker has it by
-now. When a worker dies in between the action is done again: a drained node stays drained, and an
-event has the same id.
+The protocol is that of deliveries (`app.incidents.deliver`): the claim and its lease belong to a
+task run. `_start` commits the attempt before it runs, outside of any transaction, within less time
+than the lease; `_settle` finishes the task run, which rolls everything back if another worker has
+claimed it meanwhile. If a worker dies in between, the action is repeated: a drained node stays
+drained, and an event has the same id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from app.platform.identity import INSTALLATION
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, wait_before
 from app.platform.tasks.runs import finish
 
-# Interval of attempts at a release while the kill switch is on.
+# Time between attempts at a release while the kill switch is on.
 STOPPED_FOR: Final = timedelta(minutes=1)
 
 _log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ def perform(container: Container, claim: Claim) -> None:
     try:
         started = _start(container, claim)
     except SecretKeyError as error:
-        # Not permanent: it is done once the operator restores the key.
+        # A temporary failure, because the action can be done once the operator restores the key.
         _settle(container, claim, DeliveryError(error.stable_code, error.message))
         return
     if started is None:
@@ -99,7 +99,7 @@ def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
-    """Return the order to execute, or None if it is over or held by a limit."""
+    """Return the order to execute; None if the action is over or a limit holds it."""
     with container.uow() as tx:
         switch, row = _locked(tx, claim)
         if row is None or row.state not in ActionState.UNDERWAY:
@@ -112,7 +112,7 @@ def _start(container: Container, claim: Claim) -> _Started | None:
         if release and held is Limit.STOPPED:
             row.next_attempt_at = tx.now + STOPPED_FOR
         elif not release and (held is not None or policy.mode not in ActionMode.ACTING):
-            # The next pass decides on it again.
+            # The next pass decides again on an action that is held.
             row.state = ActionState.HELD
             row.limits = [] if held is None else [held]
             row.ordered_at = row.ordered_by = None
@@ -173,7 +173,7 @@ def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release
     if wait is not None:
         row.next_attempt_at = tx.now + wait
         return
-    # After a failed release the machine is still out.
+    # After a failed release the machine is still out of service.
     row.state = ActionState.DONE if release else ActionState.FAILED
     row.ended_at = None if release else tx.now
     record(
@@ -195,15 +195,15 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[ActionSwitch, MachineAction |
         return switch, None
 
 
-# Time that task runs of actions are kept for inspection; the actions themselves stay.
+# Task runs of actions are kept for this time, for inspection; actions are kept forever.
 TASK_RUNS_KEPT: Final = timedelta(hours=1)
 
-# States that may change without a person.
+# States that may change without an order of a user.
 _LIVE: Final = (*ActionState.UNDECIDED, *ActionState.OUT)
 
 
 def sweep_actions(container: Container) -> int:
-    """Do one pass over all projects; return the number of ordered and released actions."""
+    """Run one pass over all projects; return the number of ordered and released actions."""
     everywhere = container.everywhere()
     with everywhere.uow() as tx:
         policies = select(ActionPolicy.project_id).where(

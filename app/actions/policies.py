@@ -29,15 +29,15 @@ NO_SCONTROL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """What a project lets a kind of action do; of its secrets only their names."""
+    """A project's policy for a kind of action, with only the names of its secrets."""
 
     kind: str
     title: str
     mode: ActionMode
     config: Mapping[str, Any]  # what may be shown
-    # names of the secrets that are set, with the host of those that are addresses
+    # names of the secrets that are set, with the host of each secret that is an address
     secrets: Mapping[str, str | None]
-    # changed_at, changed_by: None if it was never set
+    # changed_at, changed_by: None if the policy was never set
     changed_at: datetime | None
     changed_by: str | None
 
@@ -48,20 +48,20 @@ class SwitchView:
 
     stopped: bool
     by_operator: bool  # whether the installation's setting stops all projects
-    # stopped_at, stopped_by, reason: of the project's own switch
+    # stopped_at, stopped_by, reason: state of the project's own switch
     stopped_at: datetime | None
     stopped_by: str | None
     reason: str | None
 
 
 def list_policies(tx: Reads) -> list[PolicyView]:
-    """Return the policies of all kinds; one that was never set is off."""
+    """Return the policies of all kinds of actions; a policy that was never set is off."""
     rows = {row.kind: row for row in tx.session.execute(select(ActionPolicy)).scalars()}
     return [_view(kind, rows.get(kind.name)) for kind in KINDS.values()]
 
 
 def get_policy(tx: Reads, name: str) -> PolicyView:
-    """Return the policy of a kind.
+    """Return the policy for a kind of action.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def set_policy(
     mode: ActionMode | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> PolicyView:
-    """Change the given fields; null removes a field of `config`, others there stay.
+    """Change the given fields; null removes a field of `config`, absent fields are kept.
 
     A kind that is configured for the first time is in a dry run, unless a mode is given.
 
@@ -89,7 +89,7 @@ def set_policy(
     kind = kind_of(name)
     if kind.needs_scontrol and container.settings.slurm_scontrol is None:
         raise InvalidActionError(NO_SCONTROL)
-    # Before the transaction, as it waits for DNS.
+    # Called before the transaction, because it waits for DNS.
     refuse_private(container.settings, config or {}, InvalidActionError)
     with container.uow() as tx:
         now = tx.now
@@ -108,7 +108,7 @@ def set_policy(
         row.secret_hints = hints(secrets)
         row.changed_at, row.changed_by = now, container.principal.name
         given = [f"mode {row.mode}"] * (mode is not None)
-        # Names of the settings only: values may be secrets.
+        # The audit log gets the names of the settings only, because values may be secrets.
         given += ["configuration"] * (config is not None)
         record(
             tx,
@@ -149,7 +149,7 @@ def set_switch(container: Container, *, stopped: bool, reason: str | None = None
 
 
 def reseal_policies(container: Container) -> int:
-    """Encrypt the secrets of all policies with the newest key; return their number."""
+    """Encrypt the secrets of all policies with the newest key; return the number of policies."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(ActionPolicy)
@@ -177,7 +177,7 @@ def kind_of(name: str) -> ActionKind:
 
 
 def open_config(settings: Settings, row: ActionPolicy) -> Any:  # noqa: ANN401 - of the kind
-    """Return the whole configuration of a policy.
+    """Return the configuration of a policy with its secrets decrypted.
 
     Raises
     ------

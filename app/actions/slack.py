@@ -1,4 +1,4 @@
-"""Use case: execute a button that was pressed in a message of Slack, and its route.
+"""Use case and route: execute the order of a button that was pressed in a Slack message.
 
 Protocol. The button names a channel. That channel determines the secret that must have signed the
 request, and the project of everything else: a signature for one project finds nothing of another.
@@ -10,7 +10,8 @@ claim
 act
     The same use case as a click on the page, in the name of the member.
 
-A server that dies in between has done nothing: the member presses again, which Slack signs anew.
+If a server dies in between, nothing was done: the member presses the button again, and Slack signs
+a new request.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from app.platform.outbound import DeliveryError, Outbound, check
 from app.web.bodies import arriving
 from app.web.problems import problem_of
 
-# Slack waits 3 s for the answer itself; the text to the member is sent after it.
+# Time limit in seconds of posting the outcome, which follows the answer that Slack waits 3 s for.
 REPORT_LIMIT_S: Final = 5.0
-# Longest name of a member in the audit log.
+# Maximum length in characters of a member's name in the audit log.
 NAME_CHARACTERS: Final = 60
 
 _log = structlog.get_logger(__name__)
@@ -62,11 +63,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ButtonOutcome:
-    """The outcome of a button: a text to the member, and the refusal if there is one."""
+    """The outcome of a button: a text for the member, and the refusal if it was refused."""
 
     words: str
     everybody: bool  # whether the whole channel sees it
-    # on Slack's own host; else empty
+    # Address on Slack's own host; empty if the request names another host
     response_url: str = ""
     refusal: PacelineError | None = None  # answered instead of 200
 
@@ -78,7 +79,7 @@ class _Channel:
 
 
 def interact(container: Container, body: bytes, timestamp: str, signature: str) -> ButtonOutcome:
-    """Execute a signed request; a refusal to a member is an outcome too.
+    """Execute a signed request; a refusal of the order is returned as an outcome.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def interact(container: Container, body: bytes, timestamp: str, signature: str) 
 
 
 def report_outcome(container: Container, outcome: ButtonOutcome) -> None:
-    """Post the outcome of a button to Slack; once, as the page of the incident shows it too."""
+    """Post a button's outcome to Slack once, as the incident's page shows it too."""
     if not outcome.response_url:
         return
     body = {
@@ -117,7 +118,7 @@ def report_outcome(container: Container, outcome: ButtonOutcome) -> None:
 def _verify(
     container: Container, press: ButtonPress, body: bytes, timestamp: str, signature: str
 ) -> _Channel:
-    """Return the channel whose secret signed the request, and claim the request."""
+    """Return the channel whose secret signed the request, and record the request as executed."""
     with container.everywhere().reading() as tx:
         row = tx.session.execute(
             select(
@@ -128,7 +129,7 @@ def _verify(
             ).where(AlertChannel.id == press.channel, AlertChannel.kind == SLACK.name)
         ).one_or_none()
         now = tx.now
-    # A missing channel, or one without a secret, answers as a wrong signature does.
+    # A missing channel, or a channel without a secret, gets the same answer as a wrong signature.
     if row is None:
         raise SlackRefusedError(REFUSED)
     try:
@@ -160,7 +161,7 @@ def _verify(
 
 
 def _press(container: Container, channel: _Channel, press: ButtonPress) -> str:
-    """Execute the button in the name of the member; return the outcome as a sentence.
+    """Execute the button's order on behalf of the member; return the outcome as a sentence.
 
     Raises
     ------
@@ -191,13 +192,14 @@ def _press(container: Container, channel: _Channel, press: ButtonPress) -> str:
             return f"Approved by <@{user.id}>: `{action.command.replace('`', chr(39))}`"
 
 
-# The sender is authenticated by the signature alone, so these requests have threads of their own.
+# Only the signature authenticates the sender, so these requests have their own threads, of this
+# number, and cannot occupy those of other requests.
 AT_ONCE: Final = 4
 WAITING: Final = 64
 
 
 def router(container: Container) -> APIRouter:
-    """Return the route of Slack's buttons; the channel in a request determines the project."""
+    """Return the route of Slack's buttons; the channel in the request determines the project."""
     routes = api_router("alerts", "/api/v1")
     turns = Turns(AT_ONCE, WAITING)
 
@@ -207,14 +209,14 @@ def router(container: Container) -> APIRouter:
         timestamp: Annotated[str, Header(alias="X-Slack-Request-Timestamp")] = "",
         signature: Annotated[str, Header(alias="X-Slack-Signature")] = "",
     ) -> Response:
-        """Slack sends it: a form with `payload`, signed with the secret of the app.
+        """Execute a pressed button: a form with `payload`, signed with the app's secret.
 
-        It is answered within three seconds; what came of it is said in Slack afterwards.
+        The request is answered within three seconds; the outcome is posted to Slack afterwards.
         """
         arriving(request).limit = MAX_BODY_BYTES
         body = await request.body()
         outcome = await turns.run(partial(interact, container, body, timestamp, signature))
-        # Slack shows that something was refused; the text that follows says why.
+        # Slack shows that the order was refused; the text that follows gives the reason.
         refused = outcome.refusal
         answer = Response() if refused is None else problem_of(refused)
         answer.background = BackgroundTask(report_outcome, container, outcome)

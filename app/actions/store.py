@@ -1,9 +1,10 @@
 """Actions as rows: locks, orders, and names in the audit log.
 
-Protocol. Decisions on a project's machines are made under the lock of its switch's row, taken
-before any row of an action: of two concurrent servers one decides, and the other sees the result.
-Automatic decisions are made for one project at a time, as one limit counts the machines of all. An
-order is a task run (`app.platform.tasks.runs`), written in the same transaction.
+Protocol. Decisions on a project's machines require the lock on the row of its kill switch, which is
+locked before any row of an action: of two concurrent servers one decides, and the other reads the
+result. Automatic decisions are made for one project at a time, because one limit counts the
+machines of all projects. An order is a task run (`app.platform.tasks.runs`), written in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from app.platform.database.task_runs import ACT_ON_MACHINE
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.settings import Settings
 
-# Key of the advisory lock: "acti" in ASCII.
+# Key of the advisory lock on all projects' machines: "acti" in ASCII.
 FLEET_LOCK: Final = 0x61637469
 
 
 def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | None:
-    """Return the switch of a transaction's project, locked until the transaction ends.
+    """Return the kill switch of a transaction's project, locked until the transaction ends.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
 
 
 def lock_fleet(tx: UnitOfWork) -> bool:
-    """Lock automatic decisions of all projects until the transaction ends; False if taken."""
+    """Lock automatic decisions of all projects until the transaction ends; False if locked."""
     taken: bool = tx.session.execute(
         select(func.pg_try_advisory_xact_lock(FLEET_LOCK))
     ).scalar_one()
@@ -62,7 +63,7 @@ def is_stopped(settings: Settings, switch: ActionSwitch) -> bool:
 
 
 def state_under(mode: ActionMode, limits: Sequence[str]) -> ActionState:
-    """Return the state of an undecided action, by the mode of its policy and its limits."""
+    """Return the state of an undecided action, according to its policy's mode and its limits."""
     if mode is ActionMode.DRY_RUN:
         return ActionState.DRY_RUN
     if mode is ActionMode.ASK:
@@ -72,7 +73,7 @@ def state_under(mode: ActionMode, limits: Sequence[str]) -> ActionState:
 
 
 def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
-    """Return an action, locked; the caller has locked the switch.
+    """Return an action, locked; the caller must have locked the kill switch.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def hang_order_of(
 
 
 def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> Order:
-    """Return the order on a machine, as kinds of actions take it."""
+    """Return the order on a machine for its kind of action."""
     pages = base_url(settings, tx)
     return Order(
         id=row.id,

@@ -83,7 +83,7 @@ MAX_LIMIT: Final = 1000
 MAX_OFFSET: Final = 1_000_000
 CREATED: Final = 201
 
-# PostgreSQL stores no NUL characters in text.
+# PostgreSQL cannot store NUL characters in text.
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS, pattern=r"^[^\x00]*$")]
 By = Annotated[str | None, Query(min_length=1, max_length=200, description=BY)]
 Sort = Annotated[
@@ -175,7 +175,7 @@ def _reads(routes: APIRouter) -> None:
 def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="The same order for many incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
-        """All or none where one is not there; what the order does not apply to is listed."""
+        """Change no incident if an id is unknown; list incidents that the order does not fit."""
         return _order_many(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
@@ -186,7 +186,7 @@ def _orders(routes: APIRouter) -> None:
 
     @routes.delete("/incidents/{incident}/ack", summary="Take the acknowledgement back")
     def remove_ack(container: Here, incident: uuid.UUID, by: By = None) -> IncidentDetailBody:
-        """Let it fire again, with repeats."""
+        """Undo the acknowledgement: the incident fires again and its messages are repeated."""
         return incident_detail_body(unacknowledge_incident(container, incident, by=by))
 
     @routes.post("/incidents/{incident}/silence", summary="Send no messages until a time")
@@ -205,14 +205,14 @@ def _orders(routes: APIRouter) -> None:
 
     @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
     def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Sessions up to now are settled: the same must hold anew before it fires again."""
+        """Sessions so far no longer count: only later sessions can make the incident fire again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
 
     @routes.post("/incidents/{incident}/reopen", summary="Take back that it is over")
     def post_reopen(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Its sessions count again; only what a user ended is reopened."""
+        """Reopen an incident that a user resolved; sessions before the resolution count again."""
         return incident_detail_body(
             reopen_incident(container, incident, by=body.by, note=body.note)
         )
@@ -281,7 +281,7 @@ def _rules(routes: APIRouter) -> None:
 
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
-        """Nothing is stored and no message is sent."""
+        """Store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
         found = preview(container, rule)
         if rule.evaluated:
@@ -302,7 +302,7 @@ def _rules(routes: APIRouter) -> None:
 
     @routes.delete("/alert-rules/{rule}", status_code=NO_CONTENT, summary="Delete a rule")
     def remove_rule(container: Here, rule: uuid.UUID) -> Response:
-        """Incidents that only this rule holds end."""
+        """Delete a rule; incidents that no other rule holds open end."""
         delete_rule(container, rule)
         return Response(status_code=NO_CONTENT)
 
@@ -358,7 +358,7 @@ def _channels(routes: APIRouter) -> None:
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
     def post_test(container: Here, channel: uuid.UUID) -> TestResult:
-        """Answer with what the receiver said, within the time of one attempt."""
+        """Return the receiver's answer, within the time limit of one attempt."""
         return send_example(container, channel)
 
 
@@ -379,6 +379,6 @@ def _deliveries(routes: APIRouter) -> None:
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
     )
     def post_replay(container: Here, delivery: uuid.UUID) -> Response:
-        """Under the same id, unless a later message of the job was sent already."""
+        """Send under the same id, unless a later message of the job was already sent."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

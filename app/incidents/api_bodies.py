@@ -32,12 +32,12 @@ from app.incidents.triage import MAX_INCIDENTS
 from app.platform.validation import Moment
 from app.web.bodies import ReadBody
 
-# Messages in ten minutes; further ones go into the next digest.
+# Limit of messages to a channel in ten minutes; further messages go into the next digest.
 RateLimit = Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
 
 
 class ChannelBody(BaseModel):
-    """A channel; which fields `config` has depends on its kind."""
+    """A channel; the fields of `config` depend on the kind of channel."""
 
     name: ShortText
     kind: ShortText
@@ -49,7 +49,7 @@ class ChannelBody(BaseModel):
 
 
 class ChannelPatchBody(BaseModel):
-    """What of a channel is to change; fields of `config` that are left out stay, null ones go."""
+    """Changes of a channel; absent fields of `config` are kept, null fields are removed."""
 
     name: ShortText | None = None
     config: dict[str, Any] | None = None
@@ -60,25 +60,25 @@ class ChannelPatchBody(BaseModel):
 
 
 class ChannelListBody(BaseModel):
-    """All channels by name."""
+    """All channels, sorted by name."""
 
     channels: list[ChannelView]
 
 
 class ResealedBody(BaseModel):
-    """How many channels were encrypted anew."""
+    """Number of channels whose secrets were encrypted with the newest key."""
 
     channels: int
 
 
 class DeliveryListBody(BaseModel):
-    """Deliveries, the newest first."""
+    """Deliveries, sorted from newest to oldest."""
 
     deliveries: list[DeliveryRow]
 
 
 class IncidentBody(BaseModel):
-    """An incident; `rules` are names by id, `facts` what its latest session said."""
+    """An incident; `rules` are rule names by id, `facts` are those of its latest session."""
 
     id: uuid.UUID
     job: str
@@ -114,7 +114,7 @@ class IncidentBody(BaseModel):
 
 
 class IncidentDetailBody(IncidentBody):
-    """An incident with its history, the oldest event first, and its latest 100 comments."""
+    """An incident with its history, from oldest to newest event, and its latest 100 comments."""
 
     events: list[EventRow]
     comments: list[Comment]
@@ -165,14 +165,14 @@ BY: Final = "The user who acts; taken from the sign-in where there is one."
 
 
 class AckBody(BaseModel):
-    """Who is at it."""
+    """The user who acknowledges or resolves an incident, and a note."""
 
     by: Person | None = Field(default=None, description=BY)
     note: Note | None = None
 
 
 class SilenceBody(BaseModel):
-    """A silence: its end, and its reason."""
+    """A silence: its end, its reason, and the user who sets it."""
 
     by: Person | None = Field(default=None, description=BY)
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
@@ -180,58 +180,58 @@ class SilenceBody(BaseModel):
 
 
 class SaidBody(BaseModel):
-    """A comment."""
+    """A comment on an incident."""
 
     words: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
     by: Person | None = Field(default=None, description=BY)
 
 
 class AssigneeBody(BaseModel):
-    """The new assignee; null: none."""
+    """The new assignee of an incident; null removes the assignee."""
 
     to: Person | None
     by: Person | None = Field(default=None, description=BY)
 
 
 class ManyBody(BaseModel):
-    """Incidents that an order is for."""
+    """The incidents that an order changes."""
 
     incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MAX_INCIDENTS)]
 
 
 class AcknowledgeManyBody(ManyBody, AckBody):
-    """Acknowledge them."""
+    """Acknowledge several incidents."""
 
     order: Literal["acknowledge"]
 
 
 class SilenceManyBody(ManyBody, SilenceBody):
-    """Silence them."""
+    """Silence several incidents."""
 
     order: Literal["silence"]
 
 
 class ResolveManyBody(ManyBody, AckBody):
-    """Resolve them."""
+    """Resolve several incidents."""
 
     order: Literal["resolve"]
 
 
 class UnacknowledgeManyBody(ManyBody):
-    """Take acknowledgements back."""
+    """Undo the acknowledgements of several incidents."""
 
     order: Literal["unacknowledge"]
     by: Person | None = Field(default=None, description=BY)
 
 
 class ReopenManyBody(ManyBody, AckBody):
-    """Take back that they are over."""
+    """Undo the resolutions of several incidents."""
 
     order: Literal["reopen"]
 
 
 class AssignManyBody(ManyBody, AssigneeBody):
-    """Say whose they are."""
+    """Set the assignee of several incidents."""
 
     order: Literal["assign"]
 
@@ -248,7 +248,7 @@ OrderBody = Annotated[
 
 
 class RuleBody(BaseModel):
-    """A rule."""
+    """An alert rule."""
 
     name: ShortText
     condition: Condition
@@ -267,19 +267,19 @@ class RuleBody(BaseModel):
 
 
 class StoredRuleBody(RuleBody, ReadBody):
-    """A rule and its id."""
+    """An alert rule and its id."""
 
     id: uuid.UUID
 
 
 class RuleListBody(BaseModel):
-    """All rules by name."""
+    """All alert rules, sorted by name."""
 
     rules: list[StoredRuleBody]
 
 
 class OutcomeBody(ReadBody):
-    """The outcome of an incident."""
+    """Cause, place, severity, times and value of an incident."""
 
     cause: str
     where: str
@@ -290,7 +290,7 @@ class OutcomeBody(ReadBody):
 
 
 class PreviewIncidentBody(OutcomeBody):
-    """An incident that would have been."""
+    """An incident that a previewed rule would have opened."""
 
     job: str
 
@@ -303,7 +303,7 @@ class SummarySectionBody(ReadBody):
 
 
 class SummaryBody(ReadBody):
-    """What a weekly rule would send of the last seven days."""
+    """The message that a weekly rule would send about the last seven days."""
 
     title: str
     sections: tuple[SummarySectionBody, ...]
@@ -311,7 +311,7 @@ class SummaryBody(ReadBody):
 
 
 class PreviewBody(BaseModel):
-    """What a rule would have done since then."""
+    """The incidents that a rule would have opened in the previewed time."""
 
     since: datetime
     jobs: int

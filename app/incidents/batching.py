@@ -1,4 +1,4 @@
-"""Use case: create deliveries for the news of groups, start those that are due, and make digests.
+"""Use case: create deliveries of groups with news, start due deliveries, and make digests.
 
 A group is flushed when its `flush_at` has come: each channel with news, or something to repeat,
 gets a delivery, all with the same number. The content of a delivery is fixed only by its first
@@ -6,11 +6,12 @@ attempt, so that a channel that was unavailable gets the present state and not t
 same reason a group has at most one untried delivery to a channel, and news supersedes those that
 failed before.
 
-Digests. A channel gets `alert_digest_above` messages a minute one by one. Further ones wait for the
-end of the minute, and those above the channel's own limit (`per_10_min`) for as long as that takes;
-then one digest carries them all. Each group keeps its own delivery, whose content is fixed with the
-others and whose outcome is the digest's. One of them, the carrier, is sent and retried; the others,
-its riders (`digest_id`), stay ``sending`` until it is over.
+Digests. A channel gets up to `alert_digest_above` messages a minute as single messages. Further
+messages wait for the end of the minute, and messages above the channel's own limit (`per_10_min`)
+until the limit allows a message; then one digest contains them all. Each group keeps its own
+delivery, whose content is fixed together with the others and whose outcome is that of the digest.
+One of the deliveries, the carrier, is sent and retried; the others, its riders (`digest_id`), stay
+``sending`` until the carrier is finished.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from app.platform.database.task_runs import DELIVER_ALERT
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.outbound import delay_before
 
-# Windows in which messages to a channel are counted.
+# Time windows in which messages to a channel are counted for its limits.
 STORM_WINDOW: Final = timedelta(minutes=1)
 LIMIT_WINDOW: Final = timedelta(minutes=10)
-# Groups in one digest: each stays locked while the message is made.
+# Maximum number of groups in one digest, as each group stays locked while the message is made.
 MAX_GROUPS: Final = 200
 
 RIDES: Final = AlertDelivery.digest_id.is_not(None) & (AlertDelivery.digest_id != AlertDelivery.id)
 
 
 def startable(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple[int, bool]:
-    """Return how many untried messages may be sent now, and whether as one digest.
+    """Return the number of untried messages to send now, and whether they go as one digest.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def startable(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
 
 
 def bundle(tx: UnitOfWork, ids: Sequence[uuid.UUID]) -> uuid.UUID:
-    """Make the first of the started deliveries the carrier of the others; return its id."""
+    """Make the first started delivery the carrier of the others in a digest; return its id."""
     carrier = ids[0]
     tx.session.execute(
         update(AlertDelivery)
@@ -88,7 +89,7 @@ def bundle(tx: UnitOfWork, ids: Sequence[uuid.UUID]) -> uuid.UUID:
 
 
 def riders_of(tx: Reads, carrier: AlertDelivery) -> list[AlertDelivery]:
-    """Return the riders of a carrier that are still ``sending``."""
+    """Return the deliveries in a carrier's digest that are still ``sending``."""
     if carrier.digest_id != carrier.id:
         return []
     return list(
@@ -105,7 +106,7 @@ def riders_of(tx: Reads, carrier: AlertDelivery) -> list[AlertDelivery]:
 
 
 def groups_of(tx: Reads, delivery_id: uuid.UUID) -> list[uuid.UUID]:
-    """Return the groups of a delivery and its riders, in the order of their locks."""
+    """Return the groups of a delivery and of its riders, sorted in locking order."""
     carrier = aliased(AlertDelivery)
     return list(
         tx.session.execute(
@@ -122,7 +123,7 @@ def groups_of(tx: Reads, delivery_id: uuid.UUID) -> list[uuid.UUID]:
 
 
 def release_orphans(tx: UnitOfWork) -> int:
-    """Let riders without a carrier wait for a message of their own; return how many.
+    """Let riders without a carrier wait for a message of their own; return their number.
 
     The carrier was given up with its channel, or deleted with its job.
     """
@@ -144,7 +145,7 @@ def release_orphans(tx: UnitOfWork) -> int:
 
 
 def digest(carrier: Message, messages: Sequence[Message]) -> Message:
-    """Return one message with the alerts of several, the worst first, under the carrier's id.
+    """Return one message with the alerts of several, worst first, under the carrier's id.
 
     Parameters
     ----------
@@ -157,15 +158,16 @@ def digest(carrier: Message, messages: Sequence[Message]) -> Message:
     return replace(carrier, digest=True).with_alerts(alerts)
 
 
-# Concurrent deliveries of one channel. A channel that hangs occupies as many threads of a worker,
-# for one attempt each.
+# Maximum of concurrent deliveries of one channel. A receiver that does not answer occupies this
+# number of a worker's threads, for the duration of one attempt each.
 IN_FLIGHT: Final = 3
-# From this number of consecutive failures on one at a time, after more with a pause before each.
+# From this number of consecutive failures, a channel gets one delivery at a time; after further
+# failures a pause precedes each delivery.
 SUSPECT_FAILURES: Final = 3
 
 
 def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
-    """Create the deliveries of a group that is due; return the channels that got one."""
+    """Create the deliveries of a due group; return the channels that got a delivery."""
     with container.uow() as tx:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.flush_at is None or group.flush_at > tx.now:
@@ -181,7 +183,7 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
 def _create_deliveries(
     container: Container, tx: UnitOfWork, group: AlertGroup
 ) -> tuple[set[uuid.UUID], bool]:
-    """Return the channels that got a delivery, and whether anything is left to repeat."""
+    """Return the channels that got a delivery, and whether a message has to be repeated later."""
     snapshot = group_snapshot(tx, group)
     intervals = timing(container.settings)
     channels = tx.session.execute(
@@ -207,7 +209,7 @@ def _create_deliveries(
             continue
         tx.session.execute(
             update(AlertDelivery)
-            # A carrier stays, as it holds the news of its riders.
+            # A carrier is not superseded, because it holds the news of its riders.
             .where(
                 *here,
                 AlertDelivery.state == DeliveryState.WAITING,
@@ -235,10 +237,10 @@ def _create_deliveries(
 
 
 def pump(container: Container, channel_id: uuid.UUID) -> int:
-    """Start due deliveries of a channel, as many as its limits allow; return how many.
+    """Start due deliveries of a channel within its limits; return the number started.
 
-    A delivery starts only when no earlier one of its group to this channel is open. The lock on the
-    channel keeps two workers from starting one twice, or too many.
+    A delivery starts only if no earlier delivery of its group to this channel is open. The lock on
+    the channel prevents that two workers start the same delivery, or too many deliveries.
     """
     with container.uow() as tx:
         channel = tx.session.execute(
@@ -286,7 +288,7 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
         chosen = tried + untried[: may if as_digest else min(may, slots - len(tried))]
         if not chosen:
             return 0
-        # The state is checked again: a flush may have superseded it since it was selected.
+        # Check the state again: a flush may have superseded the delivery since it was selected.
         started = tx.session.execute(
             update(AlertDelivery)
             .where(AlertDelivery.id.in_(chosen), AlertDelivery.state == DeliveryState.WAITING)
@@ -315,23 +317,23 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
 
 
 def pause_after(failures: int) -> timedelta:
-    """Return the pause of a channel after a number of consecutive failures."""
+    """Return the pause between deliveries of a channel after a number of consecutive failures."""
     if failures <= SUSPECT_FAILURES + 1:
         return timedelta(0)
     return timedelta(seconds=min(60, 2 ** min(10, failures - SUSPECT_FAILURES - 1)))
 
 
-# Attempt whose delay (see `delay_before`) applies to a message whose workers were killed.
+# A message whose worker was killed waits for the delay after this attempt (see `delay_before`).
 DELAY: Final = 3
 
 
 def waiting_when_dead(
     table: type[AlertDelivery | WeeklySummary],
 ) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
-    """Return a callback that lets a message wait after its task run died.
+    """Return a callback that sets a message to waiting after its task run died.
 
-    The message may have arrived or not; the next attempt has the same id. It is given up only when
-    its time is over.
+    The message may have arrived; the next attempt has the same id. It is given up only after its
+    time limit.
     """
 
     def follow(

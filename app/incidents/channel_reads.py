@@ -19,14 +19,14 @@ from app.platform.database.unit_of_work import Reads
 
 DISABLED_BY_PERSON: Final = "disabled by hand"
 
-# Consecutive failures from which a channel counts as dead.
+# Number of consecutive failures from which a channel counts as dead.
 FAILING: Final = 3
 COUNTED_FOR: Final = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """A channel; of its secrets only their names, and the host of those that are addresses."""
+    """A channel, with the names of its secrets and the hosts of secret addresses."""
 
     id: uuid.UUID
     name: str
@@ -34,8 +34,8 @@ class ChannelView:
     audience: Audience
     selector: Selector
     config: Mapping[str, Any]  # what may be shown
-    # Names of the secrets that are set, with the host of those that are addresses; empty if
-    # they cannot be decrypted.
+    # Names of the secrets that are set, with the host of each secret that is an address; empty if
+    # the secrets cannot be decrypted.
     secrets: Mapping[str, str | None]
     readable: bool  # whether the worker that looked last could decrypt them with its keys
     enabled: bool
@@ -51,25 +51,25 @@ class ChannelView:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Deliveries of a channel in the last 24 hours, and the outcome of the latest attempt."""
+    """Counts of a channel's deliveries in the last 24 hours, and its latest outcome."""
 
     delivered: int = 0
     failed: int = 0
     status: int | None = None  # of the receiver's answer
-    # error, answer: our sentence on a failure, and the beginning of what the receiver said
+    # error, answer: our message about a failure, and the beginning of the receiver's answer
     error: str | None = None
     answer: str | None = None
 
 
 def is_dead(*, readable: bool, enabled: bool, disabled_reason: str | None, failures: int) -> bool:
-    """Return whether a channel delivers nothing although no person disabled it."""
+    """Return whether a channel delivers nothing although no user disabled it."""
     if not enabled:
         return disabled_reason != DISABLED_BY_PERSON
     return not readable or failures >= FAILING
 
 
 def list_channels(tx: Reads) -> list[ChannelView]:
-    """Return all channels by name."""
+    """Return all channels, sorted by name."""
     return [_view(row) for row in tx.session.execute(_channels())]
 
 
@@ -87,7 +87,7 @@ def get_channel(tx: Reads, channel_id: uuid.UUID) -> ChannelView:
 
 
 def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, Tally]]:
-    """Return all channels by name, and tallies of those with deliveries."""
+    """Return all channels sorted by name, and the tallies of channels with deliveries."""
     state = AlertDelivery.state
     recent = AlertDelivery.created_at >= func.now() - COUNTED_FOR
     counted = (
@@ -100,7 +100,7 @@ def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, 
         .group_by(AlertDelivery.channel_id)
         .subquery()
     )
-    # A delivery that waits for another attempt has not finished.
+    # A delivery that waits for another attempt has no finish time.
     moment = func.coalesce(AlertDelivery.finished_at, AlertDelivery.next_attempt_at)
     latest = (
         select(

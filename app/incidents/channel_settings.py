@@ -1,4 +1,4 @@
-"""Configurations of channels: validation, test messages, and deliveries that did not arrive."""
+"""Channel configurations: validation, test messages, and deliveries that did not arrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from app.platform.settings import Settings
 from app.platform.validation import field_faults
 
 PORTS: Final = {"http": 80, "https": 443}
-# Limit of a DNS lookup while a user waits.
+# Time limit in seconds of a DNS lookup while a user waits.
 LOOK_UP_S: Final = 3.0
 
 
@@ -43,7 +43,7 @@ def split_config(
     config: Mapping[str, Any],
     refusal: type[PacelineError],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the public part of a configuration, and its secrets.
+    """Return the public fields of a configuration, and its secret fields.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def split_config(
     secret : collection of str
         Names of its secret fields.
     refusal : type of PacelineError
-        Raised where it is not valid.
+        Error that is raised if the configuration is invalid.
     """
     try:
         valid = of.validate_python(dict(config), extra="forbid")
@@ -68,14 +68,14 @@ def split_config(
 def refuse_private(
     settings: Settings, config: Mapping[str, Any], refusal: type[PacelineError]
 ) -> None:
-    """Refuse addresses in forbidden networks when a configuration is saved.
+    """Refuse addresses in forbidden networks before a configuration is saved.
 
     A host name that cannot be resolved now passes: it is resolved and checked at each attempt.
 
     Parameters
     ----------
     refusal : type of PacelineError
-        Raised for a forbidden address.
+        Error that is raised for a forbidden address.
     """
     address_guard = guard(settings)
     faults = []
@@ -112,10 +112,10 @@ _CAUSE: Final = next(name for name, kind in KINDS.items() if kind.alerts_alone)
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """The receiver's answer to an example."""
+    """The receiver's answer to a test message."""
 
     delivered: bool
-    # code, error: why not
+    # code, error: reason of a failure
     code: str | None
     error: str | None
     status: int | None  # of the receiver's answer
@@ -153,7 +153,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
 
 
 def example(container: Container, receiver: str, now: datetime, url: str) -> Message:
-    """Return an example of a message, marked as a test.
+    """Return an example message that is marked as a test.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ class Undelivered:
 
 
 def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[Undelivered], int]:
-    """Return open deliveries and those that failed in the last seven days, and their number."""
+    """Return open deliveries and those failed in the last seven days, and their number."""
     later = aliased(AlertDelivery)
     overtaken = exists().where(
         later.channel_id == AlertDelivery.channel_id,

@@ -26,9 +26,9 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.names import lookalike
 
-# Default of messages in ten minutes.
+# Default limit of messages to a channel in ten minutes.
 RATE_LIMIT: Final = 10
-# Largest value of that limit.
+# Largest limit of messages in ten minutes that a user may set.
 MOST_MESSAGES: Final = 100_000
 
 
@@ -43,7 +43,7 @@ def create_channel(  # noqa: PLR0913 - fields of a channel
     enabled: bool = True,
     rate_limit: int = RATE_LIMIT,
 ) -> ChannelView:
-    """Create a channel; it gets what fires from now on.
+    """Create a channel; it gets the incidents that fire from now on.
 
     Raises
     ------
@@ -93,13 +93,13 @@ def update_channel(  # noqa: PLR0913 - fields of a channel
     enabled: bool | None = None,
     rate_limit: int | None = None,
 ) -> ChannelView:
-    """Change the given fields; null removes a field of `config`, others there stay.
+    """Change the given fields; null removes a field of `config`, absent fields are kept.
 
     Raises
     ------
     NotFoundError, InvalidChannelError, ConflictError
     """
-    # Before the transaction, as it waits for DNS.
+    # Called before the transaction, because it waits for DNS.
     refuse_private(container.settings, config or {}, InvalidChannelError)
     try:
         with container.uow() as tx:
@@ -137,7 +137,7 @@ def update_channel(  # noqa: PLR0913 - fields of a channel
                 container.principal,
                 Action.CHANGED,
                 f"channel {row.name}",
-                # Names of the settings only: values may be secrets.
+                # The audit log gets the names of the settings only, because values may be secrets.
                 detail=", ".join(key for key, value in given.items() if value is not None),
             )
     except IntegrityError as error:
@@ -160,7 +160,7 @@ def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
 
 
 def reseal(container: Container) -> int:
-    """Encrypt the secrets of all channels with the newest key; return their number."""
+    """Encrypt the secrets of all channels with the newest key; return the number of channels."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(AlertChannel).order_by(AlertChannel.id).with_for_update(key_share=True)
@@ -185,14 +185,14 @@ def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
 
 
 def _store_secrets(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
-    """Encrypt secrets into a row, with their hints."""
+    """Encrypt secrets into a channel's row, with their public hints."""
     row.secrets = seal(container.settings, secrets)
     row.secret_hints = hints(secrets)
     row.readable = True
 
 
 def _enable(row: AlertChannel) -> None:
-    """Enable a channel; it gets all open incidents again."""
+    """Enable a channel; all open incidents are sent to it again."""
     row.enabled = True
     row.generation += 1
     row.disabled_reason = None

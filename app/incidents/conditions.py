@@ -1,4 +1,4 @@
-"""Evaluation of alert rules: a pure function (history, rules, now) to transitions of incidents.
+"""Evaluation of alert rules: a pure function of history, rules and time to incident transitions.
 
 No counters are kept between sessions. Each evaluation reads the job's latest sessions in their own
 order: the result is the same in whatever order they were analyzed, whichever rule was edited in
@@ -49,7 +49,7 @@ HANG_GONE: Final = "the hang was deleted"
 
 
 def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
-    """Open and confirm at once the incident of a hang; a later hang of it joins the incident."""
+    """Open and confirm the incident of a hang at once; a later hang joins the open incident."""
     hang = board.job.hang
     if hang is None or hang.confidence < condition.confidence or not hang.is_going_on(board.now):
         return
@@ -66,7 +66,7 @@ def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
 
 
 def settle_hang(board: Board, incident: Incident) -> None:
-    """End the incident of a hang that is over or deleted."""
+    """End the incident of a hang that ended or was deleted."""
     hang = board.job.hang
     if hang is None:
         board.put(clear(incident, board.now, HANG_GONE), "resolved")
@@ -85,7 +85,7 @@ UNHEARD: Final = "nothing more was heard of the pulse"
 
 
 def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> None:
-    """Open, hold and confirm the incidents of ongoing notices that a rule selects."""
+    """Open, hold and confirm incidents for the ongoing notices that a rule selects."""
     settled = board.job.since.get(rule.id)
     if board.job.is_finished:
         return
@@ -114,7 +114,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
 
 
 def settle_notice(board: Board, incident: Incident) -> None:
-    """End the incident of a notice that is over, cleared by a session, or deleted."""
+    """End the incident of a notice that ended, that a session cleared, or that was deleted."""
     if incident.notice is None:
         return
     notice = _latest(board, incident.notice)
@@ -154,12 +154,12 @@ def _selects(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
 
 
 def _cause(notice: NoticeFacts) -> str:
-    """Return the cause of a notice's incident; a standstill in the pulse is a hang."""
+    """Return the cause of a notice's incident; a pulse without progress is a hang."""
     return HANG_CAUSE if notice.stands_still else notice.kind
 
 
 def _incident_of_notice(board: Board, notice: NoticeFacts) -> Incident | None:
-    """Return the open incident of a notice, else the one of its place."""
+    """Return the open incident of a notice, else that of the same cause and place."""
     for incident in board.present():
         if incident.notice is not None and incident.notice.key == notice.key:
             return incident
@@ -170,10 +170,10 @@ def _latest(board: Board, of: NoticeFacts) -> NoticeFacts | None:
     return next((notice for notice in board.job.notices if notice.key == of.key), None)
 
 
-# Sessions that an evaluation reads: enough for baselines and the longest `consecutive`.
+# Number of sessions that an evaluation reads, enough for baselines and the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
 
-# Interval of evaluations of a silent job while its incident is open.
+# Interval between evaluations of a silent job while its incident is open.
 SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
@@ -184,7 +184,7 @@ JOB_FINISHED: Final = "the job said that it ended"
 
 @dataclass(frozen=True, slots=True)
 class _RuleReadings:
-    """A rule with its readings of the sessions that count for it."""
+    """A rule with its readings of the sessions that count for the rule."""
 
     rule: Rule
     history: Sequence[Facts]
@@ -192,7 +192,7 @@ class _RuleReadings:
 
     @property
     def streak(self) -> int:
-        """Return for how many of the latest sessions in a row the condition held."""
+        """Return the number of latest sessions in a row for which the condition held."""
         count = 0
         for reading in reversed(self.readings):
             if reading.level is Level.UNKNOWN:
@@ -214,7 +214,7 @@ class _RuleReadings:
 def evaluate(
     job: JobState, rules: Sequence[Rule], now: datetime, new_id: Callable[[], UUID]
 ) -> list[IncidentChange]:
-    """Return the changes of a job's incidents by its sessions and the time since the last one.
+    """Return the changes of a job's incidents, from its sessions and the time since the latest.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def evaluate(
         for rule in selected
         if not isinstance(rule.condition, NoData | Hanging | Noticed)
     }
-    # First, so that sessions with the same finding join the incident of the notice.
+    # Notices come first, so that sessions with the same finding join the notice's incident.
     for rule in selected:
         if isinstance(rule.condition, Noticed | Hanging):
             apply_notices(board, rule, rule.condition)
@@ -255,7 +255,7 @@ def evaluate(
 
 
 def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime | None:
-    """Return the next time at which an evaluation without new data may change something, or None.
+    """Return the next time at which an evaluation without new data may change incidents, or None.
 
     Parameters
     ----------
@@ -272,7 +272,8 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
         if incident.hang is not None:
             times.append(incident.hang.changed_at + HANG_LOST_AFTER + timedelta(seconds=1))
         if incident.cause == NO_DATA_CAUSE:
-            # Sessions that fail analysis trigger no evaluation.
+            # Sessions whose analysis fails trigger no evaluation, so evaluate again after an
+            # interval.
             times.append(now + SILENT_JOB_EVERY)
         if (
             incident.state is IncidentState.FIRING
@@ -290,7 +291,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
 
 
 def _silence_times(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
-    """Return when rules declare the job silent, without a session until then."""
+    """Return the times at which rules declare the job silent if no session arrives before."""
     times = []
     for rule in rules:
         if isinstance(rule.condition, NoData) and rule.enabled and job.received:
@@ -337,13 +338,13 @@ def _apply(board: Board, read: _RuleReadings) -> None:
 
 
 def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
-    """Return the open incidents of a cause; a new one if there is none."""
+    """Return the open incidents of a cause; a new incident if none is open."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
     if same:
         return same
     if blamed.cause == UNKNOWN:
-        # A session with an unknown cause does not prove that the known one is gone.
+        # A session with an unknown cause does not prove that the incident's known cause is gone.
         held = [incident for incident in present if rule.id in incident.rules]
         if held:
             return held
@@ -351,9 +352,9 @@ def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[I
 
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
-    """Compare with all blamed places: which of them is the worst changes by chance."""
+    """Compare with all blamed places, because the worst place changes by chance."""
     if incident.notice is not None:
-        # The session recorded for the notice diagnosed it, at whatever place.
+        # The session recorded for the notice diagnosed this cause, at whatever place.
         return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False
@@ -363,7 +364,7 @@ def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
 def _escalate_by_value(
     board: Board, rule: Rule, incident: Incident, value: float | None, lost: float | None
 ) -> None:
-    """Escalate an incident by its rule's value, or by the GPU-hours lost each hour."""
+    """Escalate an incident by its rule's value, or by the job's GPU-hours lost each hour."""
     plan = rule.escalation
     if plan is None or incident.escalated_at or not can(incident.state, Trigger.ESCALATE):
         return
@@ -380,7 +381,7 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
     fingerprint = fingerprint_of(job.job, NO_DATA_CAUSE, "")
     incident = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
     silent_min = (board.now - job.received[-1]) / timedelta(minutes=1)
-    # The value stays as it was first, so that evaluations without news change nothing.
+    # The value is kept as first stored, so that evaluations without news change nothing.
     value = incident.value if incident.value is not None else round(silent_min, 1)
     if rule.id not in incident.rules or incident.value is None:
         last = job.history[-1].without_verdict if job.history else None
@@ -406,7 +407,7 @@ def _settle(
     rules: Mapping[UUID, Rule],
     reads: Mapping[UUID, _RuleReadings],
 ) -> None:
-    """End an incident whose conditions no longer hold."""
+    """End an incident if its conditions no longer hold."""
     holders = [rules[id_] for id_ in incident.rules if id_ in rules]
     if not holders:
         board.put(clear(incident, board.now, RULE_GONE), "resolved")
@@ -438,7 +439,7 @@ def _settle(
 
 
 def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
-    """Return the number of latest sessions in a row without an incident, by one of its rules."""
+    """Return the number of latest sessions in a row that are clear for an incident's rule."""
     count = 0
     for reading in reversed(read.readings):
         if reading.level is Level.UNKNOWN:
@@ -457,7 +458,7 @@ def _still_holds(incident: Incident, reading: Reading) -> bool:
 
 
 def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
-    """End silences that expired, and escalate incidents that were not acknowledged in time."""
+    """End expired silences, and escalate incidents that were not acknowledged in time."""
     if (
         incident.state is IncidentState.SILENCED
         and incident.silence is not None
@@ -480,14 +481,14 @@ def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) ->
             return
 
 
-# Lost share of the time below which a session is healthy.
+# A session that loses less than this share of its time is healthy.
 _HEALTHY_BELOW: Final = 0.02
-# Share of the growth in the pulse from which the steps of a session count as slow.
+# Share of the step time's growth in the pulse from which a session's steps count as slow.
 _OF_GROWTH: Final = 0.5
 
 
 def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
-    """Return the outcome of a notice by a session recorded for it, and the diagnosed cause.
+    """Return the outcome of a notice from a session recorded for it, and the diagnosed cause.
 
     A cause at the notice's ranks or hosts confirms it, as any cause does for a notice without
     ranks. A cause elsewhere explains it. Without a cause the length of the steps decides.
@@ -524,7 +525,7 @@ def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | Non
 
 
 def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:
-    """Return whether steps are about as long as noticed; True if their time is unknown."""
+    """Return whether a session's steps are about as long as in the notice; True if unknown."""
     if facts.step_time_s is None or notice.baseline_s is None or notice.step_s is None:
         return True
     grew = max(notice.step_s / notice.baseline_s - 1, _HEALTHY_BELOW)

@@ -59,7 +59,7 @@ from app.platform.tasks.runs import finish
 from app.sessions.models.reports import read_heatmaps
 from app.sessions.models.tables import StoredReport
 
-# Reads the actions that wait for approval on the given machines, by machine.
+# Returns the actions that wait for approval on the given machines, grouped by machine.
 PendingActions: TypeAlias = Callable[[Reads, Collection[str]], Mapping[str, list[PendingAction]]]
 
 
@@ -80,7 +80,7 @@ def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Store the message of a delivery and of its riders; False if nothing is to be sent."""
+    """Store the messages of a delivery and of its riders; return False if nothing is to be sent."""
     messages = []
     carrier: Message | None = None
     for row in (delivery, *riders_of(tx, delivery)):
@@ -95,7 +95,7 @@ def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     if not messages:
         return False
     if carrier is None:
-        # Its own group has no news any more: the digest holds the messages of its riders alone.
+        # The carrier's own group has no news any more: the digest holds only the riders' messages.
         carrier = replace(messages[0], id=delivery.id, number=delivery.number)
         delivery.content = CONTENT.dump_python(
             _content_now(tx, groups[delivery.group_id], delivery, channel), mode="json"
@@ -108,7 +108,7 @@ def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
 def _content_now(
     tx: UnitOfWork, group: AlertGroup | None, delivery: AlertDelivery, channel: AlertChannel
 ) -> Content:
-    """Return the content of a group for a channel at present."""
+    """Return the present content of a group's message to a channel."""
     if group is None:
         return Content()
     now = group_snapshot(tx, group)
@@ -126,7 +126,7 @@ def _fix_message(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     channel: AlertChannel,
     pending_actions: PendingActions,
 ) -> bool:
-    """Store content and message of one delivery; False if nothing is to be sent."""
+    """Store content and message of one delivery; return False if nothing is to be sent."""
     snapshot = group_snapshot(tx, group)
     heard = audience_of(tx, channel, group.id, without=delivery.id)
     meant = with_notified(tx, snapshot.incidents_for(channel), heard)
@@ -167,7 +167,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTarget:
-    """The part of a channel that an attempt needs."""
+    """The fields of a channel that an attempt needs."""
 
     id: uuid.UUID
     name: str
@@ -229,7 +229,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
 
 
 def open_channel(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
-    """Return a channel's kind and its whole configuration.
+    """Return a channel's kind and its configuration, with the secrets decrypted.
 
     Raises
     ------
@@ -238,25 +238,25 @@ def open_channel(container: Container, target: DeliveryTarget) -> tuple[ChannelK
     """
     kind = KINDS[target.kind]
     if kind is APPRISE and not apprise_is_usable(container.settings):
-        # Not permanent: the operator may allow it again.
+        # A temporary failure, because the operator may allow Apprise again.
         raise DeliveryError("apprise.off", NO_APPRISE)
     try:
         config = kind.config.validate_python(
             target.config | unseal(container.settings, target.secrets)
         )
     except SecretKeyError as error:
-        # Not permanent: it is sent once the operator restores the key.
+        # A temporary failure, because the message can be sent once the operator restores the key.
         raise DeliveryError(error.stable_code, error.message) from error
     return kind, config
 
 
 def apprise_is_usable(settings: Settings) -> bool:
-    """Return whether the operator allows Apprise and has installed it."""
+    """Return whether Apprise is allowed by the operator and installed."""
     return settings.alert_apprise and is_installed()
 
 
 def guard(settings: Settings) -> AddressGuard:
-    """Return the guard with the networks that the operator allows."""
+    """Return the address guard, with the networks that the operator allows."""
     return AddressGuard(
         tuple(ipaddress.ip_network(text) for text in settings.alert_allowed_networks)
     )
@@ -265,7 +265,7 @@ def guard(settings: Settings) -> AddressGuard:
 def _start(
     container: Container, claim: Claim, pending_actions: PendingActions
 ) -> tuple[uuid.UUID | None, _Started | None]:
-    """Return the channel's id and the message to send, if any."""
+    """Return the channel's id and the message to send; None if there is no message."""
     with container.uow() as tx:
         groups = {id_: lock_group(tx, id_) for id_ in groups_of(tx, claim.subject_id)}
         delivery = tx.session.get(AlertDelivery, claim.subject_id)
@@ -289,12 +289,12 @@ def _start(
 
 
 def target_of(channel: AlertChannel) -> DeliveryTarget:
-    """Return the part of a channel that an attempt needs."""
+    """Return the fields of a channel that an attempt needs."""
     return DeliveryTarget(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
 
 
 def _picture(container: Container, message: Message) -> bytes | None:
-    """Return the heatmap of the leading alert's session, if there is one."""
+    """Return the heatmap of the session of the message's first alert, or None."""
     facts = message.main.facts
     if facts is None or facts.slowdown is None or message.test or not message.firing:
         return None
@@ -361,7 +361,7 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
 def _finish_and_lock(
     tx: UnitOfWork, claim: Claim
 ) -> tuple[AlertDelivery | None, AlertChannel | None]:
-    """Finish the task run; return delivery and channel, locked, or None if deleted."""
+    """Finish the task run; return delivery and channel, locked, or None if they were deleted."""
     finish(tx, claim)
     row = tx.session.execute(
         select(AlertDelivery.group_id, AlertDelivery.channel_id).where(
@@ -415,7 +415,7 @@ def _has_newer(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
 
 
 def disable(tx: UnitOfWork, channel: AlertChannel, reason: str) -> int:
-    """Disable a channel that is locked, give its deliveries up, and return how many those were."""
+    """Disable a locked channel and give its deliveries up; return the number of deliveries."""
     channel.enabled = False
     channel.disabled_reason = reason
     given_up = tx.session.execute(

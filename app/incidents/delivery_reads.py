@@ -1,4 +1,4 @@
-"""Deliveries: reads of them, and the use case that sends one again."""
+"""Reads of deliveries, and the use case that sends a delivery again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.web.lists import Column, Listing, read
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """A delivery; `id` is what its receiver was told as well."""
+    """A delivery; its receiver was sent the same `id`."""
 
     id: uuid.UUID
     channel_id: Annotated[uuid.UUID, Column(csv=None)]
@@ -39,18 +39,18 @@ class DeliveryRow:
         Column(case((AlertDelivery.state == DeliveryState.WAITING, AlertDelivery.next_attempt_at))),
     ]
     finished_at: datetime | None
-    # error_code, error: of the last attempt
+    # error_code, error: error of the last attempt
     error_code: str | None
     error: str | None
     answer_status: int | None
     answer: str | None  # what the receiver said last
-    # None before the first attempt.
+    # None before the first attempt, which makes the message.
     message: Annotated[Message | None, Column(), Field(exclude=True)]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def title(self) -> str | None:
-        """Return the title of its message."""
+        """Return the title of the delivery's message."""
         return None if self.message is None else self.message.title
 
 
@@ -74,7 +74,7 @@ def list_deliveries(
     state: DeliveryState | None = None,
     job: str | None = None,
 ) -> list[DeliveryRow]:
-    """Return deliveries, the newest first."""
+    """Return deliveries, sorted from newest to oldest."""
     where: list[ColumnElement[bool]] = []
     if channel is not None:
         where.append(AlertDelivery.channel_id == channel)
@@ -86,7 +86,7 @@ def list_deliveries(
 
 
 def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
-    """Send a failed or waiting delivery again at once, under its id.
+    """Send a failed or waiting delivery again at once, under the same id.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         if not channel.enabled:
             raise ConflictError("The channel is disabled.", code="delivery.channel_disabled")
         delivery.state = DeliveryState.WAITING
-        # Its own message, not the digest that it was part of.
+        # Send the delivery's own message, not the digest that contained it.
         delivery.digest_id = None
         delivery.next_attempt_at = tx.now
         delivery.finished_at = None

@@ -59,7 +59,7 @@ def evaluate_session(container: Container, tx: UnitOfWork, session_id: uuid.UUID
 
 
 def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
-    """Evaluate a job because time passed or a rule changed; False if it is not due."""
+    """Evaluate a job because time passed or a rule changed; return False if it is not due."""
     with container.uow() as tx:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.look_at is None or group.look_at > tx.now:
@@ -86,14 +86,14 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)
 
 
-# Returns the change of an incident by an order, or None if it has that state already.
+# Returns the change that an order makes to an incident, or None if it changes nothing.
 Order = Callable[[Incident, datetime], IncidentChange | None]
 # Returns the members of leads that an order applies to as well.
 MembersOf = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
-# Actions of the audit log, by event.
+# Action names in the audit log, by event of an incident.
 ACTIONS: Final = {
     "acknowledged": Action.ACKNOWLEDGED,
     "unacknowledged": Action.UNACKNOWLEDGED,
@@ -105,7 +105,7 @@ ACTIONS: Final = {
 
 
 def acknowledging(who: Principal) -> Order:
-    """Return the order to acknowledge an incident; on an acknowledged one it does nothing."""
+    """Return the order to acknowledge an incident; an acknowledged incident stays as it is."""
 
     def order(incident: Incident, _now: datetime) -> IncidentChange | None:
         if incident.state is IncidentState.ACKNOWLEDGED:
@@ -116,14 +116,14 @@ def acknowledging(who: Principal) -> Order:
 
 
 def unacknowledging(incident: Incident, _now: datetime) -> IncidentChange | None:
-    """Undo an acknowledgement; nothing for a firing incident."""
+    """Undo an acknowledgement; a firing incident stays as it is."""
     if incident.state is IncidentState.FIRING:
         return None
     return IncidentChange(unacknowledge(incident), incident.state, "unacknowledged")
 
 
 def reopening(incident: Incident, now: datetime) -> IncidentChange | None:
-    """Undo a resolution; nothing for an open incident."""
+    """Undo a resolution; an open incident stays as it is."""
     if incident.state is not IncidentState.RESOLVED:
         return None
     return IncidentChange(reopen(incident, now), incident.state, "reopened")
@@ -157,7 +157,7 @@ def resolving(who: Principal, note: str | None) -> Order:
 def acknowledge_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """Acknowledge an incident: its messages are not repeated.
+    """Acknowledge an incident, so that its messages are not repeated.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def silence_incident(
     reason: str,
     by: str | None = None,
 ) -> IncidentView:
-    """Silence an incident until a time, even if it ends and returns meanwhile.
+    """Silence an incident until a time, even if it ends and returns before.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def silence_incident(
 def end_incident_silence(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None
 ) -> IncidentView:
-    """End the silence of an incident; its message is due at once.
+    """End the silence of an incident, so that its message is due at once.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def end_incident_silence(
 def resolve_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """Resolve an incident; sessions until now no longer count for its rules.
+    """Resolve an incident; sessions up to now no longer count for its rules.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def resolve_incident(
 def reopen_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
-    """Undo a resolution, with members that ended with it: its sessions count again.
+    """Undo a resolution, also of members that ended with it: the earlier sessions count again.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def apply_order(  # noqa: PLR0913 - an order, and who gives it
     who: Principal,
     note: str | None,
 ) -> None:
-    """Store a user's order for an incident whose group is locked.
+    """Store a user's order on an incident whose group is locked.
 
     Raises
     ------
@@ -275,7 +275,8 @@ def apply_order(  # noqa: PLR0913 - an order, and who gives it
     if change.event == "resolved" and change.incident.hang is not None:
         mark_hangs_over(tx, group.job_id, tx.now, who.name)
     record(tx, who, ACTIONS[change.event], audit_name(tx, group, change.incident), detail=note)
-    # The evaluation sets the next time: the end of a silence, or none after a resolution.
+    # An evaluation now sets the next evaluation time: the end of a silence, or none after a
+    # resolution.
     group.look_at = tx.now
 
 
@@ -314,7 +315,7 @@ def _execute(  # noqa: PLR0913 - an order, who gives it, and for which incidents
 def lock_incidents(
     tx: UnitOfWork, ids: Collection[uuid.UUID]
 ) -> list[tuple[AlertGroup, AlertIncident]]:
-    """Return incidents with their groups, locked in the order of ids, which avoids deadlocks.
+    """Return incidents with their groups, locked in order of their ids, which avoids deadlocks.
 
     Raises
     ------
@@ -334,6 +335,6 @@ def lock_incidents(
     ).scalars()
     with_groups = [(groups[row.group_id], row) for row in rows]
     if len(with_groups) < len(existing) or None in groups.values():
-        # Deleted with its job while this transaction waited for locks.
+        # The incident was deleted with its job while this transaction waited for locks.
         raise no_incident(min(ids))
     return [(group, row) for group, row in with_groups if group is not None]

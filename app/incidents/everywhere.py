@@ -1,4 +1,4 @@
-"""Reads across pages: incidents of several projects, the navigation, the onset of a slowdown."""
+"""Reads across projects: open incidents, counts in the navigation, the onset of a slowdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SEVERAL: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class OpenEverywhere:
-    """Open incidents with their projects, the most severe first, then what costs most."""
+    """Open incidents of several projects, sorted by severity, then by cost."""
 
     rows: Sequence[tuple[str, IncidentRow]]  # with the names of their projects
     count: int  # on all pages
@@ -46,7 +46,7 @@ class OpenEverywhere:
     project: str = ""  # the requested one; empty: all
 
 
-# Silenced incidents come last, as on each project's own list.
+# Silenced incidents come last, as in each project's own list.
 _ORDER: Final = (
     SILENCED_LAST,
     BY_SEVERITY,
@@ -57,7 +57,7 @@ _ORDER: Final = (
 
 
 def readable_projects(principal: Principal) -> frozenset[int] | None:
-    """Return the ids of the projects that a principal may read; None for all."""
+    """Return the ids of the projects that a principal may read; None if all projects."""
     if Right.READ in principal.everywhere:
         return None
     return frozenset(id_ for id_, rights in principal.in_projects if Right.READ in rights)
@@ -83,14 +83,14 @@ def open_everywhere(
     offset: int = 0,
     known: Collection[int] | None = None,
 ) -> OpenEverywhere:
-    """Return the open incidents of every project, or of one.
+    """Return the open incidents of all projects, or of one project.
 
     Parameters
     ----------
     project : str
         Its name; empty: all of them. An unknown one has no incidents.
     known : collection of int, optional
-        Only these projects.
+        Ids of the projects to read; by default all.
     """
     conditions = [OPEN, is_there(AlertIncident.project_id)]
     if known is not None:
@@ -123,7 +123,7 @@ def open_everywhere(
 
 
 def navigation(tx: Reads) -> Navigation:
-    """Return the counts in the navigation of every page, with one statement."""
+    """Return the counts in the navigation of every page, read with one statement."""
     firing = (
         select(func.count().label("firing"))
         .where(AlertIncident.state == IncidentState.FIRING, ~INSIDE)
@@ -141,12 +141,12 @@ def navigation(tx: Reads) -> Navigation:
             AlertChannel.disabled_reason,
             AlertChannel.failures,
         )
-        # One row even without any channel.
+        # The outer join keeps one row even if no channel exists.
         .select_from(firing)
         .outerjoin(AlertChannel, true())
         .order_by(AlertChannel.name)
     ).all()
-    # Saves most pages a statement for the time.
+    # Reuse the time in this row, which saves most pages another statement.
     tx.is_at(rows[0].now)
     return Navigation(
         firing=rows[0].firing,
@@ -167,7 +167,7 @@ def navigation(tx: Reads) -> Navigation:
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The first slow session of the present series, and the slowdown of the last one before it."""
+    """First session of the current run of slow sessions, and the slowdown of the session before."""
 
     number: int
     at: datetime  # when the session was received
@@ -176,7 +176,7 @@ class Onset:
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:
-    """Return the onset of a job's present slowdown, or None if it is not slow.
+    """Return the onset of a job's present slowdown, or None if the job is not slow.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
 
 
 def onset_of_incident(tx: Reads, row: IncidentRow, threshold: float) -> Onset | None:
-    """Return the onset of the slowdown of an incident's job, as of its latest session.
+    """Return the onset of the slowdown of an incident's job, at the time of its latest session.
 
     None also for incidents about silence.
     """

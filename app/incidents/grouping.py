@@ -1,4 +1,4 @@
-"""Grouping: when a job's incidents are sent, and which of them are in a channel's message.
+"""Grouping: when a job's incidents are sent, and which incidents a channel's message contains.
 
 The incidents of one job are one group (Alertmanager's semantics):
 
@@ -36,7 +36,7 @@ from app.incidents.models.tables import IncidentState
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Intervals of all groups."""
+    """Notification intervals that apply to all groups."""
 
     group_wait: timedelta = timedelta(seconds=30)
     group_interval: timedelta = timedelta(minutes=5)
@@ -45,12 +45,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryStyle:
-    """Which messages a kind of channel gets."""
+    """The messages that a kind of channel gets."""
 
     acknowledgements: bool = False  # whether it is sent acknowledgements
     refreshes: bool = False  # whether acknowledged incidents are repeated, as it forgets others
-    # Whether messages of several groups may be one digest; not where the receiver opens and closes
-    # each incident by itself.
+    # Whether a digest may combine messages of several groups; False if the receiver opens and
+    # closes each incident by itself.
     digests: bool = True
 
 
@@ -64,7 +64,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IncidentItem:
-    """An incident in a message; an item equal to one sent before is no news."""
+    """An incident in a message; an item equal to an item that was sent before is no news."""
 
     incident: UUID
     status: Status
@@ -73,7 +73,7 @@ class IncidentItem:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The incidents in a message, with those withheld from it."""
+    """The incidents in a message, and the incidents withheld from it."""
 
     present: tuple[IncidentItem, ...] = ()
     """Firing and acknowledged incidents."""
@@ -85,7 +85,7 @@ class Content:
 
     @property
     def believed_open(self) -> set[UUID]:
-        """Return the incidents that are open for a channel with this message."""
+        """Return the incidents that a receiver of this message considers open."""
         return {item.incident for item in self.present} | set(self.withheld)
 
 
@@ -99,14 +99,14 @@ class Sent:
     created_at: datetime
     content: Content
     delivered: bool  # whether it surely arrived
-    # False for a superseded message, and for those before the channel was disabled: it gets all
-    # open incidents again.
+    # False for a superseded message and for messages from before the channel was disabled, so that
+    # the channel gets all open incidents again.
     counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """A channel as a group sees it."""
+    """A channel with the messages that a group has sent to it."""
 
     style: DeliveryStyle
     sent: Sequence[Sent]
@@ -114,7 +114,7 @@ class Audience:
 
 
 def visible(incidents: Sequence[Incident], inside: frozenset[UUID] = frozenset()) -> list[Incident]:
-    """Return the incidents to notify about: firing or acknowledged, and no members of a lead."""
+    """Return the incidents to notify about: firing or acknowledged, and not members of a lead."""
     return [
         i
         for i in incidents
@@ -125,14 +125,14 @@ def visible(incidents: Sequence[Incident], inside: frozenset[UUID] = frozenset()
 def next_flush(
     timing: Timing, now: datetime, flushed_at: datetime | None, due_at: datetime | None
 ) -> datetime:
-    """Return when a group is to be flushed because of a transition now.
+    """Return the time of a group's next flush, given that an incident changes now.
 
     Parameters
     ----------
     flushed_at : datetime or None
-        When it was last flushed.
+        Time of the group's last flush.
     due_at : datetime or None
-        When it was to be flushed anyway.
+        Time of the flush that is scheduled already.
     """
     at = now + timing.group_wait
     if flushed_at is not None:
@@ -143,13 +143,13 @@ def next_flush(
 def content_for(
     incidents: Sequence[Incident], audience: Audience, inside: frozenset[UUID] = frozenset()
 ) -> Content:
-    """Return the content of a message to a channel now.
+    """Return the content of a message to a channel at present.
 
     Parameters
     ----------
     incidents : sequence of Incident
-        Those of the group routed to this channel, and those that it may have been sent, with the
-        resolved ones.
+        Incidents of the group that are routed to this channel, and incidents that may have been
+        sent to it before, including resolved incidents.
     inside : frozenset of UUID
         Members of a lead of another job.
     """
@@ -188,7 +188,7 @@ def is_due(
     timing: Timing,
     now: datetime,
 ) -> bool:
-    """Return whether to send `content` to a channel: it has news, or is to be repeated."""
+    """Return whether `content` is to be sent to a channel, as news or as a repetition."""
     counted = [sent for sent in audience.sent if sent.counts]
     if not counted:
         return bool(content.present or content.resolved)
@@ -204,14 +204,14 @@ def is_due(
     }
     return now >= last.created_at + timing.repeat_interval and (
         any(item.incident in repeated for item in content.present)
-        # A refused message, or one still being tried, is not known to the channel.
+        # The channel does not know of a message that was refused or is still being attempted.
         or bool(content.resolved)
         or (bool(content.present) and not last.delivered)
     )
 
 
 def _believed(audience: Audience) -> set[UUID]:
-    """Return the incidents that may be open for the channel.
+    """Return the incidents that the channel may consider open.
 
     The last delivered message is complete; each later one may have arrived as well.
     """
@@ -234,7 +234,7 @@ class IncidentChange:
     incident: Incident  # as it is now
     before: IncidentState | None  # None if it is new
     # ``opened``, ``fired``, ``held`` (no transition), ``escalated``, ``unsilenced``, ``resolved``,
-    # or the order of a person, such as ``acknowledged``
+    # or the order of a user, such as ``acknowledged``
     event: str
 
     @property
@@ -245,38 +245,42 @@ class IncidentChange:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything about a job that rules read."""
+    """All data of a job that rules read."""
 
     job: str
     labels: Mapping[str, str]  # of its latest session
-    # its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed
+    # analyzed sessions of the job, sorted from oldest to newest; rules need at most
+    # `HISTORY_SESSIONS`
     history: Sequence[Facts]
-    # when its latest sessions were received, analyzed or not, the oldest first
+    # times at which the latest sessions were received, analyzed or not, sorted from oldest to
+    # newest
     received: Sequence[datetime]
     finished_at: datetime | None  # when the job reported its end
     incidents: Sequence[Incident]  # open ones
     silences: Mapping[str, Silence]  # of earlier incidents, by fingerprint
-    # by rule, when a person last resolved an incident of it: sessions until then do not count
+    # by rule, the time at which a user last resolved one of its incidents: sessions up to this time
+    # do not count
     since: Mapping[UUID, datetime]
     hang: HangFacts | None = None  # the latest one, over or not
-    # of its pulse: ongoing ones, and those of open incidents
+    # ongoing notices of the job's pulse, and the notices of open incidents
     notices: Sequence[NoticeFacts] = ()
-    # by rule, when its last incident of the pulse ended: sessions until then do not count
+    # by rule, the time at which its last incident about a notice ended: sessions up to this time do
+    # not count
     heard: Mapping[UUID, datetime] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
-        """Return whether it ended, and no later attempt of it has sent sessions."""
+        """Return whether the job ended, and no later attempt of the job has sent sessions."""
         return is_finished(self.finished_at, self.received)
 
 
 def is_finished(finished_at: datetime | None, received: Sequence[datetime]) -> bool:
-    """Return whether a job ended, and no later attempt of it has sent sessions."""
+    """Return whether a job ended, and no later attempt of the job has sent sessions."""
     return finished_at is not None and (not received or received[-1] <= finished_at + FINISH_GRACE)
 
 
 class Board:
-    """The incidents of a job during one evaluation, with their changes."""
+    """The incidents of a job during one evaluation, and their changes."""
 
     def __init__(
         self,
@@ -292,18 +296,19 @@ class Board:
         self._events: dict[UUID, str] = {}
 
     def present(self) -> list[Incident]:
-        """Return the incidents that are not over."""
+        """Return the open incidents."""
         return [i for i in self._present.values() if i.state is not IncidentState.RESOLVED]
 
     def put(self, incident: Incident, event: str) -> None:
         """Replace an incident by its new version, and record the event."""
         self._present[incident.fingerprint] = incident
-        # Of several events in one evaluation the last one counts; "held" is none.
+        # Of several events of an incident in one evaluation only the last counts; "held" is no
+        # event.
         if event != "held" or incident.id not in self._events:
             self._events[incident.id] = event
 
     def open(self, rule: Rule, cause: str, where: str) -> Incident:
-        """Open an incident, with the silence of an earlier one of the same fingerprint."""
+        """Open an incident with the silence of an earlier incident of its fingerprint."""
         fingerprint = fingerprint_of(self.job.job, cause, where)
         opened = Incident(
             id=self._new_id(),
@@ -327,7 +332,7 @@ class Board:
         value: float | None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Add a rule to an incident, with the facts and the value that it read."""
+        """Add a rule to an incident, with the facts and the value that the rule read."""
         ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
         severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
         self.put(
@@ -335,7 +340,8 @@ class Board:
                 incident,
                 rules=ids,
                 severity="critical" if incident.escalated_at else severity,
-                # A rule may hold because of an older session than another rule.
+                # Keep the newer facts, because a rule may hold for an older session than another
+                # rule.
                 facts=max(
                     (f for f in (facts, incident.facts) if f is not None),
                     key=lambda f: f.order,
@@ -348,7 +354,7 @@ class Board:
         )
 
     def get(self, fingerprint: str) -> Incident | None:
-        """Return the open incident of a fingerprint, or None."""
+        """Return the open incident with a fingerprint, or None."""
         incident = self._present.get(fingerprint)
         if incident is None or incident.state is IncidentState.RESOLVED:
             return None

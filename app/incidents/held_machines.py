@@ -1,4 +1,4 @@
-"""One machine, one incident: which incidents of several jobs have one machine in common.
+"""Incidents of several jobs on one machine: the first is the lead, the others are its members.
 
 The first incident that fires with a host at fault is the lead; those of other jobs that blame the
 same host are its members ("inside" of it) and send no messages of their own. The lead lasts until
@@ -23,7 +23,7 @@ from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.rules import highest
 from app.incidents.models.tables import IncidentState
 
-# Jobs whose last data are this close to each other may be silent for one reason.
+# Jobs whose last data are less than this time apart may be silent for the same reason.
 SILENT_TOGETHER_WITHIN: Final = timedelta(minutes=10)
 
 
@@ -39,23 +39,23 @@ class MemberIncident:
 def host_of(where: str) -> str:
     """Return the host in an incident's place; empty if the place is a worker, stage or rank.
 
-    Where no host is recorded the place is a worker, which is another machine in each job.
+    If no host is recorded the place is a worker, which runs on another machine in each job.
     """
     return "" if where.startswith(("worker (", "stage ", "rank ", "ranks ")) else where
 
 
 def machine_of(incident: Incident) -> str:
-    """Return the host at fault; empty without a name, or where the cause lies in the job."""
+    """Return the host at fault; empty if it has no name, or if the cause lies in the job."""
     return host_of(incident.where) if blames_machine(incident.diagnosed_cause) else ""
 
 
 def place_of(where: str, facts: Facts | None) -> str:
-    """Return an incident's place for people; a guessed host name is marked as such."""
+    """Return an incident's place as text; a guessed host name is marked as a guess."""
     return node_label(where, guessed=facts is not None and facts.has_guessed_name(where))
 
 
 def node_of(incident: Incident) -> str:
-    """Return the node at fault as schedulers name it; empty if its name is a guess."""
+    """Return the node at fault by its name in schedulers; empty if the name is a guess."""
     host = machine_of(incident)
     return "" if incident.facts is not None and incident.facts.has_guessed_name(host) else host
 
@@ -73,15 +73,15 @@ def is_shared(incident: Incident) -> bool:
 
 
 def silent_since(incident: Incident) -> datetime:
-    """Return the time of the last data, of an incident about a job without sessions."""
+    """Return the time of the last data before an incident about a job without sessions."""
     return incident.opened_at - timedelta(minutes=incident.value or 0.0)
 
 
 def shared_names(incident: Incident) -> tuple[str, ...]:
-    """Return the names under which incidents of other jobs are found, its own first.
+    """Return the names to find incidents of other jobs on the same machine, its own name first.
 
-    For a machine at fault the name is the host. For silence it is the time window of the last
-    data, and the two windows next to it, in which others may have begun.
+    For a machine at fault the name is the host. For silence the names are the time window of the
+    last data and its two neighbors, in which the silence of other jobs may have begun.
     """
     if incident.cause == NO_DATA_CAUSE:
         at = int(silent_since(incident).timestamp() // SILENT_TOGETHER_WITHIN.total_seconds())
@@ -91,10 +91,10 @@ def shared_names(incident: Incident) -> tuple[str, ...]:
 
 
 def as_lead(lead: Incident, inside: Sequence[MemberIncident]) -> Incident:
-    """Return a lead as channels are notified of it, for itself and all its members.
+    """Return a lead as it is sent to channels, on behalf of itself and all its members.
 
-    Its severity is the highest of them. Each escalated member raises its epoch, so that it is news;
-    resolved members count too, so that the epoch never falls.
+    Its severity is the highest of lead and members. Each escalated member raises the lead's epoch,
+    which makes the lead news; resolved members count too, so that the epoch never decreases.
     """
     incidents = [member.incident for member in inside]
     present = [each for each in incidents if each.state is not IncidentState.RESOLVED]
@@ -106,15 +106,15 @@ def as_lead(lead: Incident, inside: Sequence[MemberIncident]) -> Incident:
     )
 
 
-# Slurm expands brackets and commas into several nodes, and reads a leading hyphen as an option;
+# Slurm expands brackets and commas into several nodes and reads a leading hyphen as an option;
 # quotes prevent neither.
 _ONE_NODE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-# Slurm reads this name as every node of the cluster.
+# Slurm reads this name as all nodes of the cluster.
 _EVERY_NODE: Final = "all"
 
 
 def is_one_node(name: str) -> bool:
-    """Return whether schedulers read a name as that of one node.
+    """Return whether schedulers read a name as the name of a single node.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def is_one_node(name: str) -> bool:
 
 
 def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
-    """Return pairs of a scheduler and its command to cordon a node; none for an unsafe name.
+    """Return pairs of a scheduler and its command to cordon a node; empty if the name is unsafe.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from app.incidents.models.tables import IncidentState
 
 
 class Trigger(StrEnum):
-    """The reason of a transition."""
+    """The trigger of a transition."""
 
     CONFIRM = "confirm"  # the condition has held for `consecutive` sessions
     CLEAR = "clear"  # the condition no longer holds, or a user resolved it
@@ -65,7 +65,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The step time before a regression, kept as long as the regression lasts."""
+    """The step time before a regression, kept while the regression lasts."""
 
     layout: str  # sizes of the job; see `Facts`
     step_time_s: float
@@ -77,7 +77,7 @@ class Incident:
 
     id: UUID
     fingerprint: str  # see `fingerprint_of`
-    # cause, where: host, worker or stage; `where` is empty without a place
+    # cause, where: the place is a host, worker or stage; `where` is empty if the cause has no place
     cause: str
     where: str
     state: IncidentState
@@ -85,7 +85,7 @@ class Incident:
     rules: tuple[UUID, ...]  # whose conditions hold, or held
     opened_at: datetime
     epoch: int = 0  # rises when it has to be sent again to all channels
-    # of the latest session for which a rule held; None without a session
+    # facts of the latest session for which a rule held; None without such a session
     facts: Facts | None = None
     value: float | None = None  # that the rule compared, in that session
     baseline: Baseline | None = None  # of a regression
@@ -101,12 +101,12 @@ class Incident:
 
     @property
     def diagnosed_cause(self) -> str:
-        """Return the cause; of a notice of the pulse the one that a session diagnosed, if any."""
+        """Return the cause; for a notice of the pulse, the cause that a session diagnosed."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
     def was_notified(self) -> bool:
-        """Return whether channels may have been notified of it."""
+        """Return whether channels may have been notified of the incident."""
         return self.fired_at is not None
 
 
@@ -114,7 +114,7 @@ INCIDENT: Final = TypeAdapter(Incident)
 
 
 def fingerprint_of(job: str, cause: str, where: str) -> str:
-    """Return the identity of a problem: 32 hexadecimal digits."""
+    """Return the fingerprint that identifies a problem: 32 hexadecimal digits."""
     return hashlib.sha256(f"{job}\x00{cause}\x00{where}".encode()).hexdigest()[:32]
 
 
@@ -124,7 +124,7 @@ def can(state: IncidentState, trigger: Trigger) -> bool:
 
 
 def confirm(incident: Incident, now: datetime) -> Incident:
-    """Fire an incident; under a silence that still lasts it begins as silenced."""
+    """Fire an incident; during a silence the incident becomes silenced instead."""
     fired = replace(_moved(incident, Trigger.CONFIRM), fired_at=now)
     if fired.silence is not None and fired.silence.until > now:
         return replace(fired, state=TRANSITIONS[IncidentState.FIRING, Trigger.SILENCE])
@@ -139,17 +139,17 @@ def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None)
 
 
 def acknowledge(incident: Incident, by: str) -> Incident:
-    """Acknowledge an incident: its messages are not repeated."""
+    """Acknowledge an incident, so that its messages are not repeated."""
     return replace(_moved(incident, Trigger.ACKNOWLEDGE), acknowledged_by=by)
 
 
 def unacknowledge(incident: Incident) -> Incident:
-    """Take an acknowledgement back: its messages are repeated again."""
+    """Undo an acknowledgement, so that the messages are repeated again."""
     return replace(_moved(incident, Trigger.UNACKNOWLEDGE), acknowledged_by=None)
 
 
 def reopen(incident: Incident, now: datetime) -> Incident:
-    """Undo the resolution of a user: the incident returns to the state before it.
+    """Undo a user's resolution: the incident returns to the state before the resolution.
 
     Raises
     ------
@@ -171,17 +171,17 @@ def reopen(incident: Incident, now: datetime) -> Incident:
 
 
 def silence(incident: Incident, order: Silence) -> Incident:
-    """Silence an incident; a later silence replaces an earlier one."""
+    """Silence an incident; a new silence replaces the present silence."""
     return replace(_moved(incident, Trigger.SILENCE), silence=order, acknowledged_by=None)
 
 
 def end_silence(incident: Incident) -> Incident:
-    """End the silence of an incident that is still open."""
+    """End the silence of an open incident."""
     return replace(_moved(incident, Trigger.SILENCE_END), epoch=incident.epoch + 1)
 
 
 def escalate(incident: Incident, now: datetime) -> Incident:
-    """Escalate an incident: it is critical, and an acknowledgement no longer counts."""
+    """Escalate an incident: it becomes critical, and an acknowledgement no longer counts."""
     return replace(
         _moved(incident, Trigger.ESCALATE),
         severity="critical",

@@ -1,4 +1,4 @@
-"""Leads and members: the rows that make one incident of all that blame a machine.
+"""Leads and members: the rows that group all incidents that blame the same machine.
 
 Protocol. A lead, or a member of one, is a row (`AlertOnHost`), written in the transaction that lets
 the incident fire. Two concurrent evaluations that blame the same host meet at the unique index of
@@ -29,7 +29,8 @@ from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 
-# Retries where a lead ended between two statements; another worker made progress each time.
+# Maximum of retries if a lead ended between two statements; before each retry another worker made
+# progress.
 TRIES: Final = 10
 
 LEADS: Final = (AlertOnHost.incident_id == AlertOnHost.lead_id) & AlertOnHost.over_at.is_(None)
@@ -39,7 +40,7 @@ _ONE_LEAD: Final = text("incident_id = lead_id AND over_at IS NULL")
 def without_early_ends(
     tx: UnitOfWork, incidents: Iterable[Incident], changes: Sequence[IncidentChange]
 ) -> list[IncidentChange]:
-    """Return the changes without the ends of leads that have open members.
+    """Return the changes, without the ends of leads whose members are still open.
 
     Locks all leads that the job's incidents may join, leave or end.
     """
@@ -63,7 +64,7 @@ def without_early_ends(
                 AlertOnHost.lead_id.in_(ending),
                 AlertOnHost.incident_id != AlertOnHost.lead_id,
                 AlertIncident.state != IncidentState.RESOLVED,
-                # Members that end in the same transaction do not count.
+                # Members that end in this transaction do not count as open.
                 AlertOnHost.incident_id.not_in(ending),
             )
         ).scalars()
@@ -72,12 +73,12 @@ def without_early_ends(
 
 
 def place_incidents(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
-    """Make firing incidents of a job leads or members, and end the role of resolved ones.
+    """Make firing incidents of a job leads or members, and end the role of resolved incidents.
 
     Parameters
     ----------
     incidents : iterable of Incident
-        The open ones of the job, and those resolved in this transaction, as stored.
+        Open incidents of the job, and incidents resolved in this transaction, as stored.
     """
     about = [incident for incident in incidents if incident.was_notified and shared_names(incident)]
     if not about:
@@ -105,7 +106,7 @@ def place_incidents(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
-    """End the role of resolved incidents: leads cease to lead, leads of members are noted."""
+    """End the role of resolved incidents as leads or members; mark the leads of ended members."""
     hosts = {name for incident in over for name in shared_names(incident)}
     if not hosts:
         return
@@ -145,7 +146,7 @@ def open_members(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
 
 
 def members_ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    """Return the members of leads that ended at the same time as their lead."""
+    """Return the members of leads that ended at the same time as their leads."""
     lead = aliased(AlertIncident)
     return set(
         tx.session.execute(
@@ -162,7 +163,7 @@ def members_ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.U
 
 
 def _lock_leads(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
-    """Lock the leads of hosts; return the ids of their incidents."""
+    """Lock the leads of hosts; return the ids of the leading incidents."""
     return set(
         tx.session.execute(
             select(AlertOnHost.incident_id)
@@ -174,9 +175,9 @@ def _lock_leads(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
 
 
 def _lead_or_join(tx: UnitOfWork, incident: Incident) -> None:
-    """Make an incident the lead of its host, or a member of the lead."""
+    """Make an incident the lead of its host, or a member of the present lead."""
     host, *next_to = shared_names(incident)
-    # It may have been a member of a lead that is over.
+    # The incident may have been a member of a lead that ended.
     tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
     for _ in range(TRIES):
         if any(_join_lead(tx, incident, name) for name in next_to):
@@ -195,8 +196,8 @@ def _lead_or_join(tx: UnitOfWork, incident: Incident) -> None:
 
 
 def _join_lead(tx: UnitOfWork, incident: Incident, host: str) -> bool:
-    """Make an incident a member of the lead of a host; return whether there is one."""
-    # The update locks the lead, which cannot end before this incident is its member.
+    """Make an incident a member of its host's lead; return whether the host has a lead."""
+    # The update locks the lead, so that it cannot end before this incident is a member.
     lead = tx.session.execute(
         update(AlertOnHost)
         .where(LEADS, AlertOnHost.host == host)
@@ -211,7 +212,7 @@ def _join_lead(tx: UnitOfWork, incident: Incident, host: str) -> bool:
 
 
 def members_by_lead(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[MemberIncident]]:
-    """Return the members, open and resolved, of the leads in a job's group, by lead."""
+    """Return the open and resolved members of the leads in a job's group, grouped by lead."""
     lead = aliased(AlertIncident)
     rows = tx.session.execute(
         select(AlertOnHost.lead_id, AlertIncident, Job.name)
@@ -231,7 +232,7 @@ def members_by_lead(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Memb
 
 
 def led_incidents(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
-    """Return the incidents of a group that are members of a present lead."""
+    """Return the incidents of a group that are members of an open lead."""
     lead = aliased(AlertOnHost)
     return frozenset(
         tx.session.execute(
@@ -248,7 +249,7 @@ def led_incidents(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
 
 
 def look_at_lead(container: Container, lead_id: uuid.UUID) -> None:
-    """Schedule an evaluation and a flush of a lead's job, after a change of its members."""
+    """Schedule an evaluation and a flush of a lead's job after its members changed."""
     with container.uow() as tx:
         group_id = tx.session.execute(
             select(AlertIncident.group_id).where(AlertIncident.id == lead_id)

@@ -1,4 +1,4 @@
-"""The content of messages to channels; `app.incidents.text` puts it into words.
+"""The content of messages to channels; `app.incidents.text` formats it as text.
 
 A message is made at the first attempt of its delivery and stored: each later attempt sends the same
 content under the same id.
@@ -35,10 +35,10 @@ from app.incidents.models.facts import (
 )
 from app.incidents.models.rules import Severity
 
-# From this number of silent jobs on, the message suggests one common reason.
+# From this number of silent jobs, the message suggests that they have one common reason.
 MANY_SILENT: Final = 3
 
-# Titles of causes that only alert rules have; the others are in the registry of the diagnosis.
+# Titles of causes that only alert rules have; all other titles are in the diagnosis's registry.
 _TITLES: Final[Mapping[str, str]] = {
     **{str(kind): title for kind, title in TITLES.items()},
     NO_DATA_CAUSE: "No data",
@@ -52,7 +52,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberJob:
-    """A job whose incident blames the same machine, and its slowdown where it is known."""
+    """A job whose incident blames the same machine, and its slowdown if known."""
 
     job: str
     slowdown: float | None
@@ -60,7 +60,7 @@ class MemberJob:
 
 @dataclass(frozen=True, slots=True)
 class PendingAction:
-    """An action on a machine that waits for the approval of a person."""
+    """An action on a machine that waits for a user's approval."""
 
     action: UUID
     kind: str  # title, such as ``Slurm``
@@ -96,7 +96,7 @@ class Alert:
 
     @property
     def diagnosed_cause(self) -> str:
-        """Return the cause; of a notice of the pulse the one that a session diagnosed, if any."""
+        """Return the cause; for a notice of the pulse, the cause that a session diagnosed."""
         return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
@@ -106,7 +106,7 @@ class Alert:
 
     @property
     def of_many(self) -> bool:
-        """Return whether it is about several jobs that went silent at the same time."""
+        """Return whether the alert is about several jobs that went silent at the same time."""
         return self.cause == NO_DATA_CAUSE and bool(self.jobs)
 
     @property
@@ -121,7 +121,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a group to one channel."""
+    """A message about the incidents of a group to one channel."""
 
     id: UUID
     """The same on every try."""
@@ -152,34 +152,34 @@ class Message:
 
     @property
     def resolved(self) -> list[Alert]:
-        """Return the alerts whose incidents are over."""
+        """Return the alerts whose incidents ended."""
         return [alert for alert in self.alerts if alert.status is Status.RESOLVED]
 
     @property
     def firing(self) -> bool:
-        """Return whether an incident is open."""
+        """Return whether any incident in the message is open."""
         return bool(self.present)
 
     @property
     def main(self) -> Alert:
-        """Return the alert that leads the message."""
+        """Return the first alert, which the title names."""
         return self.alerts[0]
 
     @property
     def group_key(self) -> str:
-        """Return the identity of the group, as receivers see it."""
+        """Return the group's identity as receivers see it."""
         return f'{{}}:{{digest="{self.id}"}}' if self.digest else f'{{}}:{{job="{self.job}"}}'
 
     @property
     def job_url(self) -> str:
-        """Return the address of the job's page; of a digest that of the list of incidents."""
+        """Return the address of the job's page; for a digest, of the list of incidents."""
         if self.digest:
             return f"{self.base_url}incidents"
         return job_url(self.base_url, self.job)
 
     @property
     def _counted(self) -> str:
-        """Return the numbers of incidents and jobs in words."""
+        """Return the numbers of incidents and jobs as text."""
         jobs = {alert.job for alert in self.alerts}
         jobs |= {member.job for alert in self.alerts for member in alert.jobs}
         over = len(self.resolved)
@@ -188,13 +188,13 @@ class Message:
         return f"{opened} incidents{ended} in {len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
 
     def with_alerts(self, alerts: Sequence[Alert]) -> Message:
-        """Return a digest of alerts of many jobs, the worst first."""
+        """Return a digest of the alerts of many jobs, the worst first."""
         ordered = tuple(sorted(alerts, key=_severity_order))
         return replace(self, job=ordered[0].job, alerts=ordered)
 
     @property
     def title(self) -> str:
-        """Return one line with state, job and cause."""
+        """Return a title of one line with state, job and cause."""
         mark = "TEST · " if self.test else ""
         if not self.firing:
             state = "RESOLVED"
@@ -243,7 +243,7 @@ def make_message(  # noqa: PLR0913 - all parts of a message
     asks: Mapping[str, Sequence[PendingAction]] = MappingProxyType({}),
     channel: UUID | None = None,
 ) -> Message:
-    """Return the message of a content.
+    """Return the message for a content.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def make_message(  # noqa: PLR0913 - all parts of a message
         )
         for item in (*content.present, *content.resolved)
     ]
-    # Open alerts first, among them critical ones, among them new ones.
+    # Sort open alerts first; among open alerts critical ones first; among these new ones first.
     alerts.sort(
         key=lambda alert: (
             alert.status is Status.RESOLVED,
@@ -330,7 +330,7 @@ def _alert(  # noqa: PLR0913 - all parts of an alert
 
 
 def silent_together(jobs: int, since: datetime | None = None) -> str:
-    """Return a line about several jobs that stopped sending at the same time."""
+    """Return a sentence about several jobs that stopped sending data at the same time."""
     text = f"{jobs} jobs silent" + (f" since {since:%H:%M} UTC" if since else " at the same time")
     return f"{text}: the network or the collector?" if jobs >= MANY_SILENT else text
 
@@ -341,7 +341,7 @@ def cause_name(cause: str) -> str:
 
 
 def known_causes() -> tuple[str, ...]:
-    """Return every cause that an incident of this version may have."""
+    """Return all causes that incidents of this version may have."""
     return (*_TITLES, *KINDS, UNKNOWN)
 
 

@@ -1,6 +1,6 @@
 """The heatmap of a session as a PNG, drawn without a browser.
 
-The scale is that of the dashboard: fixed, 1.0 to 1.5, so that pictures of different days compare.
+The scale is the dashboard's fixed scale, 1.0 to 1.5, so that pictures are comparable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MISSING: Final = (0x8A, 0x93, 0xA5)
 INK: Final = (0x1F, 0x24, 0x30)
 PAPER: Final = (0xFF, 0xFF, 0xFF)
 
-# Pixels. Cells are whole pixels; a map with more cells than pixels is reduced.
+# Limits in pixels of the picture's size. Cells are whole pixels; a map with more cells than pixels
+# is reduced.
 MAX_WIDTH: Final = 560
 MAX_HEIGHT: Final = 320
 MAX_CELL: Final = 40
@@ -50,23 +51,23 @@ LEGEND_HEIGHT: Final = 10
 
 
 def heatmap_png(slowdowns: NDArray[np.float32], title: str) -> bytes:
-    """Return the heatmap of worker slowdowns as a PNG.
+    """Return the heatmap of worker slowdowns as a PNG image.
 
     Parameters
     ----------
     slowdowns : float array, shape (dp, pp)
         NaN where a worker has no data.
     title : str
-        Cut where it does not fit.
+        Title of the picture, cut if it does not fit.
 
     Returns
     -------
     bytes
-        With a palette of 256 colors: a few kilobytes, as messages have to be small.
+        A PNG with a palette of 256 colors: a few kilobytes, because messages have to be small.
     """
-    # Stages go down and DP ranks to the right, as the dashboard draws them.
+    # Rows are pipeline stages and columns are DP ranks, as on the dashboard.
     cells = slowdowns.T.astype(np.float64)
-    # Each cell of a map that is too large is the worst of those that it covers.
+    # In a reduced map each cell is the maximum of the cells that it replaces.
     for axis, limit in ((0, MAX_HEIGHT), (1, MAX_WIDTH)):
         length = cells.shape[axis]
         if length > limit:

@@ -1,4 +1,4 @@
-"""Queries of incidents: filters and orders of lists, and one incident with its history."""
+"""Queries of incidents: filters and orders of lists, and a single incident with its history."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session, StoredVerdict
 from app.web.lists import Column, Listing
 
-# Limits of a search: further words, and further characters, are ignored.
+# Limits of a search text: words beyond the first, and characters beyond the second, are ignored.
 MAX_WORDS: Final = 8
 MAX_CHARACTERS: Final = 200
-# The filter value for incidents without an assignee.
+# The filter's value that selects incidents without an assignee.
 UNASSIGNED: Final = "-"
 
 _DOCUMENT: Final = AlertIncident.document
@@ -61,28 +61,28 @@ WHERE: Final = _DOCUMENT["where"].astext
 LABELS: Final = _DOCUMENT["facts"]["labels"]
 _SEVERITY: Final = _DOCUMENT["severity"].astext
 
-# The latest session that shows an incident.
+# The id of the latest session in an incident's facts.
 SESSION_ID: Final = _DOCUMENT["facts"]["session"].astext.cast(Session.id.type)
 
 
 def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
-    """Return the headline slowdown of an incident; null for a silent job."""
+    """Return the expression of an incident's headline slowdown; null for a silent job."""
     measured = document["facts"]["headline"]["slowdown"].astext
     return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
 
 
 def waste_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
-    """Return the known lost share of a step of an incident's job."""
+    """Return the expression of the known lost share of a step of an incident's job."""
     by_causes = document["facts"]["withheld"]["waste"].astext
     return func.coalesce(1 - 1 / func.nullif(slowdown_of(document), 0.0), cast(by_causes, Float))
 
 
 SLOWDOWN: Final = slowdown_of(_DOCUMENT)
-# GPU-hours that the job loses each hour.
+# Expression of the GPU-hours that the incident's job loses each hour.
 LOST: Final = waste_of(_DOCUMENT) * Session.world
 
 BY_SEVERITY: Final = case({"critical": 0, "warning": 1, "info": 2}, value=_SEVERITY, else_=3)
-# Incidents that need a person come first.
+# Sort key by state: incidents that need a user's attention come first.
 BY_STATE: Final = case(
     {
         IncidentState.FIRING: 0,
@@ -93,14 +93,14 @@ BY_STATE: Final = case(
     value=AlertIncident.state,
     else_=4,
 )
-# Silenced incidents come last, however severe they are.
+# Sort key that puts silenced incidents last, regardless of their severity.
 SILENCED_LAST: Final = case((AlertIncident.state == IncidentState.SILENCED, 1), else_=0)
 SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentFilter:
-    """The filters of a list of incidents; empty ones match all."""
+    """The filters of a list of incidents; an empty filter matches all incidents."""
 
     words: str = ""
     """All of them occur in job, cause, place, labels, severity or assignee."""
@@ -129,30 +129,30 @@ class IncidentFilter:
 
     @property
     def over(self) -> bool:
-        """Return whether it selects resolved incidents."""
+        """Return whether the filter selects resolved incidents."""
         return self.state is IncidentState.RESOLVED
 
 
 def state_of(text: str) -> IncidentState | None:
-    """Return the state in an address; None, for any open one, where it is none."""
+    """Return the state in an address; None, which selects open incidents, if it is no state."""
     return IncidentState(text) if text in set(IncidentState) else None
 
 
 def severity_of(text: str) -> str:
-    """Return the severity in an address; empty, for any, where it is none."""
+    """Return the severity in an address; empty, which selects all, if it is no severity."""
     return text if text in get_args(Severity) else ""
 
 
 def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return the condition that an incident is open, or resolved if the filter says so."""
+    """Return the condition that an incident is open, or resolved if the filter selects these."""
     if filtered.over:
-        # Resolved incidents that never fired are left out.
+        # Incidents that were resolved before they fired are left out.
         return [~OPEN, AlertIncident.fired_at.is_not(None)]
     return [OPEN]
 
 
 def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return the condition on the state of listed incidents, which are no members of a lead."""
+    """Return the condition on the states of listed incidents, without members of a lead."""
     conditions = [*counted(filtered), ~INSIDE]
     if filtered.state is not None and not filtered.over:
         conditions.append(AlertIncident.state == filtered.state)
@@ -160,7 +160,7 @@ def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions of all other filters.
+    """Return the conditions of all filters other than the state.
 
     The statement has to join the incident's job, and its assignee by an outer join.
     """
@@ -196,17 +196,17 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
     )
     for word in filtered.words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
-        # A word may be part of the title of a cause, which the database does not have.
+        # A word may be part of a cause's title, but the database stores only the cause's name.
         causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
         found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
     return found
 
 
 COMMENTS_LISTED: Final = 100
-# Members that are listed of one lead.
+# Maximum of members that a list shows for one lead.
 INSIDE_LISTED: Final = 200
 
-# Incidents that need a person come first.
+# Sort key by state: incidents that need a user's attention come first.
 _ORDER: Final = case(
     {
         IncidentState.FIRING: 0,
@@ -219,7 +219,7 @@ _ORDER: Final = case(
 )
 _BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
 
-# Names by id of an incident's rules that are still there.
+# Subquery of the names by id of an incident's rules, without deleted rules.
 _RULES: Final = (
     select(func.jsonb_object_agg(cast(AlertRule.id, Text), AlertRule.name))
     .where(AlertIncident.document["rules"].has_key(cast(AlertRule.id, Text)))
@@ -237,7 +237,7 @@ _group: Final = aliased(AlertGroup)
 _job: Final = aliased(Job)
 _session: Final = aliased(Session)
 _slowdown: Final = slowdown_of(_member.document)
-# Open members of an incident, with slowdown and cost of their jobs.
+# Subquery of the open members of an incident, with slowdown and cost of their jobs.
 _inside_rows: Final = (
     select(
         _member.id.label("id"),
@@ -284,7 +284,7 @@ _LEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InsideRow:
-    """An incident inside of another one that blames the same machine."""
+    """A member of a lead: an incident that blames the same machine."""
 
     id: uuid.UUID
     job: str
@@ -296,14 +296,14 @@ class InsideRow:
 
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
-    """An incident as lists show it."""
+    """A row in a list of incidents."""
 
     job: Annotated[str, Column(Job.name, sort="job")]
     incident: Annotated[Incident, Column(AlertIncident.document)]
-    # Names of its rules that still exist.
+    # Names by id of the incident's rules, without deleted rules
     rules: Annotated[Mapping[uuid.UUID, str], Column(func.coalesce(_RULES, _EMPTY_OBJECT))]
     assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
-    # Its members, the slowest job first.
+    # Members of the incident, sorted by slowdown, the slowest job first
     inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
     lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # whose member it is
 
@@ -315,7 +315,7 @@ INCIDENTS: Final = Listing(
         .join(Job, Job.id == AlertGroup.job_id)
         .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
     ),
-    # Severity first, then states that need a person, then the largest loss.
+    # Sorted by severity, then by states that need a user's attention, then by the largest loss.
     ties=(
         SILENCED_LAST,
         BY_SEVERITY,
@@ -357,7 +357,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """Something that a person said about an incident."""
+    """A user's comment on an incident."""
 
     id: Annotated[int, Field(exclude=True)]
     at: datetime
@@ -370,7 +370,7 @@ _COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """A transition, and its session where that still exists."""
+    """A transition, and its session if it still exists."""
 
     event: EventRow
     known: uuid.UUID | None
@@ -383,7 +383,7 @@ _PASSED: Final = TypeAdapter(tuple[_Passed, ...])
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """An incident with its history, the oldest event first, and the database's time.
+    """An incident with its history, from oldest to newest event, and the database's time.
 
     `comments` are the latest, the oldest of them first.
     """
@@ -405,7 +405,7 @@ def list_incidents(  # noqa: PLR0913 - filters of a list
     sort: str = "",
     offset: int = 0,
 ) -> list[IncidentRow]:
-    """Return incidents, firing ones first, then the newest; resolved ones by their end.
+    """Return incidents: firing first, then the newest; resolved incidents sorted by their end.
 
     Parameters
     ----------
@@ -441,7 +441,7 @@ def get_incident(tx: Reads, incident_id: uuid.UUID) -> IncidentView:
 def incident_and_sessions(
     tx: Reads, incident_id: uuid.UUID
 ) -> tuple[IncidentView, dict[uuid.UUID, Measured]]:
-    """Return an incident, and the sessions of its transitions by id.
+    """Return an incident, and by id the sessions of its transitions.
 
     Raises
     ------
@@ -478,7 +478,7 @@ def incident_and_sessions(
 
 
 def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:
-    """Return the transitions of an incident, the oldest first, as a JSON column."""
+    """Return the expression of an incident's transitions as JSON, from oldest to newest."""
     event = func.jsonb_build_object(
         *("at", AlertEvent.at, "event", AlertEvent.event, "actor", AlertEvent.actor),
         *("from_state", AlertEvent.from_state, "to_state", AlertEvent.to_state),
@@ -500,7 +500,7 @@ def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:
 
 
 def by_need(limit: int) -> Select[Any]:
-    """Return the query of `list_incidents`, without filters."""
+    """Return the query of `list_incidents` without filters."""
     return (
         INCIDENTS.query()
         .where(OPEN | AlertIncident.fired_at.is_not(None))
@@ -510,7 +510,7 @@ def by_need(limit: int) -> Select[Any]:
 
 
 def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
-    """Return the order in an address; without one resolved incidents come by their end."""
+    """Return the order in an address; by default resolved incidents are sorted by their end."""
     if filtered.over and not INCIDENTS.sort(sort):
         return [AlertIncident.resolved_at.desc(), *INCIDENTS.ties]
     return INCIDENTS.order(sort)

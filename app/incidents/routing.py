@@ -1,4 +1,4 @@
-"""Routing: which incidents a channel gets, and which messages it was sent."""
+"""Routing: which incidents are sent to a channel, and which messages were sent to it."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ SELECTOR: Final = TypeAdapter(Selector)
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The present state of a group, as its channels are to be notified of it."""
+    """The present state of a group, from which its channels are notified."""
 
     job: str
     labels: Mapping[str, str]
     rules: Mapping[uuid.UUID, Rule]
-    # Open ones; leads with the severity of all their members.
+    # Open incidents; a lead has the highest severity of all its members
     incidents: Sequence[Incident]
-    # Open members by lead.
+    # Open members, grouped by lead
     inside: Mapping[uuid.UUID, Sequence[MemberIncident]]
-    # Members of leads of other jobs.
+    # Ids of incidents that are members of leads of other jobs
     led_elsewhere: frozenset[uuid.UUID]
     attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]  # see `routed`
 
     def incidents_for(self, channel: AlertChannel) -> list[Incident]:
-        """Return the incidents routed to a channel, themselves or through a member."""
+        """Return the incidents that are routed to a channel, directly or through a member."""
 
         def any_inside(incident: Incident) -> bool:
             return any(
@@ -111,12 +111,12 @@ def routed(  # noqa: PLR0913, PLR0917 - all that routing depends on
     Parameters
     ----------
     attached : mapping, optional
-        When a channel was added to an existing rule, by the ids of rule and channel.
+        Time at which a channel was added to an existing rule, by the ids of rule and channel.
     """
     selects = SELECTOR.validate_python(channel.selector).selects(job, labels)
 
     def meant(incident: Incident, rule: Rule) -> bool:
-        # A channel is not sent the news from before it was created.
+        # News from before a channel's creation are not sent to the channel.
         news_at = incident.escalated_at or incident.fired_at or incident.opened_at
         if news_at < channel.created_at:
             return False
@@ -141,7 +141,7 @@ def audience_of(
     *,
     without: uuid.UUID | None = None,
 ) -> Audience:
-    """Return the messages of a group to a channel, from the last delivered one on.
+    """Return the messages of a group to a channel, from the last delivered message on.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def audience_of(
 
 
 def with_notified(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
-    """Return incidents, and those that the channel may have been sent before."""
+    """Return the incidents, and those that may have been sent to the channel before."""
     have = {incident.id for incident in incidents}
     missing = {id_ for sent in heard.sent for id_ in sent.content.believed_open} - have
     if not missing:

@@ -1,7 +1,7 @@
-"""Rules: added, edited, and tried on the past; given to a project with what they are about.
+"""Stored rules: create, edit and delete rules, preview them, and add default rules to projects.
 
-No migration adds those that are given: servers of the version before, which go on for a while next
-to new ones, refuse a rule whose kind they do not know, and with it every analysis.
+No migration adds the default rules of new kinds: during an upgrade servers of the previous version
+run next to new servers; they refuse a rule of an unknown kind, and every analysis with it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from app.pulse.models import PulseNotice
 from app.sessions.models.tables import Session
 
 PREVIEW: Final = timedelta(days=30)
-# Sessions that a preview reads at most, the latest ones: it answers while the user waits.
+# Maximum of sessions, the latest, that a preview reads while the user waits.
 PREVIEW_SESSIONS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class WouldHave:
-    """An incident that a rule would have made."""
+    """An incident that a previewed rule would have opened."""
 
     job: str
     incident: Incident  # as it would have ended up
@@ -58,7 +58,7 @@ class WouldHave:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a rule would have done."""
+    """The incidents that a rule would have opened."""
 
     since: datetime
     """From here on: 30 days ago, or the earliest session that was read."""
@@ -83,14 +83,14 @@ def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:
 
 
 def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
-    """Add or replace a rule; every job is looked at soon.
+    """Add or replace a rule, and schedule an evaluation of all jobs.
 
     Raises
     ------
     NotFoundError
-        If it is to be replaced and is not there.
+        If the rule to replace does not exist.
     ConflictError
-        If another one has this name.
+        If another rule has this name.
     InvalidRuleError
         If it names a cause that no report has: ``rule.unknown_cause``.
     """
@@ -123,7 +123,7 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
 
 
 def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
-    """Delete a rule; incidents that only it holds end.
+    """Delete a rule; incidents that no other rule holds open end.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
 
 
 def preview(container: Container, rule: Rule) -> Preview:
-    """Return what a rule, as it is given, would have done alone in the last 30 days.
+    """Return the incidents that a rule would have opened alone in the last 30 days.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def preview(container: Container, rule: Rule) -> Preview:
 def _replay(
     job: str, sessions: list[Facts], received: list[datetime], rule: Rule, now: datetime
 ) -> list[Incident]:
-    """Replay a job's sessions against a rule, with the passing of time between them."""
+    """Replay a job's sessions against a rule, with evaluations between the sessions."""
     incidents: dict[uuid.UUID, Incident] = {}
 
     def at(moment: datetime, history: list[Facts]) -> JobState:
@@ -210,12 +210,13 @@ def _replay(
     return [incident for incident in incidents.values() if incident.was_notified]
 
 
-# Enough for baselines; a preview looks at every session of a month.
+# Number of sessions that each evaluation of a preview reads: enough for baselines, and less than
+# usual because a preview evaluates each session of a month.
 _HISTORY: Final = 40
 
 
 def _require_meaning(rule: Rule) -> None:
-    """Refuse what no rule can mean."""
+    """Refuse a weekly rule that selects jobs, and a rule about an unknown cause."""
     condition = rule.condition
     if isinstance(condition, Weekly) and rule.selector != Selector():
         raise InvalidRuleError(
@@ -238,7 +239,7 @@ def _require_meaning(rule: Rule) -> None:
 
 
 def _look_at_all(container: Container) -> None:
-    """Schedule an evaluation of every job, in a transaction that waits for no other."""
+    """Schedule an evaluation of every job, in a transaction of its own."""
     with container.uow() as tx:
         ids = select(AlertGroup.id).order_by(AlertGroup.id).with_for_update(key_share=True)
         groups = list(tx.session.execute(ids).scalars())
@@ -255,12 +256,12 @@ def _row(tx: Reads, rule_id: uuid.UUID) -> AlertRule:
 
 
 def with_new_id(rule: Rule) -> Rule:
-    """Return a rule under an id that no other has."""
+    """Return a rule with a new id that no other rule has."""
     return replace(rule, id=uuid.uuid4())
 
 
 def give_rules(tx: UnitOfWork, kinds: Sequence[NoticeKind]) -> None:
-    """Give a project its rules about notices with the first ones; these are not followed yet."""
+    """Add rules about notices to a project with its first notices, whose `fires_at` is not set."""
     if any(kind in STANDING_STILL for kind in kinds):
         give_hang_rule(tx)
     if all(kind in STANDING_STILL for kind in kinds):
@@ -271,7 +272,7 @@ def give_rules(tx: UnitOfWork, kinds: Sequence[NoticeKind]) -> None:
 
 
 def give_hang_rule(tx: UnitOfWork) -> None:
-    """Give a project its rule about hangs with the first one, unless it has such a rule."""
+    """Add the rule about hangs to a project with its first hang, unless it has such a rule."""
     before = PulseNotice.fires_at.is_not(None) & PulseNotice.kind.in_(STANDING_STILL)
     if (
         tx.session.execute(select(StoredHang.id).limit(1)).first() is None
@@ -281,7 +282,7 @@ def give_hang_rule(tx: UnitOfWork) -> None:
 
 
 def _give(tx: UnitOfWork, rule: Rule) -> None:
-    """Add a rule, unless the project has one of its kind."""
+    """Add a rule, unless the project has a rule of the same kind."""
     if any(type(one.condition) is type(rule.condition) for one in load_rules(tx)):
         return
     tx.session.execute(

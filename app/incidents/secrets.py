@@ -1,4 +1,4 @@
-"""Secrets of channels, encrypted at rest.
+"""Encryption of channel secrets at rest.
 
 Fernet (AES-128-CBC with HMAC-SHA256) of the library `cryptography`, with several keys: the first
 encrypts, all decrypt. To change the key, put the new one first, run ``paceline alerts reseal``, and
@@ -24,7 +24,7 @@ from app.platform.settings import Settings
 
 
 def seal(settings: Settings, secrets: dict[str, Any]) -> bytes:
-    """Return encrypted secrets; create the key file where there is no key yet.
+    """Return the encrypted secrets; create the key file if no key exists.
 
     Raises
     ------
@@ -35,12 +35,12 @@ def seal(settings: Settings, secrets: dict[str, Any]) -> bytes:
 
 
 def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
-    """Return decrypted secrets.
+    """Return the decrypted secrets.
 
     Raises
     ------
     SecretKeyError
-        If there is no key, or none of them is the right one.
+        If there is no key, or no key decrypts the secrets.
     """
     try:
         text = _box(settings, create=False).decrypt(sealed)
@@ -54,7 +54,7 @@ def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
 
 
 def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the names of the secrets that are set; for an address with its host, for people."""
+    """Return the names of the secrets that are set, with the host of each address, for users."""
     return {
         name: urlsplit(value).hostname
         if isinstance(value, str) and value.startswith(("http://", "https://"))
@@ -64,9 +64,9 @@ def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def check_secrets(container: Container) -> int:
-    """Store for each channel whether the keys decrypt its secrets, and their hints.
+    """Store for each channel whether the keys decrypt its secrets, and the hints about them.
 
-    Run by the sweeper, which has the keys of the delivering workers, so that pages need none.
+    The sweeper calls it, because it has the keys of the delivering workers; so pages need no keys.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def check_secrets(container: Container) -> int:
         if current == {"readable": readable, "secret_hints": stored}:
             continue
         with container.uow() as tx:
-            # Unless its secrets were replaced meanwhile.
+            # Skip a channel whose secrets were replaced meanwhile.
             tx.session.execute(
                 update(AlertChannel)
                 .where(AlertChannel.id == id_, AlertChannel.secrets == sealed)
@@ -116,7 +116,7 @@ def _box(settings: Settings, *, create: bool) -> MultiFernet:
 def _from_file(settings: Settings, *, create: bool) -> list[str]:
     path = settings.key_file
     try:
-        # Only the default file is created: a path in the settings is the operator's to fill.
+        # Only the default file is created: a file at a configured path is the operator's task.
         if create and settings.secret_key_file is None and not path.exists():
             _make(path)
         lines = path.read_text(encoding="ascii").split()
@@ -131,7 +131,7 @@ def _from_file(settings: Settings, *, create: bool) -> list[str]:
 
 
 def _make(path: Path) -> None:
-    """Write a new key atomically; of two concurrent processes one succeeds."""
+    """Write a new key atomically; of two concurrent processes only one writes its key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -23,9 +23,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from app.errors import Fault, InvalidSlackError, SlackRefusedError
 from app.incidents.channels.slack import Button
 
-# The payload holds the whole message, of at most 50 blocks.
+# Size limit of a request body, which contains the whole message of at most 50 blocks.
 MAX_BODY_BYTES: Final = 256 * 1024
-# Requests further from now, in the past or future, are refused.
+# Requests whose timestamp differs from now by more than this, in either direction, are refused.
 WINDOW: Final = timedelta(minutes=5)
 REFUSED: Final = "The request is not signed by the Slack app of the channel that it names."
 
@@ -36,7 +36,7 @@ _VALUE: Final = re.compile(r"[0-9a-f-]{36}:[0-9a-f-]{36}")
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The member who pressed a button: Slack's id, and a name for people."""
+    """The member who pressed a button: the id in Slack, and a readable name."""
 
     id: Annotated[str, Field(max_length=64)]
     username: Annotated[str, Field(max_length=500)] = ""
@@ -44,7 +44,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class PressedButton:
-    """A button that was pressed."""
+    """A pressed button in the payload."""
 
     action_id: Annotated[str, Field(max_length=255)]
     value: Annotated[str, Field(max_length=2000)] = ""
@@ -57,13 +57,13 @@ class Payload:
     type: Literal["block_actions"]
     user: User
     actions: Annotated[tuple[PressedButton, ...], Field(min_length=1, max_length=1)]
-    # takes a text to the member who pressed it
+    # Address that delivers a text to the member who pressed the button
     response_url: Annotated[str, Field(max_length=2000)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ButtonPress:
-    """A pressed button: its effect, channel, subject and member; not verified yet."""
+    """A pressed button: effect, channel, subject and member; its signature is not verified yet."""
 
     what: Button
     channel: UUID
@@ -114,7 +114,7 @@ def read_interaction(body: bytes) -> ButtonPress:
 
 
 def signature_of(secret: str, timestamp: str, body: bytes) -> str:
-    """Return the signature of a body by Slack's scheme ``v0``."""
+    """Return the signature of a body according to Slack's scheme ``v0``."""
     signed = b"v0:" + timestamp.encode() + b":" + body
     return "v0=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
 
@@ -122,7 +122,7 @@ def signature_of(secret: str, timestamp: str, body: bytes) -> str:
 def check_signature(
     secret: str, *, timestamp: str, signature: str, body: bytes, now: datetime
 ) -> None:
-    """Refuse a body without a valid signature of the last five minutes.
+    """Refuse a body without a valid signature from the last five minutes.
 
     Raises
     ------
@@ -133,7 +133,8 @@ def check_signature(
     expected = signature_of(secret, timestamp, body) if well_formed else ""
     if not well_formed or not hmac.compare_digest(expected.encode(), signature.encode()):
         raise SlackRefusedError(REFUSED)
-    # after the signature: without the secret the answer reveals nothing about the clock
+    # Checked after the signature, so that a sender without the secret learns nothing about the
+    # clock
     if abs(now.timestamp() - int(timestamp)) > WINDOW.total_seconds():
         at = datetime.fromtimestamp(min(int(timestamp), 253_402_300_799), UTC)
         raise SlackRefusedError(

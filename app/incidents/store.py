@@ -1,4 +1,4 @@
-"""Incidents as rows: read the state of a job for its rules, and write the changes.
+"""Incidents as rows: read a job's state for its rules, and write the changes of incidents.
 
 Protocol. All incidents of a job change under the lock of its group's row (`lock_group`), taken
 before any other row of alerts: evaluations of sessions and of the sweeper, and orders of persons,
@@ -52,13 +52,13 @@ from app.platform.telemetry import current
 from app.pulse.models import PulseNotice, PulseState, RecordingRequest
 from app.sessions.models.tables import Session, StoredVerdict
 
-# Culprits that a message names.
+# Maximum of culprits that a message names.
 _NAMED_CULPRITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class FactsRow:
-    """A row of `sessions_with_facts` that was read as JSON."""
+    """A row of the query `sessions_with_facts`, with the facts as JSON."""
 
     document: SessionVerdict
     id: uuid.UUID
@@ -70,7 +70,7 @@ class FactsRow:
 
 
 def sessions_with_facts() -> Select[Any]:
-    """Return the query of sessions with a verdict document, for `read_facts`."""
+    """Return the query that `read_facts` reads: sessions with the document of their verdict."""
     return (
         select(
             StoredVerdict.document,
@@ -106,7 +106,7 @@ def facts_of_row(row: Row[Any] | FactsRow) -> Facts:
 
 
 def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
-    """Return a job's latest hang with a culprit, over or not."""
+    """Return a job's latest hang with a culprit, whether or not the hang ended."""
     row = tx.session.execute(
         select(StoredHang)
         .where(StoredHang.job_id == job_id, StoredHang.culprits > 0)
@@ -135,7 +135,7 @@ def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
 
 
 def end_hangs(tx: UnitOfWork, job_id: int) -> None:
-    """Mark hangs of a job as over where a session or the job's end followed their files."""
+    """Mark hangs of a job as over if a session or the job's end followed their files."""
     came = (
         select(func.min(Session.received_at))
         .where(Session.job_id == job_id, Session.received_at > StoredHang.changed_at)
@@ -156,7 +156,7 @@ def end_hangs(tx: UnitOfWork, job_id: int) -> None:
 
 
 def mark_hangs_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
-    """Mark the hangs of a job as over, as a person resolved their incident."""
+    """Mark the hangs of a job as over, because a user resolved their incident."""
     tx.session.execute(
         update(StoredHang)
         .where(StoredHang.job_id == job_id, StoredHang.over_at.is_(None))
@@ -165,7 +165,7 @@ def mark_hangs_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
     )
 
 
-# Time that a notice is read after its end, for incidents that are still open.
+# Notices are read up to this time after their end, for incidents that are still open.
 _OVER_FOR: Final = timedelta(days=1)
 _HOUR_NS: Final = 3_600e9
 
@@ -224,7 +224,7 @@ def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
 
 
 def judge_notices(tx: UnitOfWork, job_id: int) -> None:
-    """Store the outcomes of notices by the sessions that were requested for them."""
+    """Store the outcomes of notices according to the sessions that were requested for them."""
     requests = tx.session.execute(
         select(RecordingRequest).where(
             RecordingRequest.job_id == job_id,
@@ -268,7 +268,7 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
 
 
 def came_from_request(request: RecordingRequest) -> ColumnElement[bool]:
-    """Return the condition on sessions that were recorded for a request."""
+    """Return the condition that a session was recorded for a request."""
     return (
         (Session.job_id == request.job_id)
         & (Session.attempt == request.attempt)
@@ -280,14 +280,14 @@ def _seconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
-# Sessions whose gaps give the typical interval: one more than gaps.
+# Number of sessions whose gaps give the typical interval: one more than the number of gaps.
 RECEIVED_READ: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
 _placed: Final = aliased(AlertOnHost)
 _lead: Final = aliased(AlertOnHost)
-# It is a member of a lead, or was one when it ended.
+# Condition that an incident is a member of a lead, or was a member when it ended.
 INSIDE: Final = (
     exists()
     .where(
@@ -301,7 +301,7 @@ INSIDE: Final = (
 
 
 def timing(settings: Settings) -> Timing:
-    """Return the intervals of groups."""
+    """Return the notification intervals of groups."""
     return Timing(
         timedelta(seconds=settings.alert_group_wait_s),
         timedelta(seconds=settings.alert_group_interval_s),
@@ -310,7 +310,7 @@ def timing(settings: Settings) -> Timing:
 
 
 def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
-    """Return a job's group, created if needed, locked until the transaction ends.
+    """Return a job's group, created if missing, locked until the transaction ends.
 
     In a transaction over all projects it is created in the project of the job.
     """
@@ -330,12 +330,12 @@ def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
 def lock_group(
     tx: UnitOfWork, group_id: uuid.UUID, *, skip_locked: bool = False
 ) -> AlertGroup | None:
-    """Return a group, locked until the transaction ends; None if it was deleted.
+    """Return a group, locked until the transaction ends; None if the group was deleted.
 
     Parameters
     ----------
     skip_locked : bool
-        Return None also where another transaction has locked it.
+        Whether to return None if another transaction has locked the group.
     """
     return tx.session.execute(
         select(AlertGroup)
@@ -346,13 +346,13 @@ def lock_group(
 
 
 def load_rules(tx: Reads) -> list[Rule]:
-    """Return all rules by name."""
+    """Return all rules, sorted by name."""
     rows = tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars()
     return [rule_of(row) for row in rows]
 
 
 def rule_of(row: AlertRule) -> Rule:
-    """Return the rule in a row."""
+    """Return the rule stored in a row."""
     return RULE.validate_python({"id": row.id, "name": row.name, **row.document})
 
 
@@ -363,7 +363,7 @@ def rule_document(rule: Rule) -> dict[str, Any]:
 
 
 def incident_of(row: AlertIncident) -> Incident:
-    """Return the incident in a row."""
+    """Return the incident stored in a row."""
     return INCIDENT.validate_python(row.document)
 
 
@@ -390,7 +390,7 @@ def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
 
 
 def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
-    """Return everything about a job that rules read."""
+    """Return all data of a job that rules read."""
     of_job = select(Job.name, Job.finished_at).where(Job.id == group.job_id)
     name, finished_at = tx.session.execute(of_job).one()
     latest = (
@@ -480,12 +480,12 @@ def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:
 
 
 def _last_resolved(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
-    """Return when the last incident of each rule ended, by rule.
+    """Return for each rule the time at which its last incident ended.
 
     Parameters
     ----------
     which : str
-        ``resolved_by``: of those that a person resolved; ``notice``: of those of the pulse.
+        ``resolved_by``: only incidents that a user resolved; ``notice``: only incidents of notices.
     """
     rule_id = func.jsonb_array_elements_text(AlertIncident.document["rules"]).column_valued(
         "rule", joins_implicitly=True

@@ -1,4 +1,4 @@
-"""Use case: the periodic pass over alerts: evaluations, flushes and deliveries that are due.
+"""Use case: the periodic pass that runs due evaluations, flushes and deliveries.
 
 Runs in the thread of the sweeper. Several sweepers may run at once: a pass locks the rows that it
 works on, and skips those that another one has locked.
@@ -31,11 +31,11 @@ from app.platform.database.projects import is_there
 from app.platform.database.states import TaskState
 from app.platform.database.task_runs import DELIVER_ALERT, TaskRun
 
-# Groups in a batch, and the longest duration of a pass: the sweeper has other duties.
+# Number of groups in a batch, and the time limit of a pass, because the sweeper has other tasks.
 BATCH: Final = 100
 PASS_LIMIT_S: Final = 10.0
 
-# Time that task runs of deliveries are kept for inspection.
+# Task runs of deliveries are kept for this time, for inspection.
 TASK_RUNS_KEPT: Final = timedelta(hours=1)
 PRUNED: Final = 5_000
 
@@ -46,18 +46,18 @@ _log = structlog.get_logger(__name__)
 class AlertSweep:
     """The counts of one pass."""
 
-    # looked, flushed: evaluated jobs, and flushed groups
+    # looked, flushed: number of evaluated jobs, and of flushed groups
     looked: int = 0
     flushed: int = 0
-    # started, pruned: started deliveries, and deleted rows
+    # started, pruned: number of started deliveries, and of deleted rows
     started: int = 0
     pruned: int = 0
-    # Channels whose secrets became readable, or unreadable.
+    # Number of channels whose secrets became readable or unreadable
     keys: int = 0
 
 
 def sweep_alerts(container: Container) -> AlertSweep:
-    """Do one pass."""
+    """Run one pass; return its counts."""
     everywhere = container.everywhere()
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
@@ -130,7 +130,7 @@ def _due_channels(container: Container) -> list[tuple[int, uuid.UUID]]:
 
 
 def _prune(container: Container) -> int:
-    """Delete old task runs of deliveries; the deliveries themselves go by retention."""
+    """Delete old task runs of deliveries; retention deletes the deliveries."""
     with container.uow() as tx:
         runs = (
             select(TaskRun.id)

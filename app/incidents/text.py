@@ -1,4 +1,4 @@
-"""The text of messages to channels, as lines that each kind of channel formats."""
+"""The text of messages to channels, as lines that each kind of channel formats itself."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from app.incidents.models.facts import (
     NoticeFacts,
 )
 
-# Alerts in one message; further ones are counted, and listed on the page.
+# Maximum of alerts in a message; further alerts are counted, and listed on the page.
 MAX_ALERTS: Final = 10
 
-# GPUs that a message names.
+# Maximum of GPUs that a message names.
 MAX_GPUS: Final = 4
-# Worker slowdown from which workers after the worst one are named.
+# Workers after the worst are named if their slowdown reaches this value.
 WORTH_NAMING: Final = 1.01
 _OF_ALL: Final = (BETWEEN_STEPS_CAUSE, ALL_SLOW_CAUSE)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLines:
-    """The text of an alert: a summary, pairs of name and value, and sentences of evidence."""
+    """The text of an alert: a summary, pairs of name and value, and evidence sentences."""
 
     summary: str
     fields: Sequence[tuple[str, str]] = field(default_factory=tuple)
@@ -51,7 +51,7 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     Parameters
     ----------
     at : datetime
-        When the message was made; ages are relative to it.
+        Time at which the message was made; ages are relative to it.
     """
     if alert.status is Status.RESOLVED:
         lasted = (alert.resolved_at or at) - alert.since
@@ -139,7 +139,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         at = [gpu.words for gpu in cause.gpus[:MAX_GPUS]]
         more = len(cause.gpus) - len(at)
         fields.append(("At", "; ".join([*at, f"{more} more"] if more else at)))
-    # Without a worker at fault the slowest one is slow by chance.
+    # If no worker is at fault, the slowest worker is slow by chance.
     if facts.worst and blames_machine(alert.diagnosed_cause):
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
@@ -151,7 +151,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
 
 
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
-    """Return slowdown and cost of the job; the published S too where it differs."""
+    """Return slowdown and cost of the job, and the published S if it differs."""
     shown, published = facts.headline, facts.slowdown
     if facts.withheld is not None and facts.lost_each_hour is not None:
         return [("Costs", f"{hours(facts.lost_each_hour)} GPU-hours each hour, at least")]
@@ -205,12 +205,12 @@ def _evidence(alert: Alert) -> list[str]:
 
 
 def moment(at: datetime) -> str:
-    """Return a time in UTC, to the minute."""
+    """Return a time in UTC, rounded down to the minute."""
     return at.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def duration(span: timedelta) -> str:
-    """Return a span in its two largest units."""
+    """Return a time span in its two largest units."""
     minutes = max(0, int(span.total_seconds() // 60))
     days, minutes = divmod(minutes, 24 * 60)
     hours, minutes = divmod(minutes, 60)
@@ -221,7 +221,7 @@ def duration(span: timedelta) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters, with an ellipsis where it is cut."""
+    """Return a text cut to at most `limit` characters, with an ellipsis at a cut."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 

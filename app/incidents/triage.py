@@ -1,4 +1,4 @@
-"""Triage of incidents: evidence to hand over, orders for many at once, comments, assignees."""
+"""Triage of incidents: printable evidence, orders for several incidents, comments, assignees."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from app.platform.identity import Principal
 from app.sessions.models.reports import read_document, read_heatmaps
 from app.sessions.models.tables import StoredReport
 
-# Larger reports are left out of the archive.
+# Size limit in bytes of a report in the archive; larger reports are left out.
 MAX_REPORT: Final = 16 * 1024 * 1024
-# The slowest workers that the archive lists; the report has all.
+# Maximum of slowest workers that the archive lists; the report contains all workers.
 MAX_WORKERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An incident with the measurements that prove it."""
+    """An incident with the measurements that prove its cause."""
 
     life: IncidentLife
     host: str  # at fault; empty if none is, or none is recorded
-    # pairs of a scheduler and its command that takes the host out
+    # pairs of a scheduler and its command that takes the host out of service
     commands: Sequence[tuple[str, str]]
     guessed: bool  # whether the host's name may be that of a container; then without commands
     # worker slowdowns (dp, pp) of its latest session; None without a report or a verdict
@@ -61,12 +61,12 @@ class Evidence:
 
 
 def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False) -> Evidence:
-    """Return an incident with its heatmap and report, for those who repair the machine.
+    """Return an incident with its heatmap and report, for people who repair the machine.
 
     Parameters
     ----------
     with_report : bool
-        Whether the report is to be read as well.
+        Whether to read the report as well.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
 
 
 def evidence_zip(found: Evidence, words: str) -> bytes:
-    """Return the evidence as a ZIP archive of a bounded size."""
+    """Return the evidence as a ZIP archive of limited size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
@@ -125,7 +125,7 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
             lines = [f"# {scheduler}\n{command}\n" for scheduler, command in found.commands]
             archive.writestr("cordon.txt", "\n".join(lines))
         if found.picture is not None:
-            # A PNG is compressed already.
+            # Stored without compression, because PNG data are compressed already.
             archive.writestr("heatmap.png", found.picture, zipfile.ZIP_STORED)
         if found.heatmap is not None:
             archive.writestr("workers.csv", _workers_csv(found.heatmap))
@@ -135,7 +135,7 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
 
 
 def _workers_csv(heatmap: NDArray[np.float32]) -> str:
-    """Return the worker slowdowns as CSV, the slowest first; empty if a worker has no data."""
+    """Return the worker slowdowns as CSV, slowest worker first; empty if a worker has no data."""
     import numpy as np  # noqa: PLC0415 - what the archive alone needs
 
     text = io.StringIO()
@@ -149,9 +149,10 @@ def _workers_csv(heatmap: NDArray[np.float32]) -> str:
     return text.getvalue()
 
 
-# Incidents of one order: more than a person selects. The transaction locks all their groups.
+# Maximum of incidents in one order, above what a user selects; the transaction locks all their
+# groups.
 MAX_INCIDENTS: Final = 500
-# Codes of refusals that concern one incident; the order goes on with the others.
+# Codes of refusals that concern a single incident, so that the order continues with the others.
 SKIPPED_CODES: Final = frozenset(
     {"incident.wrong_state", "incident.ended_by_itself", "incident.open_again"}
 )
@@ -159,7 +160,7 @@ SKIPPED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """An incident that an order does not apply to, and stays as it is."""
+    """An incident that an order does not apply to and does not change."""
 
     id: uuid.UUID
     state: IncidentState
@@ -168,7 +169,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class OrderOutcome:
-    """The outcome of an order for many incidents."""
+    """The outcome of an order for several incidents."""
 
     changed: Sequence[uuid.UUID]
     left: Sequence[Left]
@@ -183,14 +184,15 @@ def order_many(  # noqa: PLR0913 - an order, who gives it, and for which inciden
     *,
     inside: MembersOf = open_members,
 ) -> OrderOutcome:
-    """Apply an order to incidents and their members; those that refuse it stay as they are.
+    """Apply an order to incidents and their members; incidents that refuse it are not changed.
 
     Raises
     ------
     NotFoundError
-        If one of them does not exist; then none is changed.
+        If an incident does not exist; then no incident is changed.
     ConflictError
-        If the order itself is not valid, such as a silence that ends in the past; as above.
+        If the order itself is invalid, such as a silence that ends in the past; then no incident is
+        changed.
     """
     changed, left = [], []
     with container.uow() as tx:
@@ -217,7 +219,7 @@ def order_many(  # noqa: PLR0913 - an order, who gives it, and for which inciden
 def comment_on(
     container: Container, incident_id: uuid.UUID, *, words: str, by: str | None
 ) -> IncidentView:
-    """Add a comment to an incident, in any state.
+    """Add a comment to an incident in any state.
 
     Raises
     ------
@@ -235,18 +237,18 @@ def comment_on(
 def assign_incidents(
     container: Container, ids: Collection[uuid.UUID], *, to: str | None, by: str | None
 ) -> OrderOutcome:
-    """Set the assignee of incidents; those that have it already stay as they are.
+    """Set the assignee of incidents; incidents that have this assignee are not changed.
 
     Parameters
     ----------
     ids : collection of UUID
     to : str or None
-        None: no assignee.
+        Name of the new assignee; None removes the assignee.
 
     Raises
     ------
     NotFoundError
-        If one of them does not exist; then none is changed.
+        If an incident does not exist; then no incident is changed.
     """
     who = container.principal.called(by)
     changed, left = [], []

@@ -1,4 +1,4 @@
-"""Reads of the pages of incidents: lists with totals, and one incident with its deliveries."""
+"""Reads for the incident pages: lists with totals, and an incident with its deliveries."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 from app.web.lists import last_page, pages_of
 
-# Open incidents that are read at most, the most urgent first.
+# Maximum of open incidents that are read, the most urgent first.
 OPEN_LISTED: Final = 500
-# Incidents on a page of the list; with their members it has several times as many rows.
+# Incidents on a page of the list; with their members the page has several times as many rows.
 PAGE: Final = 35
-# Resolved incidents that are listed with the open ones, of the last days.
+# Maximum of resolved incidents, of the last days, that are listed below the open incidents.
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
 DELIVERIES_LISTED: Final = 50
-# Values that a filter offers at most.
+# Maximum of values that a filter offers.
 CHOICES: Final = 50
 
 _RESOLVED: Final = IncidentFilter(state=IncidentState.RESOLVED)
 
-# The last session with facts before the end of an incident, as an array of at most one.
+# Subquery of the last session with facts before an incident's end, as an array of at most one row.
 _facts_session: Final = aliased(Session)
 _AFTER: Final = as_json(
     sessions_with_facts()
@@ -82,7 +82,7 @@ _LATER: Final = TypeAdapter(tuple[FactsRow, ...])
 
 @dataclass(frozen=True, slots=True)
 class ResolvedIncident:
-    """A resolved incident, and the last session before its end if newer than its facts."""
+    """A resolved incident, and the last session before its end if it is newer than the facts."""
 
     row: IncidentRow
     after: Facts | None
@@ -90,7 +90,7 @@ class ResolvedIncident:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Values of open incidents that the filters offer, in no order."""
+    """Values of open incidents that the filters offer, unsorted."""
 
     causes: Sequence[str]
     owners: Sequence[str]
@@ -124,18 +124,18 @@ class Incidents:
 
     @property
     def total(self) -> int:
-        """Return how many there are on all pages together."""
+        """Return the number of incidents on all pages together."""
         return _total(self.counts, self.filtered)
 
     @property
     def pages(self) -> int:
-        """Return how many pages there are."""
+        """Return the number of pages."""
         return pages_of(self.total, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """GPU-hours lost each hour: by all jobs with a verdict, and by the one that loses most.
+    """GPU-hours lost each hour by all jobs with a verdict, and by the job that loses most.
 
     A job counts once, however many incidents it has.
     """
@@ -148,7 +148,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLife:
-    """An incident, its deliveries (the latest first), and the sessions of its transitions."""
+    """An incident, its deliveries from newest to oldest, and the sessions of its transitions."""
 
     view: IncidentView
     deliveries: Sequence[DeliveryRow]
@@ -163,14 +163,14 @@ def incidents(
     number: int = 1,
     size: int = PAGE,
 ) -> Incidents:
-    """Return a page of matching incidents, and those that ended in the last seven days.
+    """Return a page of matching incidents, and incidents that ended in the last seven days.
 
     Parameters
     ----------
     sort : str
         See `app.incidents.reads.INCIDENTS`.
     size : int
-        Incidents on a page.
+        Number of incidents on a page.
     """
     filtered = IncidentFilter() if filtered is None else filtered
     summary, choices = _summary(tx, filtered)
@@ -185,7 +185,7 @@ def incidents(
         .offset(size * (number - 1))
     )
     rows: Sequence[RowMapping] = []
-    # A page of resolved incidents, or the latest of them below the open ones.
+    # Either a page of resolved incidents, or the latest resolved incidents below the open ones.
     query = page
     if not filtered.over:
         rows = tx.session.execute(page).mappings().all()
@@ -247,7 +247,7 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]], Choices]:
-    """Return counts and losses by state, and the choices of the filters, with one statement."""
+    """Return counts and losses by state, and the values of the filters, with one statement."""
     by_job = (
         select(
             AlertIncident.state.label("state"),
@@ -292,7 +292,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
 
 
 def _chosen(column: ColumnElement[Any]) -> ScalarSelect[Any]:
-    """Return the distinct values of a column of open incidents, as a JSON array."""
+    """Return the expression of a column's distinct values among open incidents, as a JSON array."""
     values = (
         select(column.label("value"))
         .select_from(AlertIncident)
@@ -306,7 +306,7 @@ def _chosen(column: ColumnElement[Any]) -> ScalarSelect[Any]:
 
 
 def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow]]:
-    """Return the open incidents by job, the most urgent of each job first."""
+    """Return the open incidents grouped by job, the most urgent incident of each job first."""
     by_job: dict[str, list[IncidentRow]] = {}
     for row in list_incidents(tx, OPEN_LISTED, job=job, current=True):
         by_job.setdefault(row.job, []).append(row)
@@ -340,7 +340,7 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
 
 
 def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
-    # Without a message, before the first attempt, it will contain all open incidents.
+    # Before the first attempt there is no message yet; it will contain all open incidents.
     if sent.message is None:
         return sent.state != DeliveryState.SUPERSEDED
     return any(alert.incident == incident_id for alert in sent.message.alerts)

@@ -1,5 +1,5 @@
-"""Tools for assistants, by the Model Context Protocol: what people see, asked for by a program.
+"""Tools for assistants over the Model Context Protocol, with the data that pages show.
 
-Every tool asks the HTTP API with the caller's own token, so that nothing here decides who may see
-what. An answer is one JSON document of at most 4 KiB with links to pages.
+Every tool calls the HTTP API with the caller's own token, so that the API alone decides on access
+rights. An answer is a JSON document of at most 4 KiB with links to pages.
 """

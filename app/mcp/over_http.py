@@ -1,7 +1,7 @@
-"""Tools for assistants at `/mcp`, by streamable HTTP.
+"""The route `/mcp` of the tools for assistants, over streamable HTTP.
 
-Each request is answered by itself, so that any process of a server may take it. The tools ask this
-server's own API, in this process, with the request's credentials.
+Requests have no sessions, so that any process of a server can answer each of them. The tools call
+this server's own API, in the same process, with the request's credentials.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-# A name that every server answers.
+# A host name that every server accepts.
 _ITSELF: Final = "http://localhost"
 
 
 def tools_over_http() -> tuple[APIRouter, ...]:
-    """Return the route, or nothing if the extra is not installed."""
+    """Return the route of the tools; empty if the optional dependency is not installed."""
     if importlib.util.find_spec("mcp") is None:
         return ()
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
@@ -38,7 +38,7 @@ def tools_over_http() -> tuple[APIRouter, ...]:
 
 
 class _Tools(Response):
-    """The answer of the tools, which read the request themselves."""
+    """ASGI application of the tools, which read the request themselves."""
 
     def __init__(self, itself: ASGIApp, address: str, project: str | None) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class _Tools(Response):
         self._project = project
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request with the tools."""
         from mcp.server.transport_security import (  # noqa: PLC0415 - an extra, loaded when asked
             TransportSecuritySettings,
         )
 
         from app.mcp.server import make_server  # noqa: PLC0415
 
-        # Read here, so that a body that is too large is refused as everywhere.
+        # Read here, so that a body that is too large is refused as on other routes.
         body = await Request(scope, receive).body()
 
         async def again() -> Message:
@@ -69,7 +69,7 @@ class _Tools(Response):
             tools = server.streamable_http_app(
                 json_response=True,
                 stateless_http=True,
-                # The application's own guards have looked at the host and the site.
+                # The application's own guards have checked host and origin.
                 transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             )
             async with server.session_manager.run():

@@ -1,4 +1,4 @@
-"""The server of tools for assistants, by the Model Context Protocol."""
+"""The server of the tools for assistants, over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ INSTRUCTIONS: Final = (
 def make_server(
     client: httpx.AsyncClient, address: str, *, may_acknowledge: bool = False
 ) -> MCPServer[ApiContext]:
-    """Return the server of tools, which asks a server's API.
+    """Return a server of tools that call the API of a Paceline server.
 
     Parameters
     ----------
     client : AsyncClient
-        To the API. Stays the caller's to close.
+        Client of the API; the caller closes it.
     address : str
-        The server's, as links name it.
+        The server's address in links.
     may_acknowledge : bool
-        Whether the tools that change something are there.
+        Whether to include the tools that change incidents.
     """
 
     @contextlib.asynccontextmanager
@@ -59,7 +59,7 @@ def make_server(
 
 @functools.cache
 def _tools(*, may_acknowledge: bool) -> list[Tool]:
-    """Return the tools, whose schemas take longer to make than a server."""
+    """Return the tools, cached because their schemas take longer to make than a server."""
     return [
         Tool.from_function(
             tool.function,

@@ -1,4 +1,4 @@
-"""The tools for assistants, one function each, and the table of all of them."""
+"""The tools for assistants, one function each, and the table of all tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.sessions.questions import WrittenQuestion
 
 _SECTIONS: Final = 6
 _INDEX: Final = "/docs/search/search_index.json"
-# A word in a heading says more than one in a text.
+# Weight of a word in a heading, relative to a word in a section's text.
 _IN_TITLE: Final = 5
 
 
@@ -99,7 +99,7 @@ async def hosts(
     return Answer({"hosts": found.total}, rows, api.link("hosts")).text()
 
 
-# Of a long history the latest.
+# Maximum of events of an incident's history in an answer, the latest.
 _EVENTS: Final = 8
 _COMMENTS: Final = 4
 
@@ -111,7 +111,7 @@ class _Comment(BaseModel):
 
 
 class _Incident(IncidentBody):
-    """An incident as the API gives it, whose comments have no id."""
+    """An incident in an answer of the API, with comments without ids."""
 
     events: list[EventRow]
     comments: list[_Comment]
@@ -160,7 +160,7 @@ async def acknowledge(
 ) -> str:
     """Acknowledge an incident, so that it is not repeated and does not escalate."""
     api = api_of(ctx)
-    # Where people sign in, the server names who did it by the token.
+    # If users sign in, the server takes the name from the token instead.
     body = {"by": "assistant", "note": note}
     found = await api.post(_Incident, body, "incidents", str(incident), "ack")
     return Answer(_row(api, found), link=api.link("incidents", str(incident))).text()
@@ -180,7 +180,7 @@ def _row(api: Api, incident: IncidentBody) -> dict[str, Value]:
     }
 
 
-# Of a job over time the latest.
+# Maximum of sessions of a job in an answer, the latest.
 _SESSIONS: Final = 12
 _CHANGES: Final = 6
 
@@ -253,7 +253,7 @@ def _job_row(api: Api, job: JobBody) -> dict[str, Value]:
 
 _TIME_LIMIT_S: Final = 30
 _POLL_S: Final = 0.5
-# A worker may have other plans to look for first.
+# Number of polls for a plan, because a worker may have to compute other plans first.
 _POLLS: Final = 180
 
 
@@ -307,7 +307,7 @@ async def plan(
     return Answer(facts, changes, api.link("plans", str(submitted.plan))).text()
 
 
-# What a report has many of.
+# Maximum number of fixes of a report in an answer.
 _FIXES: Final = 5
 _SENTENCES: Final = 3
 
@@ -429,11 +429,11 @@ async def compare(ctx: Ctx, before: SessionId, after: SessionId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool; its name, arguments and description are those of its function."""
+    """A tool, whose name, arguments and description are those of its function."""
 
     function: Callable[..., Awaitable[str]]
     title: str
-    # Whether it changes nothing that people see.
+    # Whether the tool only reads, so that it changes nothing that users see.
     reads: bool = True
 
 

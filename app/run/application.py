@@ -1,4 +1,4 @@
-"""The web application: routes, error handlers and guards put together."""
+"""The web application, assembled from routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -73,22 +73,23 @@ from app.web.project_paths import ProjectPaths
 
 
 def create_app(container: Container, place: Place | None = None) -> FastAPI:
-    """Return the application of a container.
+    """Return the web application for a container.
 
-    Its ``state.closing``, a function without parameters for any thread, ends the event streams: a
-    server calls it when it begins to stop, because streams never end by themselves. Its
-    ``state.settings`` say what a server's connections may cost.
+    ``state.closing``, a function without parameters for any thread, ends the event streams: a
+    server calls it when it begins to stop, because streams never end by themselves.
+    ``state.settings`` contain the limits of a server's connections.
 
     Parameters
     ----------
     container : Container
-        Stays the caller's to close.
+        The caller closes it.
     place : Place, optional
-        This process's among those of the server, where it is not the only one.
+        The place of this process among the server's processes, if there are several.
     """
     for media_type in ("text/csv", problems.MEDIA_TYPE):
         add_compress_type(media_type)
-    # A few bytes now and then, for as long as a page is open: not worth a compressor's memory.
+    # An event stream sends a few bytes now and then as long as a page is open, which is not worth
+    # the memory of a compressor.
     remove_compress_type("text/event-stream")
 
     settings = container.settings
@@ -96,7 +97,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     counted = metrics.Exposition(container, place)
     counted.event_streams.set_function(lambda: live.streams)
     counted.registry.register(ExportCounts())
-    # Those of all processes, if there are several.
+    # One process of a server sends the metrics of all its processes.
     sends_metrics = place is None or place.number == 0
 
     @contextlib.asynccontextmanager
@@ -110,12 +111,12 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         description="Straggler monitor for LLM training.",
         version=version("paceline"),
         openapi_url=docs.OPENAPI_URL,
-        # The framework's pages come from another host.
+        # The framework's documentation pages load files from another host.
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        # The framework would lead on to an address made of the Host header, without TLS and, below
-        # `/p/{project}/`, out of the project.
+        # The framework would redirect to an address made from the Host header, without TLS and,
+        # below `/p/{project}/`, outside of the project.
         redirect_slashes=False,
     )
     docs.add_schemas(app, report_schemas)
@@ -127,7 +128,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 
     app.state.closing = close_soon
     app.state.settings = settings
-    # What routes find by the application of a request.
+    # State that routes read from the application of a request.
     app.state.ingest = Ingest(container, counted, place)
     app.state.waiting = waiting
     pages, fixed = _of_the_process()
@@ -140,7 +141,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         slack.router(container),
         *tools_over_http(),
     )
-    # Not included: the framework would build each of them once more for it.
+    # Appended directly: `include_router` would construct each route a second time.
     app.router.routes.extend(route for router in routers for route in router.routes)
 
     guard(app, container)
@@ -150,18 +151,19 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     )
     docs.publish(app, *bodies)
     problems.install(app)
-    # The last one added is the outermost.
+    # The middleware that is added last is the outermost.
     app.add_middleware(
         BodyLimits,
         pace=Pace(settings.ingest_idle_timeout_s, settings.min_body_bytes_per_s),
     )
     # Answers are compressed in the event loop: a megabyte takes 4 ms with zstd, 10 ms with brotli.
-    # Within it, for it could not read what is compressed; and once more around the guards.
+    # ErrorPages is inside, because it cannot read compressed bodies, and once more outside of the
+    # guards, for their refusals.
     app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(CompressMiddleware)
     app.add_middleware(Methods, routes=[route for router in routers for route in router.routes])
     app.add_middleware(ProjectPaths)
-    # Outside of what rewrites paths: it looks at the bytes that came.
+    # Outside of the middleware that rewrites paths, because it checks the bytes as received.
     app.add_middleware(EncodingGuard)
     app.add_middleware(CrossSiteGuard)
     app.add_middleware(
@@ -179,15 +181,15 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 
 @functools.cache
 def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
-    """Return what all applications of a process share: pages, and routes without state.
+    """Return the parts that all applications of a process share: pages, and stateless routes.
 
-    Each request brings its container and its application, so these routes need none; 230 of them
-    take half a second.
+    These routes get container and application from the request; creating all 230 takes half a
+    second.
     """
     assets = installed_assets()
     pages = Pages(assets, navigation, UPLOADED_BYTES)
     routers = (
-        # What is asked for most is looked for first.
+        # The most frequent requests come first, because routes are searched in this order.
         chunks.router(),
         pulse.router(),
         ingest.router(),
@@ -215,7 +217,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         access.router(),
         retention.router(),
         dashboard.router(assets, pages),
-        # Before what takes any name in its place.
+        # Before routes with a parameter in the place of this path's literal part.
         switch.switch_router(),
         loop.router(),
         docs.router(),

@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn in a thread, with limits on connections that uvicorn lacks.
 
-The limits: connections of a peer, the time for the head of a request, for the rest of a body that
-is not read, and for an answer to be read. Bodies that are read are limited by `app.web.bodies`.
+The limits: number of connections of a peer, time for the head of a request, time for the unread
+rest of a body, and time for the peer to read an answer. `app.web.bodies` limits bodies that are
+read.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from app.web.problems import RETRY_AFTER_S, problem, retry_after
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a connection."""
+    """Limits of a connection: numbers and times."""
 
-    # At the same time; a peer is an IPv4 address, or an IPv6 network of 64 bits.
+    # Maximum of simultaneous connections of a peer: an IPv4 address, or an IPv6 network of 64 bits.
     connections_a_peer: int
-    # From the connection, or from the first byte of a later request, to the end of its head; and
-    # from an answer to the end of the body that was not read.
+    # Time limit in seconds from the connection, or from the first byte of a later request, to the
+    # end of the request's head; also from an answer to the end of the request's unread body.
     head_s: float
     unread_s: float  # for how long a peer may read nothing of an answer that waits for it
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:
-        """Return the limits of the settings."""
+        """Return the limits in the settings."""
         return cls(
             connections_a_peer=settings.max_connections_per_peer,
             head_s=settings.header_timeout_s,
@@ -52,17 +53,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Numbers of connections by peer; used on the event loop only."""
+    """Number of connections of each peer; for use on the event loop only."""
 
     connections: Counter[str] = field(default_factory=Counter)
 
     def enter(self, peer: str) -> int:
-        """Count a connection; return the peer's number of connections."""
+        """Count a new connection; return its peer's number of connections."""
         self.connections[peer] += 1
         return self.connections[peer]
 
     def leave(self, peer: str) -> None:
-        """Forget a connection, and with its last one the peer."""
+        """Subtract a closed connection from its peer's number."""
         self.connections[peer] -= 1
         if not self.connections[peer]:
             del self.connections[peer]
@@ -76,7 +77,7 @@ class BoundedConfig(uvicorn.Config):
     app : ASGI application
     bounds : Bounds
     **options
-        Those of uvicorn.
+        Options of uvicorn's configuration.
     """
 
     def __init__(self, app: Any, bounds: Bounds, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
@@ -86,7 +87,7 @@ class BoundedConfig(uvicorn.Config):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection."""
+    """A connection with limits on the time of its phases."""
 
     def __init__(
         self,
@@ -99,13 +100,13 @@ class BoundedProtocol(H11Protocol):
         self._bounds = config.bounds
         self._peers = config.peers
         self._peer = ""
-        # Whether there was a request.
+        # Whether a request has begun on this connection.
         self._begun = False
         self._waiting: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, unless its peer has enough of them."""
+        """Accept a connection, unless its peer has reached the limit of connections."""
         super().connection_made(transport)
         self._peer = peer_of(self.client[0]) if self.client else ""
         if self._peers.enter(self._peer) > self._bounds.connections_a_peer:
@@ -114,41 +115,42 @@ class BoundedProtocol(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Subtract the closed connection from its peer's number."""
         super().connection_lost(exc)
         self._peers.leave(self._peer)
         self._stop_waiting()
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of requests."""
+        """Pass on received bytes, and check the connection's phase."""
         if self.transport.is_closing():
             return
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """Check for an unread rest of the body."""
+        """Limit the time for the unread rest of the request's body."""
         super().on_response_complete()
         self._look()
 
     def pause_writing(self) -> None:
-        """Begin to wait until the peer reads."""
+        """Start the time limit for the peer to read the answer."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self._bounds.unread_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the peer has read."""
+        """End the time limit, because the peer has read."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
     def _look(self) -> None:
-        """Start or stop the timer of the connection's current phase."""
+        """Start or stop the timer for the connection's current phase."""
         state = self.conn.their_state
-        # Between requests, without a byte of the next, uvicorn's own timeout ends the connection.
+        # Between requests, before the first byte of the next, uvicorn's own timeout ends the
+        # connection.
         self._begun = self._begun or state is not h11.IDLE
         within_head = state is h11.IDLE and (not self._begun or self.conn.trailing_data[0])
         unwanted = state is h11.SEND_BODY and self.cycle.response_complete
@@ -174,7 +176,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def _end(self, code: str, detail: str) -> None:
-        """Log the reason and close the connection."""
+        """Log the reason, and close the connection."""
         answer = problem(code, detail, headers={"Connection": "close"})
         if answer.status_code == http.HTTPStatus.TOO_MANY_REQUESTS:
             answer.headers["Retry-After"] = retry_after(RETRY_AFTER_S)
@@ -185,25 +187,27 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-# On Linux a child may ask to die with its parent, and "parent" means the thread that started it:
-# only the main thread is sure to live as long as the process.
+# On Linux a child process can request to be killed when its parent ends, and "parent" means the
+# thread that started it: only the main thread certainly lives as long as the process.
 
 
-# Requests under way at the stop get this long; event streams are ended by `app.state.closing`.
+# Time in seconds for running requests to finish when the server stops; `app.state.closing` ends
+# event streams.
 GRACEFUL_SHUTDOWN_S: Final = 5
-# After this much more the thread is left behind: a stop must end.
+# After this additional time in seconds the server's thread is abandoned, so that a stop always
+# ends.
 _ABANDON_AFTER_S: Final = 5.0
 _POLL_S: Final = 0.02
 _BACKLOG: Final = 2048
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Return a listening socket of the settings' host and port; port 0 is any free one.
+    """Return a socket that listens on the settings' host and port; port 0 is any free port.
 
     Raises
     ------
     StartupError
-        The address is not this machine's, or the port is taken.
+        If the address is not an address of this machine, or the port is in use.
     """
     family, address = _addresses(settings)[0]
     try:
@@ -213,8 +217,9 @@ def listen(settings: Settings) -> socket.socket:
             f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}. "
             "Choose another one with PACELINE_PORT; 0 is any free one."
         ) from error
-    # asyncio does so only for sockets that name their protocol; this one's does not. Without it an
-    # answer in two pieces waits 40 ms for the client's delayed acknowledgement.
+    # asyncio sets this option only on sockets with an explicit protocol, which this socket lacks.
+    # Without the option an answer in two pieces waits 40 ms for the client's delayed
+    # acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -225,7 +230,7 @@ def reachable_by_others(settings: Settings) -> bool:
     Raises
     ------
     StartupError
-        The address is not this machine's.
+        If the address is not an address of this machine.
     """
     return any(
         not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
@@ -244,7 +249,7 @@ def _addresses(settings: Settings) -> list[tuple[socket.AddressFamily, tuple[str
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the URL under which a browser on this machine finds the listener."""
+    """Return the URL of the listener for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host)
     if address.is_unspecified:
@@ -253,16 +258,16 @@ def address_of(listener: socket.socket) -> str:
 
 
 class HttpServer:
-    """Serves an application in a thread of its own.
+    """Serves an application in its own thread.
 
     Parameters
     ----------
     app : FastAPI
-        If it has ``app.state.closing``, a function without parameters, that is called from another
-        thread when the server begins to stop: streams that would never end must end then. The
-        bounds of connections are those of its ``app.state.settings``.
+        The application. Its optional ``app.state.closing``, a function without parameters, is
+        called from another thread when the server begins to stop, and has to end all endless
+        streams. Its ``app.state.settings`` contain the limits of connections.
     listener : socket
-        Where; the server closes it.
+        The listening socket; the server closes it.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
@@ -284,16 +289,16 @@ class HttpServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the server still serves."""
+        """Whether the server is running."""
         return self._thread.is_alive()
 
     def start(self, give_up: Callable[[], bool]) -> None:
-        """Start serving and return when requests are answered, or when `give_up` says so.
+        """Start the server; return once it answers requests, or once `give_up` returns true.
 
         Raises
         ------
         StartupError
-            The application did not start; the log says why.
+            If the application did not start; the log contains the reason.
         """
         self._thread.start()
         while not self._server.started and not give_up():
@@ -302,7 +307,7 @@ class HttpServer:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Stop accepting, let requests finish for a while, then end the rest."""
+        """Stop accepting connections, let requests finish for some time, then abort the rest."""
         closing: Callable[[], None] | None = getattr(self._app.state, "closing", None)
         if closing is not None:
             closing()

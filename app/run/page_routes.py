@@ -1,4 +1,4 @@
-"""The routes of all pages and static files, put together from those of the subjects."""
+"""The routes of all pages and static files, assembled from the routes of the subjects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.web.pages import Pages
 
 
 def router(assets: Assets, pages: Pages) -> APIRouter:
-    """Return the routes of the dashboard, the same for every application of a process."""
+    """Return the routes of the dashboard, which all applications of a process share."""
     routes = _router()
     add_job_pages(routes, pages)
     add_session_pages(routes, pages)

@@ -1,7 +1,7 @@
-"""The processes of one installation, which `serve` runs, its workers with `app.run.workers`.
+"""The processes of an installation that `serve` runs; workers start in `app.run.workers`.
 
 The main thread starts and watches child processes and handles signals; HTTP and the sweeper have
-threads. What is started is stopped in the opposite order, whatever ends the run: HTTP with its
+threads. However the run ends, its parts are stopped in reverse order of their start: HTTP with its
 streams, the sweeper, the workers, PostgreSQL.
 """
 
@@ -54,34 +54,36 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """A context that starts once requests are answered and ends before anything stops."""
+    """A context that is entered once the server answers requests, and left before it stops."""
 
-    # Takes the server's URL and its settings, with the database's address.
+    # Returns the context for the server's URL and its settings, which contain the database's
+    # address.
     begin: Callable[[str, Settings], AbstractContextManager[None]]
-    # The sweeper waits for it: it would look at what is not there whole.
+    # The sweeper waits for this event, because it would find incomplete data before.
     done: threading.Event = field(default_factory=threading.Event)
 
 
 def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: int = 1) -> None:
     """Serve the API and the dashboard until SIGINT or SIGTERM.
 
-    Without a database URL this is the whole installation: the embedded database, its schema and the
-    workers run as children of this process and end with it. With one it is the HTTP server alone.
+    Without a database URL this process runs the whole installation: the embedded database with its
+    schema and the workers are its child processes and end with it. With a database URL it runs only
+    the HTTP server.
 
     Parameters
     ----------
     meanwhile : Meanwhile, optional
-        What else goes on; nothing without.
+        A context that is open while the server answers requests.
     processes : int
-        That answer requests, all at one address; this one is the first of them. With the embedded
-        database there are as many analyses at once.
+        Number of processes that answer requests at the same address, including this process. With
+        the embedded database it is also the number of concurrent analyses.
 
     Raises
     ------
     InstanceRunningError
-        Another process serves this data directory.
+        If another process serves this data directory.
     StartupError
-        Something does not start, or ended without being asked to.
+        If a part does not start, or ended unexpectedly.
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
     allow_open_files()
@@ -89,7 +91,7 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: 
         try:
             _serve(settings, running, stop, meanwhile or _nothing(), processes)
         except StartupError:
-            # A start that a signal cut short is a stop like any other.
+            # A start that a signal interrupts is treated as a normal stop.
             if not stop.is_set():
                 raise
 
@@ -146,7 +148,7 @@ def _serve(
 
 
 def _place(running: contextlib.ExitStack, processes: int) -> Place | None:
-    """Return this process's place among those of a server; None for a single process."""
+    """Return this process's place among the server's processes; None for a single process."""
     if processes == 1:
         return None
     shared = Scratch()
@@ -160,7 +162,7 @@ def _replicas(
     place: Place | None,
     listener: socket.socket,
 ) -> list[SupervisedChild]:
-    """Return the other processes of a server, not yet started; they are stopped together."""
+    """Return the server's other processes, not started yet; they are stopped together."""
     if place is None:
         return []
     replicas = [
@@ -181,15 +183,15 @@ def _replicas(
 
 
 def require_sign_in_if_exposed(settings: Settings) -> Settings:
-    """Return the settings with required sign-in if other machines can reach the server."""
+    """Return settings that require sign-in if other machines can reach the server."""
     required = settings.require_sign_in or reachable_by_others(settings)
     return settings.model_copy(update={"require_sign_in": required})
 
 
 def require_administrator(container: Container) -> None:
-    """Refuse to start where sign-in is required and no one can sign in.
+    """Refuse to start if sign-in is required but no user can sign in.
 
-    Warns where cookies go over plain HTTP.
+    Warns if cookies are sent over plain HTTP.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The workers of an installation, the sweeper, and the workers without a broker.
+"""The workers of an installation, the sweeper, and standby workers for a missing broker.
 
 The main thread starts and watches child processes and handles signals; the sweeper has a thread.
-Nothing here serves requests, so that workers start without what only a server needs.
+No code of the web server is imported here, so that workers start without it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from app.platform.logs import configure_logging
 from app.platform.processes import SupervisedChild, allow_open_files
 from app.platform.settings import Settings
 
-# Those that wait for the broker are idle then, so what they have of memory and processors is free.
+# Standby workers run while the broker is unavailable: the workers that wait for the broker are idle
+# meanwhile, so their memory and processors are free.
 
 
-# A broker that restarts is back by then, and the sweeper publishes again what was lost.
+# A broker that restarts is available again within this time in seconds, and the sweeper publishes
+# lost messages again.
 AWAY_S: Final = 30.0
 LOOK_S: Final = 5.0
 STOP_S: Final = 5.0
@@ -45,15 +47,15 @@ _log = structlog.get_logger(__name__)
 
 
 class Standby:
-    """Watches the broker in a thread of its own; `tend` starts and stops the workers.
+    """Watches the broker in its own thread; `tend` starts and stops the standby workers.
 
     Parameters
     ----------
     container : Container
     workers : sequence of SupervisedChild
-        That need no broker, one a queue.
+        Workers that need no broker, one for each queue; not started yet.
     away_s : float
-        How long the broker may take no message before they are started.
+        Time in seconds of an unavailable broker after which the workers are started.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Standby:
         self._thread.start()
 
     def tend(self) -> None:
-        """Start the workers, look after them, or stop them; call it often, in the main thread."""
+        """Start, supervise or stop the standby workers; call it often, in the main thread."""
         if self._away.is_set():
             if not self._started:
                 _log.warning("the broker takes no messages: workers take from the database")
@@ -84,7 +86,7 @@ class Standby:
             self._end()
 
     def stop(self) -> None:
-        """End the thread and the workers."""
+        """End the thread and the standby workers."""
         self._stop.set()
         self._end()
 
@@ -106,7 +108,8 @@ class Standby:
                 self._away.set()
 
 
-# A worker gives back its leases in this time; what it forked is killed with it afterwards.
+# Time in seconds for a worker to return its leases; afterwards it is killed with its forked
+# processes.
 WORKER_STOP_LIMIT_S: Final = 5.0
 _SWEEPER_STOP_LIMIT_S: Final = 5.0
 TEND_INTERVAL_S: Final = 0.2
@@ -120,12 +123,13 @@ def run_workers(settings: Settings, processes: int = 1) -> None:
     settings : Settings
         `database_url` must be set.
     processes : int
-        Analyses at once, each in a process; as many decode what the inbox holds.
+        Number of concurrent analyses, each in a process, and number of processes that decode the
+        inbox.
 
     Raises
     ------
     StartupError
-        There is no database URL, or the database lacks the schema of this version.
+        If there is no database URL, or the database lacks the schema of this version.
     """
     if settings.database_url is None:
         raise StartupError(
@@ -163,7 +167,7 @@ def refusals_in_the_log(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Turn the signals that ask a program to end into an event, also while it is stopping."""
+    """Set an event on signals that request the program to end, also while it is stopping."""
     stop = threading.Event()
 
     def request(_signum: int, _frame: FrameType | None) -> None:
@@ -181,7 +185,7 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def require_schema(settings: Settings) -> None:
-    """Refuse a database without the schema of this version; one that is away may come back.
+    """Refuse a database without this version's schema; an unavailable database is accepted.
 
     Raises
     ------
@@ -199,7 +203,7 @@ def require_schema(settings: Settings) -> None:
 def workers_of(
     settings: Settings, running: contextlib.ExitStack, processes: int = 1
 ) -> list[SupervisedChild]:
-    """Return the workers, not yet started: one a queue, and those that decode the inbox.
+    """Return workers, not started yet: one for each queue, and those that decode the inbox.
 
     They are stopped together.
     """
@@ -213,7 +217,8 @@ def workers_of(
     workers += [
         _worker(settings, f"worker inbox {number}", "workers.inbox") for number in range(processes)
     ]
-    # One takes the pulses of a thousand hosts; more of them run where more of these workers do.
+    # A single process decodes the pulses of a thousand hosts; an installation with more of these
+    # workers has more such processes.
     workers.append(_worker(settings, "worker pulse", "workers.inbox", "--queue", "pulse"))
     running.callback(stop_workers, workers)
     return workers
@@ -228,7 +233,7 @@ def _worker(settings: Settings, name: str, module: str, *options: str) -> Superv
 
 
 def stop_workers(workers: Sequence[SupervisedChild]) -> None:
-    """Stop processes; kill those that run after some seconds."""
+    """Stop processes, and kill those that still run after some seconds."""
     for worker in workers:
         worker.ask_to_stop()
     deadline_s = time.monotonic() + WORKER_STOP_LIMIT_S
@@ -237,7 +242,7 @@ def stop_workers(workers: Sequence[SupervisedChild]) -> None:
 
 
 def _standby(container: Container, running: contextlib.ExitStack) -> Standby:
-    """Start and return the watcher of the broker."""
+    """Start and return the thread that watches the broker."""
     settings = container.settings
     standby = Standby(
         container,
@@ -259,7 +264,7 @@ def start_sweeper(
     Parameters
     ----------
     after : Event, optional
-        What the first pass waits for; without it the pass is at once.
+        Event that the first pass waits for; without it the first pass starts at once.
     """
     done = threading.Event()
 
@@ -275,13 +280,13 @@ def start_sweeper(
                     _log.info("the sweeper's passes go on")
                 failing = False
             except SQLAlchemyError as error:
-                # Once: the log of a night without a database is a line then.
+                # Log the first failure only, so that a night without a database adds a single line.
                 if not failing:
                     _log.warning("the sweeper's pass failed, trying on", error=said(error))
                 failing = True
-            # Not even a bug of ours may end this thread: no one would notice, and nothing else
-            # finds lost messages. No class names unforeseen errors; the log has its trace, and
-            # the next pass tries again.
+            # No error may end this thread, not even a bug: no one would notice, and nothing else
+            # finds lost messages. Unexpected errors have no common class; the log gets the trace,
+            # and the next pass tries again.
             except Exception:  # noqa: BLE001 - as above
                 _log.exception("the sweeper's pass failed")
             if done.wait(container.settings.sweep_interval_s):

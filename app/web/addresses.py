@@ -1,6 +1,6 @@
-"""The server's own address in its answers, and the peer that a connection counts for.
+"""The server's own address for links in answers, and the peer to which a connection belongs.
 
-A Host header alone is no proof of the server's address.
+A Host header alone does not prove the server's address.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from app.platform.settings import Settings
 
 
 def server_address(request: Request, settings: Settings) -> str:
-    """Return the address from which links of an answer are built, without a slash at its end.
+    """Return the server's address for links in an answer, without a trailing slash.
 
-    It is the configured one, else the one that the request names, where that name is a loopback one
-    or allowed; any other name may be anyone's, and the address that took the connection stands for
-    it.
+    The configured address, else the address in the request if its host is a loopback name or
+    allowed in the settings. Any other Host header may be forged, so it is replaced by the address
+    that accepted the connection.
     """
     if settings.external_url is not None:
         return settings.external_url.rstrip("/")
@@ -32,10 +32,10 @@ def server_address(request: Request, settings: Settings) -> str:
     return f"{request.url.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-# Of all requests of a client it is the same; few, as it may be long.
+# All requests of a client have the same Host header. Few are cached, because a header may be long.
 @functools.lru_cache(maxsize=64)
 def host_name(host: str) -> str | None:
-    """Return the name or address in a Host header, lower case, without its port."""
+    """Return the name or address in a Host header, in lower case and without the port."""
     try:
         parts = urlsplit(f"//{host}")
         _ = parts.port  # raises on a port that is none
@@ -46,7 +46,7 @@ def host_name(host: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def is_loopback(name: str) -> bool:
-    """Return whether a host name or address is one of the machine itself."""
+    """Return whether a host name or address is a loopback name or address."""
     if name == "localhost":
         return True
     try:
@@ -55,14 +55,15 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-# What one customer of a provider has at least: all of it counts as one peer.
+# Length in bits of the IPv6 prefix that a provider assigns to a customer at least: all addresses
+# with the same prefix count as one peer.
 _IPV6_PREFIX: Final = 64
 
 
-# Each of the few that connections come from is asked about with every request.
+# Called with every request, for the few addresses that connect to the server.
 @functools.lru_cache(maxsize=4096)
 def peer_of(host: str) -> str:
-    """Return the peer that an address's connections count for.
+    """Return the peer to which the connections of an address belong.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Limits on the size and pace of request bodies, on every route, and the reading of parameters.
+"""Limits on size and pace of request bodies on all routes, and validation of parameters.
 
-Every route reads its body through this, so that none can forget a limit. Routes that take traces
-raise theirs, see `arriving`.
+Every route reads its body through this middleware, so that no route lacks a limit. Routes that
+receive traces raise their limit, see `arriving`.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import BodyTooLargeError, PacelineError
 from app.platform.settings import MIB
 
-# Of every route but those that take traces: a plan of a thousand layers has 400 kB.
+# Size limit of bodies on all routes except those that receive traces; a plan of a thousand layers
+# has 400 kB.
 MAX_BODY_BYTES: Final = MIB
 
 _KEY: Final = "paceline.body"
 
 
 class BodyTimeoutError(PacelineError):
-    """A body came too slowly, or not at all."""
+    """A body arrived too slowly, or not at all."""
 
     code = "body.timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The slowest allowed pace of a body."""
+    """The slowest allowed pace of a request body."""
 
     idle_s: float
-    """No byte for so long is the end. As much may be waited altogether, at first."""
+    """Maximum time without a byte, and initial allowance for the total time of waiting."""
     min_bytes_per_s: float
-    """Bytes that bring another second of waiting: on average a body comes faster."""
+    """Number of bytes whose arrival extends the total time of waiting by a second."""
 
     def left_s(self, size: int, waited_s: float) -> float:
-        """Return the seconds left to wait for the next byte; not positive if none.
+        """Return the seconds left to wait for the next byte; zero or less if the time is up.
 
         Parameters
         ----------
         size : int
-            Bytes that have come.
+            Bytes received so far.
         waited_s : float
-            For how long they were waited for; the time in which nothing was read does not count.
+            Seconds of waiting for these bytes; time in which the route did not read does not count.
 
         Examples
         --------
@@ -61,24 +62,24 @@ class Pace:
 
 
 class ArrivingBody:
-    """The body of one request, counted and timed while it is read.
+    """The body of a request, whose size and pace are checked while it is read.
 
     Parameters
     ----------
     receive : callable
-        Of the server.
+        The server's ASGI function `receive`.
     announced : int or None
-        Bytes, as the sender says before it sends them.
+        Size in bytes that the sender announces in Content-Length.
     pace : Pace
     clock : callable
-        Returns seconds.
+        Returns a monotonic time in seconds.
 
     Attributes
     ----------
     limit : int
-        Bytes; a route may raise it before it reads.
+        Maximum size in bytes; a route may raise it before it reads the body.
     size : int
-        Bytes that have come.
+            Bytes received so far.
     """
 
     def __init__(
@@ -98,16 +99,17 @@ class ArrivingBody:
         self._complete = False
 
     async def receive(self) -> Message:
-        """Return the server's next message.
+        """Return the next ASGI message from the server.
 
         Raises
         ------
         BodyTooLargeError
-            Before the first byte where the sender says so, else with the first one above the limit.
+            If the announced size, or the size received so far, is above the limit.
         BodyTimeoutError
         """
         if self._complete:
-            # The next one tells that the sender is gone, in its own time.
+            # After the body the next message reports that the client disconnected, so it has no
+            # time limit.
             return await self._receive()
         self._refuse_above_limit(self._announced)
         message = await self._in_time()
@@ -142,7 +144,7 @@ class ArrivingBody:
 
 
 class BodyLimits:
-    """ASGI middleware that gives every route an `ArrivingBody` to read.
+    """ASGI middleware that gives every route an `ArrivingBody` to read from.
 
     Parameters
     ----------
@@ -155,7 +157,7 @@ class BodyLimits:
         self.pace = pace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Pass on a request whose body is an `ArrivingBody`."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -166,25 +168,26 @@ class BodyLimits:
 
 
 def arriving(request: Request) -> ArrivingBody:
-    """Return the body of a request, whose limit the route may raise before it reads."""
+    """Return the body of a request; the route may raise its limit before reading it."""
     body: ArrivingBody = request.scope[_KEY]
     return body
 
 
-# For routes that are called thousands of times in a row: the framework takes parameter by
-# parameter, which costs as much as all else that it does for a request.
+# Replaces the framework's parsing on routes that are called thousands of times in a row: the
+# framework parses each parameter separately, which takes as long as the rest of its work on a
+# request.
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def asked(model: type[M], where: Literal["path", "query"], values: Mapping[str, Any]) -> M:
-    """Return parameters of a request.
+    """Return the validated path or query parameters of a request.
 
     Raises
     ------
     RequestValidationError
-        As the framework does.
+        If a parameter is invalid, as raised by the framework.
     """
     try:
         return model.model_validate(dict(values))
@@ -196,12 +199,12 @@ def asked(model: type[M], where: Literal["path", "query"], values: Mapping[str, 
 
 
 def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[dict[str, Any]]:
-    """Return how OpenAPI describes the parameters of a model."""
+    """Return the OpenAPI descriptions of the parameters in a model."""
     schema = model.model_json_schema()
     found = []
     for name, known in schema["properties"].items():
         one = {"name": name, "in": where, "required": name in schema.get("required", ())}
-        # The framework shows no default of nothing.
+        # The framework's descriptions contain no default that is null.
         one["schema"] = {
             key: value for key, value in known.items() if key != "default" or value is not None
         }
@@ -212,9 +215,9 @@ def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[d
 
 
 class ReadBody(BaseModel):
-    """A response body made from the attributes of a use case's result.
+    """A response body whose fields are attributes of a use case's result.
 
-    A field of another name there is named by `validation_alias`.
+    `validation_alias` names the attribute of a field with another name.
     """
 
     model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
@@ -224,6 +227,6 @@ REFERENCE: Final = "#/components/schemas/{model}"
 
 
 def described_body(model: type) -> dict[str, Any]:
-    """Return how OpenAPI describes a body that the route reads itself."""
+    """Return the OpenAPI description of a body that the route reads itself."""
     schema = {"$ref": REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

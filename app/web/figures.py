@@ -22,7 +22,8 @@ BASE: Final = "var(--mark)"
 BAR: Final = "var(--line-strong)"
 
 AXIS_SIZE: Final = 11
-# Steps further apart than this many times the usual distance begin another recorded stretch.
+# A gap between steps of more than this multiple of the median distance begins a new recorded
+# stretch.
 STRETCH_FACTOR: Final = 8
 TICK_FACTORS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -37,7 +38,7 @@ def nice_tick(span: float, wanted: int) -> float:
 
 
 def stretch_starts(steps: Sequence[int]) -> list[int]:
-    """Return the positions at which another recorded stretch of steps begins."""
+    """Return the indices at which a new recorded stretch of steps begins."""
     distances = [after - before for before, after in pairwise(steps)]
     if not distances:
         return []
@@ -50,7 +51,7 @@ def stretch_starts(steps: Sequence[int]) -> list[int]:
 
 
 def base_layout(*, margin: Mapping[str, int]) -> Figure:
-    """Return the common layout of figures."""
+    """Return the layout that all figures share."""
     return {
         "autosize": True,
         "margin": {**margin, "pad": 0, "autoexpand": False},
@@ -70,7 +71,7 @@ def base_layout(*, margin: Mapping[str, int]) -> Figure:
 
 
 def axis(*, title: str | None = None, **options: object) -> Figure:
-    """Return an axis without lines and grid; `options` are those of plotly."""
+    """Return an axis without lines and grid; `options` are options of plotly's axes."""
     bare: Figure = {
         "fixedrange": True,
         "zeroline": False,
@@ -93,14 +94,14 @@ def axis(*, title: str | None = None, **options: object) -> Figure:
 
 
 def color_scale() -> list[list[object]]:
-    """Return the fixed scale of slowdowns."""
+    """Return the fixed color scale of slowdowns."""
     return [
         [index / (len(SCALE_STOPS) - 1), f"var({stop})"] for index, stop in enumerate(SCALE_STOPS)
     ]
 
 
 def level(value: float, color: str, *, dash: str = "solid") -> Figure:
-    """Return a line across the figure at a value of its upright axis."""
+    """Return a horizontal line across the figure at a value of its vertical axis."""
     return {
         "type": "line",
         "xref": "paper",
@@ -114,7 +115,7 @@ def level(value: float, color: str, *, dash: str = "solid") -> Figure:
 
 
 def corner(text: str) -> Figure:
-    """Return the unit of the upright axis, above its upper end."""
+    """Return the unit of the vertical axis, as an annotation above the axis."""
     return {
         "xref": "paper",
         "yref": "paper",
@@ -130,5 +131,5 @@ def corner(text: str) -> Figure:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a value in the digits that a figure can show."""
+    """Return a value rounded to the digits that a figure can show."""
     return None if value is None else round(value, 4)

@@ -1,4 +1,4 @@
-"""Format numbers, times and colors for pages, alike everywhere."""
+"""Uniform formats of numbers, times and colors on all pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86400
 
-# The slowdown scale is fixed: 1.0 to 1.5 in steps of 0.05, one token each (tokens.css).
+# The slowdown scale is fixed: 1.0 to 1.5 in steps of 0.05, with a color token for each step
+# (tokens.css).
 SCALE_LOW: Final = 1.0
 SCALE_HIGH: Final = 1.5
 SCALE_STOPS: Final = tuple(f"--s-{stop}" for stop in range(100, 151, 5))
@@ -24,7 +25,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def _signed(text: str) -> str:
-    """Write a negative number with a minus sign, and no sign at all for a rounded zero."""
+    """Write a negative number with a minus sign, and a number rounded to zero without sign."""
     if not text.startswith("-"):
         return text
     digits = text[1:]
@@ -32,37 +33,37 @@ def _signed(text: str) -> str:
 
 
 def times(value: float, digits: int = 2) -> str:
-    """Return a slowdown: ``1.97×``."""
+    """Return a slowdown as text: ``1.97×``."""
     return f"{_signed(f'{value:.{digits}f}')}{TIMES}"
 
 
 def ratio(value: float, digits: int = 2) -> str:
-    """Return a number without a unit: ``0.88``, ``−0.12``."""
+    """Return a number without a unit as text: ``0.88``, ``−0.12``."""
     return _signed(f"{value:.{digits}f}")
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share of 1 in per cent: ``36.7 %``."""
+    """Return a share of 1 as a percentage: ``36.7 %``."""
     return f"{_signed(f'{100 * share:.{digits}f}')}{NBSP}%"
 
 
 def rough_percent(share: float) -> str:
-    """Return a share in per cent as it is said in a sentence: ``49 %``, ``1.1 %``."""
+    """Return a share as a rounded percentage for a sentence: ``49 %``, ``1.1 %``."""
     return percent(share, rough_digits(share))
 
 
 def rough_digits(share: float) -> int:
-    """Return the digits behind the point with which a share is said in a sentence."""
+    """Return the number of decimals of a share's percentage in a sentence."""
     return 0 if abs(share) >= 0.0995 else 1  # noqa: PLR2004 - 9.95 % rounds to 10 %
 
 
 def interval(low: float, high: float, digits: int = 3) -> str:
-    """Return an interval: ``1.969–1.977``."""
+    """Return an interval as text: ``1.969–1.977``."""
     return f"{low:.{digits}f}{EN_DASH}{high:.{digits}f}"
 
 
 def count(value: int) -> str:
-    """Return a count with thousands separated: ``117,216``."""
+    """Return a count with separated thousands: ``117,216``."""
     return f"{value:,}"
 
 
@@ -72,7 +73,7 @@ def plural(value: int, noun: str, plural_noun: str | None = None) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration of a step or an operation to three digits: ``46.3 s``, ``412 ms``."""
+    """Return a duration in seconds with three digits: ``46.3 s``, ``412 ms``."""
     size = abs(value)
     if size >= 100:  # noqa: PLR2004 - three digits are enough
         return f"{value:,.0f}{NBSP}s"
@@ -84,7 +85,7 @@ def seconds(value: float) -> str:
 
 
 def age(duration_s: float) -> str:
-    """Return how long ago something was: ``12 s``, ``4 min``, ``3 h 12 min``, ``2 d``."""
+    """Return the age of something as text: ``12 s``, ``4 min``, ``3 h 12 min``, ``2 d``."""
     whole = max(0, int(duration_s))
     if whole < MINUTE_S:
         return f"{whole}{NBSP}s"
@@ -98,7 +99,7 @@ def age(duration_s: float) -> str:
 
 
 def exact_time(moment: datetime) -> str:
-    """Return a moment in full, in UTC: ``20 Nov 2026 09:26:12 UTC``."""
+    """Return a time in UTC with date and seconds: ``20 Nov 2026 09:26:12 UTC``."""
     utc = moment.astimezone(UTC)
     return f"{utc.day} {utc:%b %Y %H:%M:%S} UTC"
 
@@ -114,19 +115,19 @@ def byte_size(size: int) -> str:
 
 
 def worker(dp: int, pp: int) -> str:
-    """Return a worker's name: ``(0, 3)``, DP rank first."""
+    """Return a worker's coordinates, DP rank first: ``(0, 3)``."""
     return f"({dp},{NBSP}{pp})"
 
 
 def listing(parts: list[str]) -> str:
-    """Join words: ``a``, ``a and b``, ``a, b and c``."""
+    """Join words to an enumeration: ``a``, ``a and b``, ``a, b and c``."""
     if len(parts) <= 1:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
-    """Return a parallelism: ``DP 4 × PP 4 × TP 4``, what is 1 only if it is always named."""
+    """Return a parallelism as text, without optional sizes of 1: ``DP 4 × PP 4 × TP 4``."""
     parts = [f"DP{NBSP}{dp}", f"PP{NBSP}{pp}", f"TP{NBSP}{tp}"]
     if cp > 1:
         parts.append(f"CP{NBSP}{cp}")
@@ -135,14 +136,14 @@ def sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
 
 
 def short_sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
-    """Return a parallelism under a heading that names DP, PP and TP: ``4 × 4 × 8, CP 2``."""
+    """Return a parallelism for a column whose heading names DP, PP and TP: ``4 × 4 × 8, CP 2``."""
     parts = [f"{NBSP}{TIMES}{NBSP}".join(map(str, (dp, pp, tp)))]
     parts += [f"{name}{NBSP}{size}" for name, size in (("CP", cp), ("VPP", vpp)) if size > 1]
     return ", ".join(parts)
 
 
 def heat_color(slowdown: float) -> str:
-    """Return the CSS color of a slowdown on the fixed scale, in either theme.
+    """Return the CSS color of a slowdown on the fixed scale, valid in both themes.
 
     Parameters
     ----------

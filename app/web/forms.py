@@ -1,4 +1,4 @@
-"""Forms made from the types that the API checks, and controls for order and choice."""
+"""Form fields derived from the types that the API validates, and controls to sort and choose."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
-# text, secret: a line; area: several; lines: one value a line; pairs: ``name=value`` a line;
-# flag: yes or no; checks: any of some.
+# text, secret: one line; area: several lines; lines: one value a line; pairs: ``name=value`` a
+# line; flag: yes or no; checks: any subset of the options.
 Control = Literal["text", "secret", "area", "number", "flag", "select", "lines", "pairs", "checks"]
 
 _BY_TYPE: Final[Mapping[str, Control]] = {
@@ -19,7 +19,7 @@ _BY_TYPE: Final[Mapping[str, Control]] = {
     "boolean": "flag",
 }
 
-# Longer values have line breaks, as certificates do.
+# Fields with a larger maximum length hold text with line breaks, such as certificates.
 LINE_CHARACTERS: Final = 5000
 
 NAMES: Final = {"url": "URL", "urls": "URLs", "ca_certificate": "CA certificate"}
@@ -27,7 +27,7 @@ NAMES: Final = {"url": "URL", "urls": "URLs", "ca_certificate": "CA certificate"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a choice: its value and its label."""
+    """An option of a choice: value and label."""
 
     value: str
     word: str
@@ -39,38 +39,38 @@ class Field:
     """A field of a form."""
 
     id: str
-    """Of its control on the page."""
+    """Id of the field's control on the page."""
     path: str
-    """In what is sent, and in the faults that come back: ``config.url``."""
+    """Path of the field in the request's body and in returned faults: ``config.url``."""
     label: str
-    """`hint` and `example` may be empty."""
+    """Label of the field."""
     control: Control
     optional: bool = False
-    """Whether it may be empty, and is so by itself."""
+    """Whether the field may be empty, and is empty by default."""
     removable: bool = False
-    """Whether what is set may be taken away."""
+    """Whether a value that is set may be removed."""
     hint: str = ""
-    """`hint` and `example` may be empty."""
+    """Explanation of the field; may be empty."""
     example: str = ""
-    """`hint` and `example` may be empty."""
+    """Example of a value; may be empty."""
     value: str = ""
-    """Of everything but checks; lines are separated as such."""
+    """Value of every control except checks; several lines are separated by line feeds."""
     inline: bool = False
-    """Whether lines and pairs stand in one line, separated by commas."""
+    """Whether lines and pairs are written in one line, separated by commas."""
     options: Sequence[Option] = ()
-    """Of selections and checks."""
+    """Options of a selection or of checks."""
     chosen: Sequence[str] = ()
-    """Of checks."""
+    """Values of the chosen options of checks."""
     minimum: int | None = None
-    """Of numbers."""
+    """Smallest allowed number; None without a limit."""
     maximum: int | None = None
-    """Of numbers."""
+    """Largest allowed number; None without a limit."""
     is_secret: bool = False
-    """Never shown again: left empty it stays."""
+    """Whether the value is never shown; a secret that is left empty is kept."""
     is_set: bool = False
-    """Whether there is such a secret."""
+    """Whether the secret is set."""
     known_by: str = ""
-    """The host of a secret address."""
+    """The host of a secret that is an address."""
 
 
 def fields_of(  # noqa: PLR0913 - what fields depend on
@@ -82,18 +82,18 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
     stored: Mapping[str, str | None] | None = None,
     prefix: str = "",
 ) -> list[Field]:
-    """Return the fields of a dataclass.
+    """Return the form fields of a dataclass.
 
     Parameters
     ----------
     values : mapping of str to Any, optional
-        What is there already; without it, the defaults.
+        Present values of the fields; without it, their defaults.
     secrets : frozenset of str
-        Names of fields that are never shown again.
+        Names of fields whose values are never shown.
     stored : mapping of str to str or None, optional
-        Which secrets are set, and the hosts of addresses.
+        Names of the secrets that are set, with the host of each address.
     prefix : str
-        Of the ids, where several forms are on a page.
+        Prefix of the ids, if a page has several forms.
     """
     schema = adapter.json_schema()
     required = schema.get("required", ())
@@ -113,7 +113,7 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
 
 
 def _given(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a present value."""
+    """Return the value that a field has already."""
     merged = dict(described)
     for other in described.get("anyOf", ()):
         if other.get("type") != "null":
@@ -165,7 +165,8 @@ def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
         return "checks" if "enum" in described.get("items", {}) else "lines"
     if kind in _BY_TYPE:
         return _BY_TYPE[kind]
-    # People check an address before they send it; any other secret stays hidden.
+    # An address stays visible, because users check it before they save it; any other secret is
+    # hidden.
     is_address = described.get("pattern", "").startswith("^http")
     if secret and not is_address:
         return "secret"
@@ -173,7 +174,7 @@ def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - of any type
-    """Return a value as its control holds it."""
+    """Return a value as the text in its form control."""
     if value is None or value is False:
         return ""
     if isinstance(value, dict):
@@ -196,7 +197,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An option of a choice; `url` is the page with it if it is a link."""
+    """An option of a choice; a link to the page with this option if `url` is set."""
 
     value: str
     label: str

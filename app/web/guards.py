@@ -1,4 +1,4 @@
-"""Middleware: host, site and encoding guards, security headers, methods, precedence of pages."""
+"""Middleware: guards of host, origin and encoding, security headers, methods, page precedence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from app.web.problems import problem
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# Without sign-in, every peer that reaches the server may do everything: requests that a proxy
-# passes on from elsewhere are not answered.
+# Headers that a proxy adds. Without sign-in, every peer that reaches the server has all rights, so
+# requests that a proxy forwards from elsewhere are refused.
 FORWARDED_HEADERS: Final = (
     "forwarded",
     "via",
@@ -39,22 +39,23 @@ FORWARDED_HEADERS: Final = (
     "x-client-ip",
     "x-cluster-client-ip",
 )
-# As they are in a request.
+# Header names as bytes in lower case, as in a request.
 _FORWARDED: Final = frozenset(name.encode() for name in FORWARDED_HEADERS)
 
 
 class HostGuard:
-    """ASGI middleware that answers only loopback host names and those that the operator named.
+    """ASGI middleware that accepts only loopback host names and those in the settings.
 
-    A page of another site can make a browser send requests to a loopback address under a name of
-    its own (DNS rebinding); the Host header gives it away. Where everybody signs in, that page has
-    no cookie of the name that it uses: other names are refused only if some were named.
+    A page of another site can make a browser send requests to a loopback address under the site's
+    own host name (DNS rebinding), which the Host header reveals. If sign-in is required, the
+    browser has no session cookie for this name, so other names are refused only if the settings
+    name allowed hosts.
 
     Parameters
     ----------
     app : ASGI application
     allowed_hosts : collection of str
-        Host names answered in addition to the loopback ones.
+        Host names that are accepted in addition to loopback names.
     require_sign_in : bool
     """
 
@@ -66,7 +67,7 @@ class HostGuard:
         self.allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it for its host."""
+        """Answer a request, or refuse it because of its Host header."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -96,14 +97,14 @@ class HostGuard:
 class CrossSiteGuard:
     """ASGI middleware that refuses unsafe methods from pages of another origin.
 
-    Browsers say where a request comes from; programs that are no browsers send neither header.
+    Browsers send the origin of a request in a header; other programs send no such header.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it for where it comes from."""
+        """Answer a request, or refuse it because of its origin."""
         app: ASGIApp = self.app
         if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
             headers = Headers(scope=scope)
@@ -116,16 +117,17 @@ class CrossSiteGuard:
 
 
 class EncodingGuard:
-    """ASGI middleware that refuses addresses whose bytes are not UTF-8.
+    """ASGI middleware that refuses paths and queries whose bytes are not UTF-8.
 
-    The server puts a sign in place of what it cannot decode: two jobs would have one name.
+    The server replaces bytes that it cannot decode by a placeholder, so two jobs could get the same
+    name.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it for its address."""
+        """Answer a request, or refuse it because of its encoding."""
         app: ASGIApp = self.app
         if scope["type"] == "http":
             try:
@@ -137,12 +139,13 @@ class EncodingGuard:
 
 
 def _same_host(origin: str, host: str) -> bool:
-    # The scheme is left out: behind a proxy that ends TLS the two differ.
+    # Compare without the scheme, which differs behind a proxy that terminates TLS.
     return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
 
 
-# plotly.js draws pixel for pixel under the first four lines: the hash is that of the empty style
-# element which it inserts and then fills through the CSS object model. WebGL traces need eval.
+# plotly.js needs the first four directives to draw the same pixels: the hash is that of the empty
+# style element that plotly.js inserts and fills through the CSS object model. WebGL traces would
+# need eval.
 CONTENT_SECURITY_POLICY: Final = "; ".join(  # noqa: FLY002 - one directive a line
     (
         "script-src 'self'",
@@ -168,20 +171,21 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 def security_headers(settings: Settings) -> Mapping[str, str]:
-    """Return the headers of every response.
+    """Return the headers that are added to every response.
 
-    Where people come over TLS, as the settings say, browsers are told to come in no other way from
-    then on (RFC 6797). Never else: they could not come back to a server without TLS.
+    If the settings declare that the server is reached over TLS, browsers are instructed to use only
+    TLS from then on (RFC 6797). Not otherwise, because browsers would then refuse a server without
+    TLS.
     """
     if not settings.served_over_tls:
         return SECURITY_HEADERS
-    # Of this host name alone: others below it are none of ours.
+    # Without includeSubDomains, because subdomains of the host name may belong to other servers.
     strictly = f"max-age={settings.hsts_max_age_s}"
     return {**SECURITY_HEADERS, "Strict-Transport-Security": strictly}
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds headers to every response.
+    """ASGI middleware that adds security headers to every response.
 
     Parameters
     ----------
@@ -194,7 +198,7 @@ class SecurityHeaders:
         self.headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with the headers."""
+        """Answer a request with the security headers."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -211,17 +215,17 @@ _NOT_ALLOWED: Final = 405
 
 
 class Methods:
-    """ASGI middleware around the routes.
+    """ASGI middleware around the routes that answers HEAD and wrong methods correctly.
 
-    The framework's routes for GET refuse HEAD; its `Allow` knows one route of an address only; and
-    an address without parameters whose method is wrong falls to a route with some, which then finds
-    a parameter malformed.
+    The framework has three defects: its routes for GET refuse HEAD; its header `Allow` has the
+    methods of only one route of a path; and a wrong method on a path without parameters matches a
+    route with parameters, which then reports an invalid parameter.
 
     Parameters
     ----------
     app : ASGI application
     routes : iterable of BaseRoute
-        Of the application, with the prefixes of their routers.
+        All routes of the application, with the prefixes of their routers.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
@@ -233,7 +237,7 @@ class Methods:
                 self.literal.setdefault(route.path, set()).update(route.methods or ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request; HEAD like GET but without the body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -247,10 +251,11 @@ class Methods:
             if not head:
                 await send(message)
             elif message["type"] == "http.response.start":
-                # Those further out count by the route.
+                # Outer middleware counts requests by the route that is stored in the scope.
                 scope.update({key: inner[key] for key in ("route",) if key in inner})
                 await send(message)
-                # A stream would never end by itself; with this its receiver is gone.
+                # A HEAD request for an endless stream has to end: after this message the client
+                # counts as gone.
                 await send({"type": "http.response.body"})
 
         app: ASGIApp = self.app
@@ -259,7 +264,7 @@ class Methods:
         await app(inner, receive, send_allowed)
 
     def allowed(self, path: str) -> str:
-        """Return the value of the header `Allow` for an address."""
+        """Return the value of the header `Allow` for a path."""
         methods = set(self.literal.get(path, ()))
         if not methods:
             for route in self.routes:
@@ -270,38 +275,39 @@ class Methods:
         return ", ".join(sorted(methods))
 
 
-# A thousand senders of a flush are let in at once by the event loop: it reads the head of each, and
-# a page that is asked for, or whose thread is done, waits for all of them. So does its thread for
-# the interpreter. Here a few bodies begin with each turn of the loop, and fewer while a page is
-# made.
+# If a thousand ranks flush at once, the event loop would admit all their requests at once and read
+# the head of each, while requests for pages, and threads that render pages and need the
+# interpreter, wait. Therefore only a few bodies begin in each turn of the event loop, and fewer
+# while a page is rendered.
 
 
-# Bodies that begin with each turn of the event loop.
+# Number of requests with bodies that are admitted in each turn of the event loop.
 AT_ONCE: Final = 4
-# How long these wait at most for pages that are being made. With `AT_ONCE`, what a process takes in
-# a second whatever pages are asked for: 400 bodies.
+# Maximum time in seconds that such requests wait for pages that are being rendered. Together with
+# `AT_ONCE` it guarantees that a process accepts 400 bodies a second, however many pages are
+# requested.
 WAIT_S: Final = 0.01
-# A page that takes longer than this is waited for no more.
+# Requests no longer wait for a page that takes longer than this time in seconds.
 PAGE_S: Final = 1.0
-# What is no page, nor a part of one: programs ask for it, also for minutes.
+# Paths for programs, which are not pages: their requests may last minutes.
 OF_PROGRAMS: Final = ("/api/", "/mcp", "/metrics", "/healthz", "/readyz")
 SENDS: Final = frozenset({"POST", "PUT"})
 READS: Final = frozenset({"GET", "HEAD"})
 
 
 class PagesFirst:
-    """Middleware that admits requests with bodies in turns; used on one event loop only."""
+    """ASGI middleware that admits requests with bodies in turns; for a single event loop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._turns: asyncio.Task[None] | None = None
-        # When each page that is being made was asked for; the earliest first.
+        # Start time of each page that is being rendered; the earliest page is first.
         self._pages: dict[object, float] = {}
         self._made = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in its turn."""
+        """Answer a request, after waiting for its turn if it has a body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["method"] in SENDS:
@@ -331,16 +337,16 @@ class PagesFirst:
                 await self._pages_made()
                 for _ in range(min(AT_ONCE, len(self._waiting))):
                     turn = self._waiting.popleft()
-                    # Its request may have been cancelled.
+                    # The waiting request may have been cancelled.
                     if not turn.done():
                         turn.set_result(None)
-                # Whoever was let in begins now, and so does whatever else is ready.
+                # Let the admitted requests, and all other tasks that are ready, run first.
                 await asyncio.sleep(0)
         finally:
             self._turns = None
 
     async def _pages_made(self) -> None:
-        """Wait while pages are being made, for a little while."""
+        """Wait until all pages are rendered, but at most `WAIT_S`."""
         until_s = time.monotonic() + WAIT_S
         while (left_s := until_s - time.monotonic()) > 0 and self._is_making():
             self._made.clear()

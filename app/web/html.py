@@ -1,4 +1,4 @@
-"""Small HTML fragments: cells of tables, and macros that templates call by name."""
+"""Small HTML fragments: table cells, and macros that templates call by name."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _HATCHED: Final = Markup(
 
 
 def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
-    """Return an element around its content; text is escaped, markup is not.
+    """Return an HTML element with its content; text is escaped, markup is not.
 
     Parameters
     ----------
     **attributes : str or bool
-        Those that are empty or false are left out; an underscore at the end of a name is taken
-        away, and others are hyphens.
+        Empty and false attributes are left out; in a name a final underscore is removed, and other
+        underscores become hyphens.
 
     Examples
     --------
     >>> element("a", "a < b", href="/x", class_="plain", title="")
     Markup('<a href="/x" class="plain">a &lt; b</a>')
     """
-    # Written by hand: `Markup.format` takes ten times as long, and a page has thousands of these.
+    # Built as a string, because `Markup.format` takes ten times as long and a page has thousands of
+    # elements.
     given = "".join(
         f" {key}" if value is True else f' {key}="{escape(value)}"'
         for key, value in (
@@ -43,32 +44,32 @@ def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """Return parts after each other."""
+    """Return the concatenation of parts."""
     return NOTHING.join(parts)  # type: ignore[arg-type]
 
 
 def link(url: str, *content: object, plain: bool = False, title: str = "") -> Markup:
-    """Return a link; a plain one looks like the text around it."""
+    """Return a link; a plain link looks like the surrounding text."""
     return element("a", *content, class_="plain" if plain else "", href=url, title=title)
 
 
 def muted(text: object) -> Markup:
-    """Return muted text."""
+    """Return text in the muted color."""
     return element("span", text, class_="muted")
 
 
 def note(*content: object) -> Markup:
-    """Return a remark in small letters."""
+    """Return a remark in a smaller font."""
     return element("span", *content, class_="note")
 
 
 def narrow(*parts: str) -> Markup:
-    """Return the text that replaces hidden columns on a narrow page."""
+    """Return the text that replaces hidden columns on a narrow screen."""
     return element("span", " · ".join(filter(None, parts)), class_="only")
 
 
 def glyph(name: str, word: str, *, quiet: bool = False) -> Markup:
-    """Return a word behind its glyph."""
+    """Return a word with its glyph before it."""
     muted = " muted" if quiet else ""
     return Markup(  # noqa: S704 - escaped here
         f'<span class="state{muted}"><svg aria-hidden="true">'
@@ -77,17 +78,17 @@ def glyph(name: str, word: str, *, quiet: bool = False) -> Markup:
 
 
 def state(label: StateLabel) -> Markup:
-    """Return a state as its glyph and its word."""
+    """Return a state as its glyph and its label."""
     return glyph(label.glyph, label.word, quiet=label.quiet)
 
 
 def severity(value: str) -> Markup:
-    """Return a severity, whose color is that of its class."""
+    """Return a severity in the color of its CSS class."""
     return element("span", value, class_=f"sev {value}")
 
 
 def swatch(color: str) -> Markup:
-    """Return a square of a color; a hatched one if there is none."""
+    """Return a small square in a color; hatched if the color is empty."""
     if not color:
         return _HATCHED
     return Markup(  # noqa: S704 - escaped here
@@ -97,14 +98,14 @@ def swatch(color: str) -> Markup:
 
 
 def slowdown(value: float | None) -> Markup:
-    """Return a slowdown behind its color on the fixed scale."""
+    """Return a slowdown, with a square in its color on the fixed scale before it."""
     if value is None:
         return swatch("") + "none"
     return swatch(heat_color(value)) + times(value)
 
 
 def spark(value: Sparkline | None) -> Markup:
-    """Return a sparkline."""
+    """Return a sparkline as SVG."""
     if value is None:
         return NOTHING
     line = Markup('<path d="{}" fill="none" stroke="var(--text-2)" stroke-width="1.25"/>')
@@ -131,7 +132,7 @@ def spark(value: Sparkline | None) -> Markup:
 
 
 def where(place: str, host: str = "") -> Markup:
-    """Return a place, whose first part leads to its host, if there is one."""
+    """Return a place, whose first part links to its host if the host is known."""
     first, comma, rest = place.partition(", ")
     shown = element("a", first, class_="within", href=host_url(host)) if host else first
     return join((shown, comma, rest))

@@ -1,4 +1,4 @@
-"""Addresses of pages: the query of an address, and links to jobs, sessions and hosts."""
+"""Addresses of pages: query parameters, and links to jobs, sessions and hosts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fastapi import Query
 
 T = TypeVar("T")
 
-# Pages are forgiving: what cannot be read asks for nothing.
+# Pages ignore invalid query parameters, so each parameter is accepted as text.
 QueryText = Annotated[str, Query()]
 
-# Of a page's number in an address; more is no number of a page.
+# Maximum of digits of a page number in an address; longer numbers are invalid.
 MAX_DIGITS = 6
 
 
 def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """Return a route's dependency that parses the query into a class.
+    """Return a dependency of a route that parses the query into an instance of a class.
 
-    Asynchronous, as it waits for nothing: the framework makes an instance of a class in another
-    thread, and a page would wait for that and for the event loop once more.
+    The dependency is asynchronous, because the framework would construct a class in another thread,
+    and each page would wait for the thread and again for the event loop.
     """
 
     async def make(**given: Any) -> T:  # noqa: ANN401 - as the class takes them
@@ -35,20 +35,20 @@ def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A page's path and its parameters, those without a value left out."""
+    """A page's path and its query parameters; parameters without a value are left out."""
 
     path: str
     parameters: Mapping[str, str]
 
     def but(self, **changes: str | int | None) -> str:
-        """Return the address with changed parameters; empty ones are removed."""
+        """Return the address with changed parameters; empty parameters are removed."""
         merged = {**self.parameters, **changes}
         query = urlencode({name: value for name, value in merged.items() if value})
         return f"{self.path}?{query}" if query else self.path
 
 
 def page_number(text: str) -> int:
-    """Return the page number of an address; 1 if it is not a number."""
+    """Return the page number in an address; 1 if it is not a number."""
     digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return max(1, int(text)) if digits else 1
 
@@ -59,7 +59,7 @@ def host_url(host: str) -> str:
 
 
 def actions_url(host: str) -> str:
-    """Return the path of a host's actions."""
+    """Return the path of the page of actions on a host."""
     return f"/actions?{urlencode({'host': host})}"
 
 

@@ -1,4 +1,4 @@
-"""Lists, declared once: a dataclass of the rows gives SQL, order, API fields and CSV columns."""
+"""Lists declared once: a dataclass of rows determines SQL, order, API fields and CSV columns."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ class Page(Generic[R]):
 
     @property
     def pages(self) -> int:
-        """Return how many pages there are."""
+        """Return the number of pages."""
         return pages_of(self.total, self.size)
 
     @property
     def first(self) -> int:
-        """Return the rank of its first row in the whole list, from 1."""
+        """Return the rank of the page's first row in the whole list, counted from 1."""
         return self.size * (self.number - 1) + 1
 
     @property
     def last(self) -> int:
-        """Return the rank of its last row."""
+        """Return the rank of the page's last row in the whole list, counted from 1."""
         return self.first + len(self.rows) - 1
 
 
 def pages_of(total: int, size: int) -> int:
-    """Return the number of pages of some rows; at least 1."""
+    """Return the number of pages for a number of rows; at least 1."""
     return max(1, -(-total // size))
 
 
 def last_page(number: int, total: int, size: int) -> int:
-    """Return a page number, at most that of the last page."""
+    """Return a page number, limited to the number of the last page."""
     return min(max(number, 1), pages_of(total, size))
 
 
@@ -74,26 +74,25 @@ Expression = ColumnElement[Any] | InstrumentedAttribute[Any]
 class Column:
     """A column of a list: ``steps: Annotated[int, Column(sort="-steps")]``.
 
-    Its name and its type are those of the field. Pydantic's `Field` stands after it where the API
-    describes it (``description``) or does not have it (``exclude``); then files do not have it
-    either.
+    The column has the name and the type of the field. After it, Pydantic's `Field` may describe the
+    field in the API (``description``), or exclude it from the API and so from files (``exclude``).
     """
 
-    # What the database reads it from; without it, the attribute of that name of the list's model,
-    # or nothing: the service fills it in itself.
+    # The SQL expression of the column. Without it, the attribute of the same name of the list's
+    # model, or, if there is no model, nothing: the service then sets the value itself.
     expression: Expression | None = None
-    # What addresses call the order by it, with a minus sign where the largest comes first unless
-    # the other order is asked for; empty if no order is by it.
+    # Name in addresses of the order by this column, with a leading minus sign if descending order
+    # is the default; empty if lists cannot be sorted by the column.
     sort: str = ""
-    # What the order is by, where that is not `expression`.
+    # The SQL expression to sort by, if it is not `expression`.
     by: Expression | None = None
-    # Its name in files where that differs, or where the API does not have it; None if only
-    # files leave it out.
+    # Name of the column in CSV files, if it differs or if the API excludes the field; None if only
+    # files exclude it.
     csv: str | None = ""
 
 
 def columns_of(row: type[Any]) -> Mapping[str, Column]:
-    """Return the columns of a dataclass of rows, by name.
+    """Return the columns that a dataclass of rows declares, by field name.
 
     Examples
     --------
@@ -110,7 +109,7 @@ def columns_of(row: type[Any]) -> Mapping[str, Column]:
 
 
 def in_files(row: type[Any]) -> Mapping[str, str]:
-    """Return the columns of CSV files of such rows, by their names there."""
+    """Return the columns of CSV files for a row class: field names by column name."""
     hints = get_type_hints(row, include_extras=True)
     return {
         column.csv or name: name
@@ -134,7 +133,7 @@ def _metadata(hint: object) -> Sequence[object]:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Request of a page of a list: order, number and size."""
+    """A request for a page of a list: order, page number and page size."""
 
     sort: str = ""
     page: int = 1
@@ -143,25 +142,25 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Listing(Generic[R]):
-    """A list."""
+    """A list: its row class, SQL source and orders."""
 
     row: type[R]  # a dataclass; its fields are the columns, see `app.web.lists.Column`
-    # Takes the query of the columns and joins what they are read from.
+    # Adds the joins that the columns read from to their query.
     source: Callable[[Select[Any]], Select[Any]] | None = None
-    # the order of rows that are equal by what they are sorted
-    # by, and of a list that is sorted by none of its columns
+    # Expressions that sort rows with equal sort values, and all rows if no column sorts the list
     ties: Sequence[ColumnElement[Any]] = ()
     default_sort: str = ""  # the order where none is asked for, or one that there is not
-    # Columns that say no expression are this model's attributes of their names.
+    # A column without an expression is this model's attribute of the same name.
     model: type[object] | None = None
-    # What rows are sorted by and do not have themselves.
+    # Orders by values that are no columns of the rows.
     others: Mapping[str, Column] = field(default_factory=dict)
-    # Which row is which, where rows hold what takes long to read: those of a page are found first.
+    # The key of a row, if rows are slow to read: a page's keys are selected before its rows are
+    # read.
     key: ColumnElement[Any] | None = None
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
-        """Return the columns by name."""
+        """Return all columns by name."""
         found = dict(columns_of(self.row))
         for name, column in found.items():
             if column.expression is None and hasattr(self.model, name):
@@ -170,7 +169,7 @@ class Listing(Generic[R]):
 
     @cached_property
     def sorts(self) -> Mapping[str, str]:
-        """Return the orders: what addresses call each, and the name of its column."""
+        """Return the orders: their names in addresses, each with the name of its column."""
         return {
             column.sort.removeprefix("-"): name
             for name, column in self.columns.items()
@@ -182,12 +181,12 @@ class Listing(Generic[R]):
         return TypeAdapter(list[self.row])  # type: ignore[name-defined]
 
     def sort(self, requested: str) -> str:
-        """Return the order in use."""
+        """Return the requested order if the list has it, else the default order."""
         known = requested.removeprefix("-") in self.sorts
         return requested if known else self.default_sort
 
     def query(self) -> Select[Any]:
-        """Return the query of the columns, labeled with their names."""
+        """Return the query of all columns, each labeled with its name."""
         query = select(
             *(
                 column.expression.label(name)
@@ -198,7 +197,7 @@ class Listing(Generic[R]):
         return query if self.source is None else self.source(query)
 
     def order(self, requested: str) -> list[ColumnElement[Any]]:
-        """Return the expressions of an order; rows without a value come last in each."""
+        """Return the SQL expressions of an order, in which rows without a value come last."""
         sort = self.sort(requested)
         name = self.sorts.get(sort.removeprefix("-"))
         if name is None:
@@ -211,14 +210,14 @@ class Listing(Generic[R]):
         return [first if self._is_there(by.expression) else first.nulls_last(), *self.ties]
 
     def _is_there(self, by: Any) -> bool:  # noqa: ANN401 - an expression, or a column of a table
-        """Return whether the column is never null: no index serves an order that moves nulls."""
+        """Return whether the column is never null; no index serves an order that moves nulls."""
         of_model = (
             self.model is not None and getattr(by, "table", None) is inspect(self.model).local_table
         )
         return of_model and not by.nullable
 
     def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
-        """Return rows of the database as dataclasses; JSON is validated by the fields' types."""
+        """Return database rows as dataclasses; JSON values are validated by the fields' types."""
         return self._adapter.validate_python([dict(one) for one in found])
 
 
@@ -230,14 +229,14 @@ def read(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[R]:
-    """Return rows of a list.
+    """Return the rows of a list that meet the conditions.
 
     Parameters
     ----------
     *where : SQLAlchemy conditions
         Only rows that meet all of them.
     sort : str
-        The name of an order, with a minus sign for the largest first.
+        The name of an order, with a minus sign for descending order.
     limit, offset : int
         At most `limit` rows, after `offset`.
     """
@@ -255,13 +254,13 @@ def read(
 def read_page(
     tx: Reads, listing: Listing[R], request: PageRequest, *where: ColumnElement[bool], total: int
 ) -> Page[R]:
-    """Return a page of a list; the last one where there are not that many.
+    """Return a page of a list; the last page if the page number is too large.
 
     Parameters
     ----------
     *where : SQLAlchemy conditions
     total : int
-        Rows on all pages together.
+        Number of rows on all pages together.
     """
     number = last_page(request.page, total, request.size)
     first = request.size * (number - 1)
@@ -269,9 +268,9 @@ def read_page(
     return Page(rows, number, total, request.size)
 
 
-# What spreadsheets take for the beginning of a formula.
+# First characters of a cell that a spreadsheet would interpret as a formula.
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-# What a cell is in quotation marks for.
+# Pattern of the characters because of which a cell is quoted.
 _SPECIAL: Final = '[",\n\r]'
 _ISO: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'
 
@@ -279,22 +278,21 @@ _ISO: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'
 def csv_lines(
     query: Select[*tuple[Any, ...]], columns: Sequence[str], order: Sequence[str], most: int
 ) -> Select[*tuple[str | None]]:
-    r"""Return a statement of one text: a line for each row, without a line feed after the last.
+    r"""Return a query of one text: a CSV line for each row, without a final line feed.
 
-    No cell is a formula of a spreadsheet; null is empty, times are ISO 8601 in UTC, and the items
-    of an array stand apart by spaces.
+    Spreadsheets read no cell as a formula; null is empty, times are ISO 8601 in UTC, and the items
+    of an array are separated by spaces.
 
     Parameters
     ----------
     query : Select
-        What the rows are, with the columns below.
+        Selects the rows, with at least the columns below.
     columns : sequence of str
-        What a line holds.
+        Names of the columns in a line.
     order : sequence of str
-        Columns that rows are in order by, with a minus sign for the largest first; rows without a
-        value come last.
+        Columns to sort by, with a minus sign for descending order; rows without a value come last.
     most : int
-        Only the first rows.
+        Maximum number of rows, the first in this order.
 
     Examples
     --------
@@ -316,7 +314,7 @@ def _by(rows: Subquery, order: Sequence[str]) -> list[ColumnElement[Any]]:
 
 
 def _cell(value: ColumnElement[Any]) -> ColumnElement[str]:
-    """Return a value as it stands in a line."""
+    """Return the SQL expression of a value as text in a CSV line."""
     kind = value.type
     if isinstance(kind, DateTime):
         return func.to_char(func.timezone("UTC", value), _ISO)
@@ -326,8 +324,8 @@ def _cell(value: ColumnElement[Any]) -> ColumnElement[str]:
 
 
 def _words(text: ColumnElement[str]) -> ColumnElement[str]:
-    """Return a text quoted if needed, which a spreadsheet does not take for a formula."""
-    # Readers end a line at either.
+    """Return the SQL expression of a text, quoted if needed, that is no spreadsheet formula."""
+    # CSV readers end a line at a carriage return as well as at a line feed.
     plain = func.replace(text, "\r", "\n")
     safe = case((func.left(plain, 1).in_(FORMULA), func.concat("'", plain)), else_=plain)
     quoted = func.concat('"', func.replace(safe, '"', '""'), '"')

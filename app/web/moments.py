@@ -1,4 +1,4 @@
-"""Write moments in UTC; `js/zone.js` rewrites them in the reader's time zone."""
+"""Write times in UTC; `js/zone.js` rewrites them in the reader's time zone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BARE: Final = Markup(" data-bare")
 
 
 class Form(StrEnum):
-    """How a moment is written; `js/zone.js` writes the same forms in the reader's zone."""
+    """The format of a time; `js/zone.js` writes the same formats in the reader's time zone."""
 
     SHORT = "short"
     """``09:26 UTC``, and ``18 Nov 09:26 UTC`` unless it is today."""
@@ -35,14 +35,14 @@ class Form(StrEnum):
 
 
 def written(at: datetime, form: Form, now: datetime | None = None, *, bare: bool = False) -> str:
-    """Return a moment as text in UTC.
+    """Return a time as text in UTC.
 
     Parameters
     ----------
     now : datetime, optional
-        Whose day and year a short form leaves out; without it, none is.
+        The present time, whose day and year a short form leaves out; without it, both are written.
     bare : bool
-        Whether the zone is said elsewhere, such as below an axis.
+        Whether to leave out the time zone, because it is shown elsewhere, such as below an axis.
     """
     at = at.astimezone(UTC)
     if form is Form.EXACT:
@@ -71,37 +71,37 @@ def _time(at: datetime, form: Form, now: datetime | None = None, *, bare: bool =
 
 
 def when(at: datetime, now: datetime) -> Markup:
-    """Return a moment with its day, unless that is today."""
+    """Return a time of day, with the day unless it is today."""
     return _time(at, Form.SHORT, now)
 
 
 def minute(at: datetime) -> Markup:
-    """Return a moment with its date, to the minute."""
+    """Return a time with its date, rounded down to the minute."""
     return _time(at, Form.MINUTE)
 
 
 def exact(at: datetime) -> Markup:
-    """Return a moment with its date, to the second."""
+    """Return a time with its date, rounded down to the second."""
     return _time(at, Form.EXACT)
 
 
 def date(at: datetime) -> Markup:
-    """Return the date of a moment."""
+    """Return the date of a time."""
     return _time(at, Form.DATE)
 
 
 def weekly(at: datetime) -> Markup:
-    """Return the time of the week of a moment."""
+    """Return weekday and time of day."""
     return _time(at, Form.WEEKLY)
 
 
 def span(begin: datetime, end: datetime) -> Markup:
-    """Return the time between two moments, to the minute."""
+    """Return the time range between two times, rounded down to the minute."""
     return Markup("{} to {}").format(_time(begin, Form.MINUTE, bare=True), minute(end))
 
 
 def ago(at: datetime, now: datetime) -> Markup:
-    """Return how long ago a moment was, which scripts keep up to date."""
+    """Return the age of a time, which scripts keep up to date."""
     return Markup(  # noqa: S704 - numbers and names of months
         f'<time datetime="{at.isoformat()}" title="{exact_time(at)}" data-ago>'
         f"{age((now - at).total_seconds())}</time>"
@@ -109,7 +109,7 @@ def ago(at: datetime, now: datetime) -> Markup:
 
 
 def timed(text: str) -> Markup:
-    """Return a text of a message with its times, which are written in UTC there, as elements."""
+    """Return a message with its UTC times replaced by HTML elements."""
     found, end = Markup(), 0
     for at in _IN_MESSAGES.finditer(text):
         found += escape(text[end : at.start()]) + minute(datetime.fromisoformat(f"{at[1]}Z"))
@@ -118,13 +118,13 @@ def timed(text: str) -> Markup:
 
 
 def plain(text: str) -> str:
-    """Return a text in which moments may stand, for a file or an attribute: in UTC."""
+    """Return a text without HTML elements of times, in UTC, for a file or an attribute."""
     return Markup(_TAG.sub("", text)).unescape() if isinstance(text, Markup) else text  # noqa: S704 - no page
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A moment in a text that can hold no element, such as that of a figure or of a choice.
+    """A time in a text that cannot contain elements, such as in a figure or a choice.
 
     The script replaces the moment in the text of the element that has the `attributes`.
     """
@@ -136,12 +136,12 @@ class When:
 
     @property
     def text(self) -> str:
-        """Return it in UTC."""
+        """Return the time as text in UTC."""
         return written(self.at, self.form, self.now, bare=self.bare)
 
     @property
     def attributes(self) -> Markup:
-        """Return the attributes that the script reads."""
+        """Return the HTML attributes that `js/zone.js` reads."""
         return Markup(' data-at="{}" data-time="{}"{}').format(
             self.at.astimezone(UTC).isoformat(),
             self.form,

@@ -1,4 +1,4 @@
-"""Render pages: one transaction to read from, one template; errors as pages for browsers."""
+"""Rendering of pages: one read transaction and one template each; error pages for browsers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.web.terms import explained, explains, glossary, labeled, term, with_ter
 
 TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templates"
 
-# Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
-# look so: its quotation marks are escaped.
+# Paths in HTML attributes that lead to pages of the same project; static files are shared by all
+# projects. Text cannot match, because its quotation marks are escaped.
 OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|client/|/))')
 
-# What templates call by name.
+# Functions that templates call by name.
 PARTS: Final = (
     html.severity,
     html.state,
@@ -52,12 +52,12 @@ PARTS: Final = (
     moments.timed,
 )
 
-# A page is the state of a moment: always fetched anew, also on "back".
+# A page shows the state at a moment, so browsers always fetch it again, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Pages:
-    """Renders pages, with the data that all of them share.
+    """Renders pages, with the data that all pages share.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class Pages:
     navigation : callable
         Reads the counts that the navigation of every page shows.
     uploads : mapping of str to int
-        Bytes that scripts send of the beginning (``head``) and the end (``tail``) of each file of
-        a folder, and of all files together (``all``).
+        Limits in bytes for the script that uploads a folder: of the beginning (``head``) and the
+        end (``tail``) of each file, and of all files together (``all``).
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Pages:
             **{part.__name__: part for part in PARTS},
         )
         self._environment.filters["count"] = fmt.count
-        # An installation without it fails when it starts.
+        # An installation without the glossary fails at the start of the server.
         glossary()
 
     @contextlib.contextmanager
     def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
-        """Open the transaction of a page, with the data of its navigation.
+        """Open the read transaction of a page, and read the data of its navigation.
 
-        Render after it has ended: it holds a connection.
+        Render the page after the transaction has ended, because it holds a database connection.
         """
         with container.reading() as tx:
             found = self._navigation(tx)
@@ -146,28 +146,28 @@ class Pages:
         return HTMLResponse(html, status, PAGE_HEADERS)
 
     def not_found(self, what: str, nav: Navigation) -> HTMLResponse:
-        """Return the page that says what was not found."""
+        """Return the error page that names what was not found."""
         return self.render("not_found.html", nav, status=HTTPStatus.NOT_FOUND, what=what)
 
 
 def _page_data(data: Mapping[str, Any]) -> Markup:
-    """Return JSON for a data block: nothing in it can end the element it stands in."""
+    """Return JSON for a script element, escaped so that it cannot end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - escaped here
 
 
 PROBLEM: Final = "application/problem+json"
-# What programs ask for, and answer programs alone, whatever they say that they accept.
+# Paths for programs, which get no error pages whatever their Accept header.
 OF_PROGRAMS: Final = ("/api/", "/static/", "/metrics", "/healthz", "/readyz")
-# The peer may be another user, or not signed in yet.
+# Statuses after which signing in, possibly as another user, helps.
 SIGN_IN_HELPS: Final = frozenset({401, 403})
 
 
 class ErrorPages:
-    """ASGI middleware that makes a page of each problem document that a browser would get.
+    """ASGI middleware that replaces problem documents by error pages if a browser would get them.
 
-    It stands twice in an application: within what compresses, for what the routes answer, and
-    outside of the guards, for what they refuse.
+    An application has it twice: inside of the compression, for answers of routes, and outside of
+    the guards, for their refusals.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class ErrorPages:
         self.pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request; replace a problem document by an error page."""
         if scope["type"] != "http" or not _asks_for_page(scope):
             await self.app(scope, receive, send)
             return
@@ -201,7 +201,7 @@ class ErrorPages:
         await self.app(scope, receive, send_page)
 
     async def _send(self, start: Message, body: bytes, send: Send) -> None:
-        # Empty where only the head was asked for.
+        # The body is empty if the request was HEAD.
         problem = json.loads(body) if body else {"title": "", "detail": "", "code": ""}
         page = self.pages.render_alone(
             "problem.html",
@@ -229,7 +229,7 @@ def _is_problem(start: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """The counts and the name in the navigation."""
+    """The counts and the user's name in the navigation."""
 
     firing: int  # incidents that fire and are not acknowledged
     # Names of the channels that deliver nothing although no user disabled them.

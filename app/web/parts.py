@@ -19,7 +19,7 @@ _SPARK_EDGE: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class StateLabel:
-    """A state as pages show it; `order` puts what needs attention first."""
+    """A state as pages show it; states with a smaller `order` need attention first."""
 
     glyph: str
     word: str
@@ -43,7 +43,7 @@ FINISHED_STATE: Final = StateLabel("done", "Finished", 6, quiet=True)
 
 
 def job_state(state: SessionState, *, slow: bool) -> StateLabel:
-    """Return the state of a job, from its latest session."""
+    """Return the state of a job according to its latest session."""
     if state == SessionState.ANALYZED:
         return SLOW_STATE if slow else QUIET_STATE
     return STATES[state]
@@ -51,7 +51,7 @@ def job_state(state: SessionState, *, slow: bool) -> StateLabel:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A labeled value with a line of context; `moment` makes the value an age that ticks."""
+    """A labeled value with a line of context; `moment` shows the value as an age that updates."""
 
     label: str
     value: str
@@ -63,7 +63,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A label, a value and a remark."""
+    """A row of a table of label, value and remark."""
 
     label: str
     value: str
@@ -72,22 +72,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """The slowdown over sessions, drawn from 1.0 to 1.5 whatever the data."""
+    """Slowdowns over a job's sessions as a small line; its scale is always 1.0 to 1.5."""
 
     lines: tuple[str, ...]  # SVG paths, one for each run of sessions with a verdict
-    # tuple of (float, float): x and width of runs without a verdict: hatched
+    # tuple of (float, float): x and width of each run of sessions without a verdict, drawn hatched
     gaps: tuple[tuple[float, float], ...]
     above: tuple[str, ...]  # SVG paths of the marks of sessions above 1.5
-    # (float, float, str) or None: x, y and color of the latest session, None if it has no
-    # verdict
+    # (float, float, str) or None: x, y and color of the latest session; None if it has no verdict
     dot: tuple[float, float, str] | None
     label: str  # for readers who cannot see it
 
 
 def sparkline(values: Sequence[float | None]) -> Sparkline:
-    """Return the sparkline of slowdowns in order, None if a session has no verdict."""
+    """Return the sparkline of slowdowns in session order; None for a session without a verdict."""
     step = (SPARK_WIDTH - 2 * _SPARK_EDGE) / max(1, len(values) - 1)
-    # A single session stands at the right end, where the latest one always is.
+    # A single session is drawn at the right end, where the latest session always is.
     first = SPARK_WIDTH - _SPARK_EDGE if len(values) == 1 else _SPARK_EDGE
     xs = [first + index * step for index in range(len(values))]
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: the only place that maps stable codes to HTTP statuses."""
+"""Errors as RFC 9457 problem documents: the only module that maps error codes to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from app.platform.validation import field_faults
 
 log = structlog.get_logger(__name__)
 
-# A name with an encoded slash leads to no route.
+# A job's name with an encoded slash matches no route.
 SLASH_IN_JOB: Final = re.compile(rb"^/api/v1/jobs/[^/]*%2f", re.IGNORECASE)
 MEDIA_TYPE: Final = "application/problem+json"
 
-# What a sender should wait at least before it tries again, seconds.
+# Minimum time in seconds that a sender should wait before it tries again.
 RETRY_AFTER_S: Final = 5.0
 
-# Over how much more their returns are spread at most.
+# Maximum time in seconds over which the retries of several senders are spread.
 MAX_SPREAD_S: Final = 60.0
 
-# Code → (status, title). A code that is not listed answers as the code of its error's class does,
-# so that a new kind of fault in a trace is a 422 without a line here.
+# Code → (status, title). An unlisted code gets the status and title of its error class, so that a
+# new kind of trace fault is a 422 without an entry here.
 PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "internal": (500, "Something broke here"),
     "trace.invalid": (422, "The trace cannot be stored"),
@@ -151,7 +151,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "csrf.cross_site": (403, "Cross-site requests are refused"),
 }
 
-# Statuses that the framework raises by itself.
+# Codes for the statuses that the framework raises itself.
 _CODE_OF_STATUS: Final[Mapping[int, str]] = {
     400: "http.bad_request",
     404: "http.not_found",
@@ -161,7 +161,7 @@ _CODE_OF_STATUS: Final[Mapping[int, str]] = {
 
 
 class FaultBody(BaseModel):
-    """One fault and where it is: a row or line, a column or key, a file of a folder."""
+    """A fault and its position: a row or line, a column or key, a file of a folder."""
 
     code: str
     message: str
@@ -172,7 +172,7 @@ class FaultBody(BaseModel):
 
 
 class ProblemBody(BaseModel):
-    """A problem document, RFC 9457; `code` never changes its meaning."""
+    """A problem document (RFC 9457); the meaning of a `code` never changes."""
 
     type: str
     title: str
@@ -183,10 +183,11 @@ class ProblemBody(BaseModel):
 
 
 def described(description: str) -> dict[str, Any]:
-    """Return how OpenAPI describes an answer that is a problem document."""
+    """Return the OpenAPI description of an answer that is a problem document."""
     reference = {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}
     return {
-        # The model makes the framework list the schema; the content is what it does not know.
+        # The model makes the framework include the schema; the framework does not know the media
+        # type, so it is given explicitly.
         "model": ProblemBody,
         "description": description,
         "content": {MEDIA_TYPE: {"schema": reference}},
@@ -206,14 +207,14 @@ def problem(
     Parameters
     ----------
     fallback : str
-        Code whose status and title are taken where `code` has none of its own.
+        Code whose status and title are used if `code` has no entry.
     """
     status, title = PROBLEMS.get(code) or PROBLEMS.get(fallback) or PROBLEMS["internal"]
     return _document(status, code, title, detail, faults=faults, headers=headers)
 
 
 def problem_of(error: PacelineError) -> JSONResponse:
-    """Return the problem document of a domain error."""
+    """Return the problem document for a domain error."""
     response = problem(
         error.stable_code, error.message, fallback=type(error).code, faults=error.faults
     )
@@ -223,13 +224,13 @@ def problem_of(error: PacelineError) -> JSONResponse:
     if response.status_code == http.HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
     if response.status_code == http.HTTPStatus.REQUEST_TIMEOUT:
-        # What is left of the request may still come; it must not be taken for a new one.
+        # The rest of the request body may still arrive and must not be read as a new request.
         response.headers["Connection"] = "close"
     return response
 
 
 def retry_after(least_s: float, draw: Callable[[], float] = random.random) -> str:
-    """Return the value of a Retry-After that senders do not all follow at once.
+    """Return a Retry-After value with random spread, so that senders do not all return at once.
 
     Parameters
     ----------
@@ -245,9 +246,9 @@ def retry_after(least_s: float, draw: Callable[[], float] = random.random) -> st
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the application a problem document, the framework's own included.
+    """Make all errors of the application problem documents, including the framework's own errors.
 
-    Comes before other middleware is added, so that it wraps this one.
+    Call it before other middleware is added, so that the other middleware wraps this one.
     """
     app.add_exception_handler(PacelineError, _domain_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -256,7 +257,7 @@ def install(app: FastAPI) -> None:
         OperationalError,
         InterfaceError,
         PoolTimeoutError,
-        # Bodies go to the driver as they are.
+        # Request bodies are stored through the driver directly, so its errors occur as well.
         psycopg.OperationalError,
         psycopg.InterfaceError,
     ):
@@ -266,17 +267,18 @@ def install(app: FastAPI) -> None:
 
 
 class UnexpectedErrors:
-    """ASGI middleware that answers unhandled exceptions.
+    """ASGI middleware that answers unhandled exceptions with a problem document.
 
-    The framework's own handler of last resort answers outside of all other middleware, without
-    their headers, and raises the error once more, upon which the server drops the connection.
+    The framework's own handler of unhandled exceptions runs outside of all other middleware, so its
+    answer lacks their headers; it also raises the error again, after which the server drops the
+    connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, whatever happens."""
+        """Answer a request even if an unhandled exception occurs."""
         started = False
 
         async def observed_send(message: Message) -> None:
@@ -286,8 +288,9 @@ class UnexpectedErrors:
 
         try:
             await self.app(scope, receive, observed_send)
-        # What was foreseen is answered further in, by its class. What comes here no class names:
-        # it is logged with its trace, or raised once more.
+        # Expected errors are answered by handlers of their classes further in. An exception that
+        # arrives here is unexpected: it is logged with its trace, or raised again if no answer is
+        # possible.
         except Exception:
             if scope["type"] != "http" or started:
                 raise
@@ -324,7 +327,7 @@ async def _domain_error(_request: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
     if isinstance(error.__cause__, PacelineError):
-        # What was raised while the framework read a body.
+        # The error was raised while the framework read a body.
         return problem_of(error.__cause__)
     status = error.status_code
     raw_path: bytes = request.scope.get("raw_path", b"")
@@ -341,14 +344,15 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
-    # A location starts with the part of the request: body, query, path.
+    # The first part of a location is the part of the request (body, query, path), so it is skipped.
     faults = field_faults(error.errors(), skip=1)
     named = ", ".join(fault.column or "?" for fault in faults)
     return problem("request.invalid", f"Not valid: {named}.", faults=faults)
 
 
 async def _impossible_value(_request: Request, _error: Exception) -> JSONResponse:
-    # A name with a NUL character, for example: PostgreSQL has no such text, nothing is called so.
+    # For example a name with a NUL character: PostgreSQL cannot store it, so nothing has such a
+    # name.
     return problem("request.invalid", "The request holds a value that cannot be in the database.")
 
 

@@ -1,4 +1,4 @@
-"""Pages of a project: `/p/{project}/…` is `/…` in that project; without it, in `default`."""
+"""Project prefix of page paths: `/p/{project}/…` is `/…` in this project, else in `default`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PREFIX: Final = "/p/"
 
 
 class ProjectPaths:
-    """ASGI middleware that takes the project from the path, for the guard to look at."""
+    """ASGI middleware that moves the project from the path to the request's state."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, in the project that its path names."""
+        """Answer a request in the project that its path names."""
         if scope["type"] == "http" and scope["path"].startswith(PREFIX):
             project, _, rest = scope["path"].removeprefix(PREFIX).partition("/")
-            # In place: those further out look at what the routes note in it.
+            # Changed in place, because outer middleware reads what the routes store in the state.
             scope.setdefault("state", {}).update(project=project, requested_path=scope["path"])
             scope["path"] = f"/{rest}"
             scope["raw_path"] = scope["path"].encode()
@@ -27,5 +27,5 @@ class ProjectPaths:
 
 
 def prefix_of(project: str) -> str:
-    """Return the prefix of the paths of a project's pages."""
+    """Return the path prefix of a project's pages."""
     return f"{PREFIX}{project}"

@@ -1,6 +1,6 @@
-"""Tables of pages: columns declared once, drawn by templates and written as CSV.
+"""Tables on pages: columns declared once, rendered by templates and written as CSV.
 
-No CSV cell is a formula of a spreadsheet.
+Spreadsheets read no cell of a CSV file as a formula.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ class Shown(Generic[R]):
     """A column of a table on a page."""
 
     label: str  # its heading: text, or markup
-    # Takes a row and returns its cell: text, or parts of `app.web.html`.
+    # Returns the cell of a row: text, or parts from `app.web.html`.
     cell: Callable[[R], object]
     column: str = ""  # the column of the list that rows are sorted by where its heading is chosen
-    # Of its heading and its cells: ``num`` is a number, ``opt`` is left out on narrow pages.
+    # CSS classes of the heading and the cells: ``num`` for numbers, ``opt`` for columns that narrow
+    # screens hide.
     classes: str = ""
     hint: str = ""  # what the heading says more of itself
     of_cells: str = ""  # classes of its cells alone
-    # Takes a row and returns what its cell says more of itself.
+    # Returns the tooltip of a row's cell.
     title: Callable[[R], str] | None = None
     span: int = 1  # columns that its cells take
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell; `content` is text or markup."""
+    """A table cell; `content` is text or markup."""
 
     content: object
     classes: str = ""
@@ -54,14 +55,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row; `attributes` are its own in HTML."""
+    """A table row; `attributes` are the HTML attributes of the row."""
 
     cells: Sequence[Cell]
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def drawn(self) -> Markup:
-        """Return the row; a template takes several times as long, and tables have many."""
+        """Return the row as markup, built without a template, which would be much slower."""
         own = "".join(f' {name}="{escape(value)}"' for name, value in self.attributes.items())
         cells = "".join(
             f"<td{_given('class', cell.classes)}{_given('title', cell.title)}"
@@ -78,13 +79,13 @@ def _given(name: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A table as `tables.html` draws it."""
+    """A table in the form that `tables.html` renders."""
 
     csv: str  # where its file is
     classes: str
     headings: Sequence[Heading]
     lines: Sequence[Line]
-    # previous_url, next_url: the neighboring pages; empty if there is none
+    # previous_url, next_url: addresses of the neighboring pages; empty if there is none
     previous_url: str = ""
     next_url: str = ""
 
@@ -99,7 +100,7 @@ def drawn(  # noqa: PLR0913 - everything that a table has
     pager: tuple[str, str] = ("", ""),
     attributes: Callable[[R], Mapping[str, str]] = lambda _: {},
 ) -> Drawn:
-    """Return a table.
+    """Return a table in the form that `tables.html` renders.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ def drawn(  # noqa: PLR0913 - everything that a table has
     pager : pair of str
         See `pager`.
     attributes : callable, optional
-        Takes a row and returns the attributes of its own.
+        Returns the HTML attributes of a row.
     """
     if headings is None:
         headings = [Heading(one.label, one.classes, one.hint) for one in shown]
@@ -131,7 +132,7 @@ def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
 
 
 def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
-    """Return headings that link to their orders; the current one links to its reverse."""
+    """Return column headings that link to their orders; the current order links to its reverse."""
     in_force = listing.sort(address.parameters.get("sort", ""))
     found = []
     for one in shown:
@@ -149,7 +150,7 @@ def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address
 
 
 def pager(page: Page[R], address: Address, name: str = "page", place: str = "") -> tuple[str, str]:
-    """Return the addresses of the pages before and after one, at a place of the page."""
+    """Return the addresses of the previous and the next page, at an anchor of the page."""
     before, after = page.number - 1, page.number + 1
     return (
         address.but(**{name: before if before > 1 else None}) + place if before else "",
@@ -160,7 +161,7 @@ def pager(page: Page[R], address: Address, name: str = "page", place: str = "") 
 _Made = TypeVar("_Made")
 
 _NUMBERS: Final = frozenset((int, float))
-# Characters that are sent at once.
+# Number of characters that are sent at a time.
 _PIECE: Final = 1 << 15
 
 
@@ -172,7 +173,8 @@ class Table:
     ----------
     header : sequence of str
     rows : iterable of sequence
-        Numbers stay as they are; None is empty; times are ISO 8601, and lengths of time seconds.
+        Cells of each row: numbers are written as they are, None as an empty cell, times as ISO
+        8601, and durations in seconds.
 
     Examples
     --------
@@ -185,14 +187,14 @@ class Table:
 
     @classmethod
     def of(cls, kind: type[object], rows: Iterable[object], *names: str) -> Table:
-        """Return a table with the columns of a list.
+        """Return a table with the columns of a row class.
 
         Parameters
         ----------
         kind : type
-            Of the rows, a dataclass; see `app.web.lists.in_files`.
+            The dataclass of the rows; see `app.web.lists.in_files`.
         *names : str
-            Of these columns, or of other attributes, where not every column is meant.
+            Names of columns or other attributes to write; by default all columns.
         """
         columns = in_files(kind)
         header = names or tuple(columns)
@@ -200,7 +202,7 @@ class Table:
         return cls(header, ([getattr(row, name) for name in attributes] for row in rows))
 
     def pieces(self) -> Iterator[str]:
-        """Return the text of the table, a piece at a time."""
+        """Yield the text of the CSV file, a piece at a time."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.header)
@@ -213,19 +215,19 @@ class Table:
         yield out.getvalue()
 
     def text(self) -> str:
-        """Return the whole text."""
+        """Return the whole text of the CSV file."""
         return "".join(self.pieces())
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A table whose lines the database wrote, see `app.web.lists`."""
+    """A table whose CSV lines the database wrote; see `app.web.lists`."""
 
     header: Sequence[str]
     lines: str
 
     def pieces(self) -> Iterator[str]:
-        """Return the text of the table, a piece at a time."""
+        """Yield the text of the CSV file, a piece at a time."""
         yield ",".join(self.header) + "\n"
         if self.lines:
             yield self.lines
@@ -233,9 +235,9 @@ class Written:
 
 
 def csv_file(name: str, table: Table | Written) -> StreamingResponse:
-    """Return a table as a download that is not cached.
+    """Return a table as a CSV download that is not cached.
 
-    What is wrong with its first rows is raised here, where it still is a status of the answer.
+    Errors in the first rows are raised here, so that the answer still gets an error status.
     """
     pieces = table.pieces()
     first = next(pieces)
@@ -250,7 +252,7 @@ def csv_file(name: str, table: Table | Written) -> StreamingResponse:
 
 
 def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
-    """Return the function that writes a file.
+    """Return the function that makes the file of a name.
 
     Raises
     ------
@@ -264,23 +266,23 @@ def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
 
 
 def _plain(cell: object) -> object:
-    """Return a cell's text, which a spreadsheet does not take for a formula."""
-    # Most cells are a number, nothing or plain text, and files have many.
+    """Return a cell's text, escaped so that a spreadsheet does not read it as a formula."""
+    # Fast path: most cells are numbers, empty or plain text, and files have many cells.
     if cell is None or type(cell) in _NUMBERS:
         return cell
     found = cell if type(cell) is str else _value(cell)
     if not isinstance(found, str):
         return found
-    # The writer quotes line feeds alone; readers end a line at either.
+    # The CSV writer quotes only line feeds, but readers end a line at a carriage return too.
     text = found.replace("\r", "\n")
     return f"'{text}" if found.startswith(FORMULA) else text
 
 
 def _value(cell: object) -> object:
-    """Return a value as a number or as text."""
+    """Return a cell's value as a number or as text."""
     found: object = cell
     match cell:
-        # Also of an enumeration, whose name is not what is meant.
+        # Members of string enumerations are included: their value is written, not their name.
         case str() | uuid.UUID():
             found = str(cell)
         case bool():

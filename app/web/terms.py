@@ -1,4 +1,4 @@
-"""The terms of docs/glossary.md, which pages explain in place."""
+"""The terms of docs/glossary.md, which pages explain in tooltips."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from markupsafe import Markup
 from app.errors import StartupError
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-# Of the wheel (pyproject.toml), and of the repository.
+# Places of the glossary in the wheel (see pyproject.toml) and in the repository.
 PLACES: Final = (_ROOT / "frontend" / "glossary.md", _ROOT / "docs" / "glossary.md")
 
-# Labels of facts and columns that are a term under another name.
+# Labels of facts and columns that name a term differently, with the term's name.
 LABELS: Final = {
     "Attempt": "attempt",
     "Attempts": "attempt",
@@ -62,32 +62,32 @@ LABELS: Final = {
 _ROW: Final = re.compile(r"^\| (?!term \||---)([^|]+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 _USED: Final = re.compile(r' data-term="([^"]+)"')
 _TAG: Final = re.compile(r"<[^>]+>")
-# Where a page has the sentences of its terms.
+# Placeholder in a page for the explanations of its terms.
 HERE: Final = "<!-- terms -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term; `meaning` is a sentence or two."""
+    """A glossary term; `meaning` has one or two sentences."""
 
     anchor: str  # of its row in the glossary
     meaning: Markup
 
 
 def anchor_of(cell: str) -> str:
-    """Return the anchor of a term as its row begins: ``data-parallelism``, ``mw``."""
+    """Return a term's anchor from the first cell of its row: ``data-parallelism``, ``mw``."""
     first = re.split(r", | \(", _TAG.sub("", cell))[0]
     return re.sub(r"\W+", "-", first.lower()).strip("-")
 
 
 def parsed(text: str) -> dict[str, Term]:
-    """Return the terms of a glossary by each of their names, in lower case.
+    """Return the terms of a glossary by name in lower case.
 
     A row may have several names: ``median, p90``, ``data parallelism (DP)``.
     """
     found: dict[str, Term] = {}
     for cell, meaning in _ROW.findall(text):
-        # The file is ours, and its elements are those of pages: ``S<sub>w</sub>``.
+        # The glossary is part of the project, so its HTML elements are trusted: ``S<sub>w</sub>``.
         plain = Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", meaning))  # noqa: S704 - as above
         term = Term(anchor_of(cell), plain)
         for name in re.split(r", | \(", _TAG.sub("", cell)):
@@ -97,12 +97,12 @@ def parsed(text: str) -> dict[str, Term]:
 
 @cache
 def glossary() -> Mapping[str, Term]:
-    """Return the terms by each of their names, in lower case.
+    """Return the terms of the glossary by name in lower case.
 
     Raises
     ------
     StartupError
-        The installation is not whole.
+        If the glossary is missing in the installation.
     """
     for place in PLACES:
         if place.is_file():
@@ -111,12 +111,12 @@ def glossary() -> Mapping[str, Term]:
 
 
 def term(name: str, label: str = "") -> Markup:
-    """Return a term that explains itself, as a link to its row in the glossary.
+    """Return a term with its explanation, as a link to its row in the glossary.
 
     Parameters
     ----------
     label : str
-        What is shown; the name without one.
+        The text of the link; by default the name of the term.
     """
     return Markup('<a class="term" href="/docs/glossary/#{}"{}>{}</a>').format(
         glossary()[name.lower()].anchor, explains(name), label or name
@@ -124,25 +124,25 @@ def term(name: str, label: str = "") -> Markup:
 
 
 def labeled(label: str) -> str:
-    """Return the label of a fact or a column: as a term, where it is one."""
+    """Return the label of a fact or a column, as an explained term if it is a term."""
     name = LABELS.get(label)
     return label if name is None else term(name, label)
 
 
 def explains(name: str) -> Markup:
-    """Return the attributes of an element that is a term, such as a heading that sorts."""
+    """Return the HTML attributes that link an element, such as a sorting heading, to a term."""
     anchor = glossary()[name.lower()].anchor
     return Markup(' data-term="{0}" aria-describedby="term-{0}"').format(anchor)
 
 
 def explained(label: str) -> Markup:
-    """Return these attributes for the label of a column; nothing if it is no term."""
+    """Return the attributes of `explains` for a column's label; empty if it is no term."""
     name = LABELS.get(label)
     return Markup() if name is None else explains(name)
 
 
 def with_terms(page: str) -> str:
-    """Return a page with the sentences of the terms on it, each once."""
+    """Return a page with the explanation of each of its terms included once."""
     if HERE not in page:
         return page
     used = dict.fromkeys(_USED.findall(page))

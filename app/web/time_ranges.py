@@ -1,6 +1,6 @@
 """The time range of a page: the last hour, day, week or month, or an explicit one.
 
-It is part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
+It is a part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ SPANS: Final = {
     "7d": (timedelta(days=7), f"7{NBSP}d"),
     "30d": (timedelta(days=30), f"30{NBSP}d"),
 }
-# What a page without a range in its address is about.
+# Default range of a page whose address has no range.
 DAY: Final = "24h"
 ALL: Final = "all"
-# A longer text is no time.
+# A text of more characters is no time.
 MAX_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A time range; without bounds it is all time."""
+    """A time range; without bounds it covers all time."""
 
     name: str  # as the address says it; empty for one's own
     words: str  # ``the last 24 h``, ``the chosen time``
     span: timedelta | None = None  # counted back from now
-    # begin, end: of one's own; without an end it lasts until now
+    # begin, end: bounds of an explicit range; without an end it ends now
     begin: datetime | None = None
     end: datetime | None = None
 
     def since(self, now: datetime) -> datetime | None:
-        """Return the beginning of the range."""
+        """Return the beginning of the range, with a relative range counted back from now."""
         return now - self.span if self.span is not None else self.begin
 
     def parameters(self, default: str) -> dict[str, str]:
-        """Return the query parameters of the range; `default` needs none."""
+        """Return the query parameters of the range; the range `default` needs no parameters."""
         return {
             "range": "" if self.name == default else self.name,
             "from": "" if self.begin is None else utc_minutes(self.begin),
@@ -69,7 +69,7 @@ class RangeChoice:
 
 @dataclass(frozen=True, slots=True)
 class RangeChoices:
-    """The ranges of a page; `begin` and `end` fill the fields of an explicit range."""
+    """The ranges that a page offers; `begin` and `end` are the values of an explicit range."""
 
     choices: Sequence[RangeChoice]
     own: bool
@@ -79,14 +79,14 @@ class RangeChoices:
 
 
 def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
-    """Return the range of an address; invalid values are ignored.
+    """Return the range in an address; invalid values are ignored.
 
     Parameters
     ----------
     begin, end : str
-        Times of one's own, ISO 8601; without an offset they are UTC.
+        Bounds of an explicit range, ISO 8601; times without an offset are UTC.
     default : str
-        Name of the one without any of these.
+        Name of the range if the address has no range.
     """
     first, last = moment_in(begin), moment_in(end)
     if first is not None or last is not None:
@@ -101,7 +101,7 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
 
 
 def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
-    """Return the ranges that a page offers next to its current one."""
+    """Return the ranges that a page offers, and its current range."""
     offered = [(name, label) for name, (_, label) in SPANS.items()]
     if with_all:
         offered.append((ALL, "All"))
@@ -115,11 +115,11 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
 
 
 def moment_in(text: str) -> datetime | None:
-    """Parse a moment of an address; None if it is invalid. Without an offset it is UTC."""
+    """Parse a time in an address; None if invalid. A time without an offset is UTC."""
     if not text or len(text) > MAX_CHARS:
         return None
     try:
-        # A plus sign of an address that was not escaped has become a space.
+        # A plus sign that was not escaped in the address was decoded as a space.
         found = datetime.fromisoformat(text.strip().replace(" ", "+"))
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -127,12 +127,12 @@ def moment_in(text: str) -> datetime | None:
 
 
 def utc_minutes(moment: datetime) -> str:
-    """Return a moment as addresses have it: ``2026-11-29T11:00Z``."""
+    """Return a time in the format of addresses: ``2026-11-29T11:00Z``."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
 
 
 def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
-    """Return the bounds of an explicit range: ``20 Nov 2026 09:00 to …``."""
+    """Return the bounds of an explicit range as text: ``20 Nov 2026 09:00 to …``."""
     if begin is not None and end is not None:
         return span(begin, end)
     if begin is not None:
@@ -140,12 +140,12 @@ def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
     return Markup("Until {}").format(minute(end)) if end is not None else Markup()
 
 
-# What pages are about that look back over many sessions.
+# Default range of pages that cover many sessions.
 MONTH: Final = "30d"
 
 
 class TimeQuery:
-    """The time range of an address."""
+    """The time range in a page's address."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class TimeQuery:
         self.parameters = {"range": range, "from": begin, "to": end}
 
     def about(self, default: str = DAY) -> Range:
-        """Return the range; `default` is the one without parameters."""
+        """Return the range in the address; `default` if it has no parameters of a range."""
         return range_of(*self.parameters.values(), default=default)
 
 

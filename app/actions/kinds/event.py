@@ -1,6 +1,7 @@
-"""CloudEvents 1.0 for systems that manage machines, signed by Standard Webhooks.
+"""CloudEvents 1.0 for machine management systems, signed according to Standard Webhooks.
 
-Structured mode: the body is the whole event. An event has the same id on every try.
+Events are sent in structured mode: the body is the whole event. Every attempt sends the same event
+id.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ RECOMMENDED: Final[Mapping[EventType, Literal["inspect", "replace", "return"]]] 
 
 @dataclass(frozen=True, slots=True)
 class MachineData:
-    """What an event says of a machine."""
+    """The data of an event about a machine."""
 
     node: str
     gpus: tuple[str, ...]  # at fault: UUIDs where they are known
@@ -64,7 +65,7 @@ class MachineData:
 
 @dataclass(frozen=True, slots=True)
 class HangData:
-    """What an event says of a job that hangs."""
+    """The data of an event about a job that hangs."""
 
     job: str
     hang: UUID
@@ -106,7 +107,7 @@ HANG_EVENT: Final = TypeAdapter(CloudEvent[HangData])
 
 @dataclass(frozen=True, slots=True)
 class EventConfig:
-    """Where events go, and the secrets that sign them."""
+    """The address that events are sent to, and the secrets that sign them."""
 
     url: Annotated[HttpsUrl | LoopbackUrl, Field(examples=["https://hardware.example.com/events"])]
     signing_secrets: SigningSecrets = ()
@@ -117,7 +118,7 @@ class EventConfig:
 
 
 def schema_of(kind: EventType) -> dict[str, Any]:
-    """Return the JSON Schema of a type of event."""
+    """Return the JSON Schema of an event type."""
     of_job = kind is EventType.HANG
     schema = (HANG_EVENT if of_job else MACHINE_EVENT).json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -130,7 +131,7 @@ def schema_of(kind: EventType) -> dict[str, Any]:
 
 
 def machine_event(order: Order, kind: EventType) -> CloudEvent[MachineData]:
-    """Return the event of an order on a machine."""
+    """Return the event for an order on a machine."""
     data = MachineData(
         node=order.node,
         gpus=order.gpus,
@@ -148,7 +149,7 @@ def machine_event(order: Order, kind: EventType) -> CloudEvent[MachineData]:
 
 
 def hang_event(order: HangOrder) -> CloudEvent[HangData]:
-    """Return the event of a job that hangs."""
+    """Return the event for a job that hangs."""
     data = HangData(
         job=order.job,
         hang=order.hang,
@@ -159,7 +160,7 @@ def hang_event(order: HangOrder) -> CloudEvent[HangData]:
         cause_title=order.sentence,
         culprits=order.culprits,
         confidence=order.confidence,
-        # no rank's GPU computes during a hang
+        # Each rank loses its GPU for the whole hour, because no GPU computes during a hang.
         lost_gpu_hours_each_hour=float(order.ranks),
         incident=order.incident,
         evidence_url=order.evidence_url,
@@ -184,23 +185,23 @@ def _event(order: Order | HangOrder, kind: EventType, subject: str, data: Data) 
 
 
 def describe(config: EventConfig, order: Order) -> str:
-    """Return the type and subject of the event; its address is a secret."""
+    """Return the event's type and subject as text; the address is left out because it is secret."""
     del config
     return f"{_type(order)} about {order.node}"
 
 
 def act(config: EventConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Send that a machine is at fault."""
+    """Send an event that a machine is at fault."""
     return _post_machine(config, order, _type(order), means)
 
 
 def release(config: EventConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Send that a machine is well again."""
+    """Send an event that a machine is repaired."""
     return _post_machine(config, order, EventType.RECOVERED, means)
 
 
 def report_hang(config: EventConfig, order: HangOrder, means: AttemptTools) -> ReceiverAnswer:
-    """Send that a job hangs."""
+    """Send an event that a job hangs."""
     event = hang_event(order)
     return _post(config, event.id, HANG_EVENT.dump_json(event), means)
 

@@ -1,7 +1,7 @@
-"""The interface of a kind of action, and the limits of actions as one pure function.
+"""The interface of a kind of action, and a pure function of the limits of actions.
 
-Hard limits hold for everybody, such as a name that is not one known node. The others hold for
-automatic actions; a person who has seen the evidence may override them.
+Hard limits, such as a name that is not the name of one known node, apply to all actions. The other
+limits apply to automatic actions; a user who has seen the evidence may override them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.platform.outbound import Outbound, ReceiverAnswer
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An action on one machine."""
+    """An order to act on one machine."""
 
     id: UUID  # the same on every try
     at: datetime  # when it was ordered, or released
@@ -41,7 +41,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class HangOrder:
-    """An action that reports a job that hangs; it has no release."""
+    """An order to report a job that hangs; it has no release."""
 
     id: UUID  # the same on every try
     at: datetime  # when it was ordered
@@ -61,7 +61,7 @@ class HangOrder:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTools:
-    """The connection and the path of scontrol that an attempt may use."""
+    """The outbound connection and the path of scontrol that an attempt may use."""
 
     outbound: Outbound  # guarded; over within one deadline
     scontrol: str | None = None  # path set by the operator; None forbids Slurm
@@ -77,34 +77,36 @@ class ActionKind:
 
     name: str
     title: str  # name for people
-    # Of a frozen dataclass; forms show the descriptions and examples of its fields.
+    # Type adapter of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
     secrets: frozenset[str]  # fields that are never shown again
-    # Takes a configuration and an order; returns the equivalent command in one line.
+    # Returns the equivalent command in one line, for a configuration and an order.
     describe: Callable[[Any, Order], str]
     act: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
     release: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
-    # Whether it needs the setting of scontrol, as it acts with the rights of the server's user.
+    # Whether the operator must set the path of scontrol, because the action has the rights of the
+    # server's user.
     needs_scontrol: bool = False
-    # Reports a job that hangs; None for kinds that act on machines alone.
+    # Reports a job that hangs; None for kinds of actions that act on machines only.
     report_hang: Callable[[Any, HangOrder, AttemptTools], ReceiverAnswer] | None = None
 
 
 MIN_CONFIDENCE: Final = 0.95
-# Sessions that have to blame the machine.
+# Minimum number of sessions that blame the machine.
 MIN_SESSIONS: Final = 2
-# Least time between actions on two machines.
+# Minimum time between actions on two machines.
 TIME_BETWEEN_MACHINES: Final = timedelta(hours=1)
-# Largest share of the known nodes that is out at a time; one node always may be.
+# Maximum share of the known nodes that may be out of service at a time; one node always may.
 MAX_SHARE: Final = 0.02
-# Time after a person put a machine back in which it is not taken out automatically.
+# Time after a user put a machine back into service during which no automatic action takes it out
+# again.
 PUT_BACK_RESPECTED_FOR: Final = timedelta(days=1)
-# Largest age of the latest session that blames a machine.
+# Maximum age of the latest session that blames a machine.
 MAX_DATA_AGE: Final = timedelta(hours=1)
 
 
 class Limit(StrEnum):
-    """A reason against an action."""
+    """A reason that forbids an action."""
 
     NOT_ONE_NODE = "action.not_one_node"
     GUESSED = "action.guessed_node"
@@ -120,7 +122,7 @@ class Limit(StrEnum):
     TOO_MANY_OUT = "action.too_many_out"
     TOO_MANY_EVERYWHERE = "action.too_many_everywhere"
 
-    # No person can override these.
+    # Limits that no user can override.
     HARD = nonmember((NOT_ONE_NODE, GUESSED, UNKNOWN_NODE, STOPPED))
 
 
@@ -151,7 +153,8 @@ class Case:
     guessed: bool
     known: bool  # whether sessions of the project ran on a node of this name
     in_hand: bool  # whether a person has acknowledged or silenced the incident
-    # When the latest session that blames it was received; None if only the pulse does.
+    # Time at which the latest session that blames the machine was received; None if only the pulse
+    # blames it
     measured_at: datetime | None
     confidence: float | None
     sessions: int  # that blame it, since it was last repaired or put back
@@ -165,27 +168,28 @@ class Fleet:
     now: datetime
     nodes: int  # known by their own names
     out: frozenset[str]  # taken out by actions, done or under way
-    # The latest time at which something was done to a machine, by machine.
+    # By machine, the time of the latest action on it
     taken_at: Mapping[str, datetime]
     stopped: bool  # whether the kill switch is on
     behind: bool  # whether sessions wait for their analysis
-    # Over all projects: nodes out, and known ones; a node known to two projects counts once.
+    # Counts over all projects: nodes out of service, and known nodes; a node known to two projects
+    # counts once
     out_everywhere: int = 0
     nodes_everywhere: int = 0
 
 
 def limits_of(case: Case, fleet: Fleet) -> tuple[Limit, ...]:
-    """Return the limits that forbid to take a machine out automatically."""
+    """Return the limits that forbid an automatic action on a machine."""
     return tuple(limit for limit, holds in _limits_checked(case, fleet) if holds)
 
 
 def hard_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Return the limits that no person can override."""
+    """Return the limits that forbid an action and that no user can override."""
     return tuple(limit for limit in limits if limit in Limit.HARD)
 
 
 def may_be_out(nodes: int) -> int:
-    """Return how many of `nodes` may be out at a time.
+    """Return the maximum number of `nodes` that may be out of service at a time.
 
     Examples
     --------
@@ -202,7 +206,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.GUESSED, case.guessed
     yield Limit.UNKNOWN_NODE, not case.known
     yield Limit.PULSE_ALONE, measured is None
-    # a comparison that is false for NaN
+    # This comparison is false if the confidence is NaN
     sure = case.confidence is not None and case.confidence >= MIN_CONFIDENCE
     yield Limit.CONFIDENCE, not sure
     yield Limit.SEEN_ONCE, case.sessions < MIN_SESSIONS
@@ -215,7 +219,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.ONE_AN_HOUR, any(fleet.now - at < TIME_BETWEEN_MACHINES for at in others)
     too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
     yield Limit.TOO_MANY_OUT, too_many
-    # Not reported twice: with one project it equals the limit above.
+    # Reported once only: in an installation with one project it equals the limit above.
     everywhere = fleet.out_everywhere + (case.node not in fleet.out)
     beyond = everywhere > may_be_out(fleet.nodes_everywhere)
     yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many

@@ -1,8 +1,8 @@
-"""Kubernetes: a node gets a taint, a condition and an event, and is cordoned where asked.
+"""Kubernetes: a node gets a taint, a condition and an event, and is optionally cordoned.
 
-Plain HTTP to the API server. Taints are a list that a patch replaces whole: it is patched under the
-``resourceVersion`` that was read, so that no taint of others is lost. Changes carry the id of the
-action, so that a release takes back nothing of others.
+The API server is called without a client library. A patch replaces the whole list of taints, so it
+contains the ``resourceVersion`` that was read, and no taint of another program is lost. Changes
+contain the id of the action, so that a release undoes only its own changes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 TAINT: Final = "paceline.dev/straggler"
 EFFECT: Final = "NoSchedule"
 CONDITION: Final = "PacelineStraggler"
-# Annotation of a node that an action cordoned; absent where it was cordoned before.
+# Annotation of a node that an action cordoned; absent if the node was cordoned before.
 CORDONED_BY: Final = "paceline.dev/cordoned-by"
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
-# Longest message of an event.
+# Maximum length in characters of an event's message.
 MESSAGE_CHARACTERS: Final = 1000
-# The node changed between reading and patching, or the event exists.
+# Status of the answer if the node changed between reading and patching, or if the event exists.
 CONFLICT: Final = 409
 NOT_FOUND: Final = 404
 DENIED: Final = (401, 403)
-# Retries after such conflicts within an attempt.
+# Maximum of retries after such conflicts within an attempt.
 TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
-    """The address of the API server, and the account that uses it."""
+    """The address of the API server, and the service account that actions use."""
 
     server: Annotated[
         HttpsUrl | LoopbackUrl, Field(examples=["https://kubernetes.example.com:6443"])
@@ -62,7 +62,7 @@ class KubernetesConfig:
 
 
 def describe(config: KubernetesConfig, order: Order) -> str:
-    """Return the equivalent commands."""
+    """Return the equivalent kubectl commands."""
     taint = shlex.join(
         ["kubectl", "taint", "nodes", order.node, f"{TAINT}={order.id.hex}:{EFFECT}"]
     )
@@ -71,7 +71,7 @@ def describe(config: KubernetesConfig, order: Order) -> str:
 
 
 def act(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Taint the node; running pods go on."""
+    """Taint the node; its running pods continue."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
             node = api.node()
@@ -86,7 +86,7 @@ def act(config: KubernetesConfig, order: Order, means: AttemptTools) -> Receiver
 
 
 def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Remove the taint of this action, and its other changes."""
+    """Remove the taint of this action, and undo its other changes."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
             patch = _without_taint(api.node(), order)
@@ -99,12 +99,12 @@ def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> Rece
 
 
 def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str, Any] | None:
-    """Return the patch that taints a node; None if this action tainted it already.
+    """Return the patch that taints a node; None if this action has tainted it already.
 
     Raises
     ------
     DeliveryError
-        ``kubernetes.tainted`` where another action did so.
+        ``kubernetes.tainted`` if another action tainted the node.
     """
     spec, taints = node["spec"], node["spec"].get("taints") or []
     ours = next((one for one in taints if one["key"] == TAINT and one["effect"] == EFFECT), None)
@@ -125,7 +125,7 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
 
 
 def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
-    """Return the patch that undoes an action; None if nothing is left of it."""
+    """Return the patch that undoes an action; None if nothing remains to be undone."""
     taints = node["spec"].get("taints") or []
     left = [one for one in taints if (one["key"], one.get("value")) != (TAINT, order.id.hex)]
     annotations = node["metadata"].get("annotations") or {}
@@ -165,12 +165,12 @@ class _Api:
         return f"/api/v1/nodes/{quote(self.order.node, safe='')}"
 
     def node(self) -> dict[str, Any]:
-        """Return the node."""
+        """Return the node's document."""
         _, found = self._ask("GET", self._path)
         return found
 
     def patch_node(self, patch: dict[str, Any]) -> bool:
-        """Patch the node; return False if it changed since it was read."""
+        """Patch the node; return False if the node changed since it was read."""
         status, _ = self._ask("PATCH", self._path, patch, MERGE, passing=CONFLICT)
         return status != CONFLICT
 
@@ -189,7 +189,7 @@ class _Api:
         self._ask("PATCH", f"{self._path}/status", patch, STRATEGIC)
 
     def event(self, uid: str) -> None:
-        """Create the event of this action; it exists after an earlier attempt."""
+        """Create this action's event, unless an earlier attempt created it."""
         at, name = self._at(), self.order.node
         event = {
             "apiVersion": "v1",
@@ -216,7 +216,7 @@ class _Api:
         *,
         passing: int | None = None,
     ) -> tuple[int, dict[str, Any]]:
-        """Return status and document of an answer; `passing` is a status that is no error."""
+        """Return an answer's status and document; the status `passing` is not an error."""
         headers = {
             "Authorization": f"Bearer {self.config.token}",
             "Accept": "application/json",

@@ -1,4 +1,4 @@
-"""All kinds of actions."""
+"""Registry of all kinds of actions."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, K
 
 
 def title_of(kind: str) -> str:
-    """Return the title of a kind of action; for an unknown one its name."""
+    """Return the title of a kind of action; the name of an unknown kind."""
     return KINDS[kind].title if kind in KINDS else kind

@@ -1,8 +1,8 @@
-"""Slurm: a node is drained, with the reason, and resumed; by ``scontrol``, without any shell.
+"""Slurm: drain and resume a node with ``scontrol``, without a shell.
 
-``scontrol`` takes more than one node in a name (brackets, commas, ``ALL``), so a name is checked
-before, and Slurm has to know exactly this one node. What others drained is left as it is, and what
-others resumed or drained again is not resumed: the reason says whose it is.
+``scontrol`` accepts names of several nodes (brackets, commas, ``ALL``), so a name is checked
+before, and Slurm has to know exactly this node. A node that others drained is not changed, and a
+node that others resumed or drained again is not resumed: the drain reason identifies the order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from app.incidents.held_machines import is_one_node
 from app.platform.outbound import DeliveryError, ReceiverAnswer, excerpt
 
 REASON_CHARACTERS: Final = 400
-# Of the environment of the server, which holds secrets, scontrol gets no more than these.
+# scontrol gets only these variables of the server's environment, which holds secrets.
 ENVIRONMENT: Final = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "LD_LIBRARY_PATH")
-# What scontrol says, in lower case, of a node that there is not, and of a user who may not do it.
+# Parts of scontrol's messages, in lower case, for an unknown node and for a user without
+# permission.
 UNKNOWN: Final = ("not found", "invalid node name")
 DENIED: Final = "access/permission denied"
 
@@ -33,29 +34,29 @@ _REASON: Final = re.compile(r"\bReason=(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
-    """Nothing to configure: which cluster it is the operator says with slurm.conf."""
+    """No configuration: the operator's slurm.conf determines the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node, as Slurm has it."""
+    """The state of a node in Slurm."""
 
     flags: frozenset[str]  # of its state: IDLE, DRAIN…
     reason: str
 
     @property
     def is_drained(self) -> bool:
-        """Return whether no job begins there."""
+        """Return whether no new job starts on the node."""
         return "DRAIN" in self.flags
 
 
 def node_state(name: str, shown: str) -> NodeState:
-    """Return the state in what ``scontrol show node --oneliner`` prints.
+    """Return the state in the output of ``scontrol show node --oneliner``.
 
     Raises
     ------
     DeliveryError
-        ``slurm.unknown_node`` where that is not exactly the one node.
+        ``slurm.unknown_node`` if the output does not describe exactly this node.
 
     Examples
     --------
@@ -72,7 +73,7 @@ def node_state(name: str, shown: str) -> NodeState:
 
 
 def reason_of(order: Order) -> str:
-    """Return the reason that Slurm shows: one line, which begins with what is ours."""
+    """Return the drain reason that Slurm shows: one line that begins with Paceline's prefix."""
     said = f"{_mark(order)}: {order.cause_title}, {order.evidence_url}"
     line = "".join(sign if sign.isprintable() else " " for sign in said)
     return line[:REASON_CHARACTERS]
@@ -85,7 +86,7 @@ def describe(config: SlurmConfig, order: Order) -> str:
 
 
 def act(config: SlurmConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Drain the node; jobs that run there go on."""
+    """Drain the node; its running jobs continue."""
     del config
     before = _look(order, means)
     if before.is_drained:
@@ -98,7 +99,7 @@ def act(config: SlurmConfig, order: Order, means: AttemptTools) -> ReceiverAnswe
 
 
 def release(config: SlurmConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Resume the node, if it is drained by this order."""
+    """Resume the node if this order drained it."""
     del config
     before = _look(order, means)
     if not before.is_drained:
@@ -129,7 +130,7 @@ def _look(order: Order, means: AttemptTools) -> NodeState:
 
 
 def _scontrol(means: AttemptTools, *arguments: str) -> str:
-    """Return what scontrol prints.
+    """Return the output of scontrol.
 
     Raises
     ------

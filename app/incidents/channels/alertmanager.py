@@ -23,7 +23,7 @@ from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
-# Go's zero time: not ended.
+# Go's zero time: the alert has not ended.
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -45,7 +45,7 @@ def webhook_body(message: Message) -> dict[str, Any]:
 
 
 def labels_of(message: Message, alert: Alert) -> dict[str, str]:
-    """Return the labels of an alert, its identity; Alertmanager has no empty labels."""
+    """Return the labels that identify an alert, without empty values, which Alertmanager drops."""
     found = {
         "alertname": cause_name(alert.cause),
         "job": alert.job or message.job,
@@ -60,7 +60,7 @@ def labels_of(message: Message, alert: Alert) -> dict[str, str]:
 
 
 def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
-    """Return the annotations of an alert, without empty ones."""
+    """Return the annotations of an alert, without empty values."""
     lines = lines_of(alert, message.at)
     details = [f"{name}: {value}" for name, value in lines.fields]
     named = alert.job or alert.of_many
@@ -100,7 +100,8 @@ def _common(documents: Sequence[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-# Intervals after which a pushed alert ends by itself: after one missed repetition.
+# A pushed alert ends by itself after this number of repeat intervals, that is after one missed
+# repetition.
 REPEATS_UNTIL_END: Final = 2
 
 _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
@@ -108,23 +109,24 @@ _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """The address of an Alertmanager, and its authorization."""
+    """The address of an Alertmanager, and an authorization header."""
 
-    # Without ``/api/v2/alerts``.
+    # The address without ``/api/v2/alerts``.
     url: Annotated[
         Url, Field(description="Without /api/v2/alerts.", examples=["http://alertmanager:9093"])
     ]
-    # The header of that name: ``Bearer …`` or ``Basic …``.
+    # The value of the HTTP header ``Authorization``: ``Bearer …`` or ``Basic …``.
     authorization: Annotated[
         Secret | None, Field(description="The header: Bearer … or Basic …")
     ] = None
 
 
 def push_body(message: Message) -> list[dict[str, Any]]:
-    """Return the alerts of a message as ``POST /api/v2/alerts`` takes them.
+    """Return the alerts of a message as a body of ``POST /api/v2/alerts``.
 
-    Labels identify an alert there, and the severity is one of them because routes need it. So each
-    alert also ends those with the other severities that the incident may have had.
+    Alertmanager identifies an alert by its labels, which include the severity because routes need
+    it. So for each alert the body also ends the alerts with the other severities that the incident
+    may have had.
     """
     body = []
     for alert in message.alerts:
@@ -153,7 +155,7 @@ def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
 
 
 def send(config: AlertmanagerConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Push the alerts; 200 is success, 400 a permanent refusal."""
+    """Push the alerts; status 200 is success, 400 a permanent refusal."""
     headers = dict(JSON_HEADERS)
     if config.authorization:
         headers["Authorization"] = config.authorization

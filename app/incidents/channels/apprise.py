@@ -1,8 +1,8 @@
-"""Apprise: a library for many services, an extra that the operator installs and allows.
+"""Apprise: a library for many services; an optional dependency that the operator has to allow.
 
-It reports only success or failure without a reason, so each failure counts as temporary. It
-resolves host names itself, so that the guard of addresses has no effect; that is why each attempt
-needs `PACELINE_ALERT_APPRISE`.
+The library reports success or failure without a reason, so each failure counts as temporary. It
+resolves host names itself, so that the guard of addresses has no effect; therefore each attempt
+requires `PACELINE_ALERT_APPRISE`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer
 
 @dataclass(frozen=True, slots=True)
 class AppriseConfig:
-    """Addresses as Apprise has them, like ``matrix://user:password@host/#room``."""
+    """Addresses in Apprise's syntax, such as ``matrix://user:password@host/#room``."""
 
     urls: Annotated[
         tuple[Secret, ...],
@@ -30,12 +30,12 @@ class AppriseConfig:
 
 
 def is_installed() -> bool:
-    """Return whether the extra is installed."""
+    """Return whether the optional dependency is installed."""
     return importlib.util.find_spec("apprise") is not None
 
 
 def send(config: AppriseConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Send the message through the library, within the time of an attempt."""
+    """Send a message through the library, within the time limit of an attempt."""
     return _notify(config, outgoing.message.title, plain_text(outgoing.message), outgoing.outbound)
 
 
@@ -54,7 +54,7 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
             raise DeliveryError(
                 "url.invalid", "Apprise does not know one of the addresses.", permanent=True
             )
-        # Too long texts are split; else a service would refuse them.
+        # Split long texts, because a service would refuse them.
         service.overflow_mode = "split"
         sender.add(service)
     taken: list[bool] = []
@@ -62,12 +62,12 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
     def notify() -> None:
         try:
             taken.append(bool(sender.notify(body=body, title=title)))
-        # Plugins of services have no common class of errors, and not every release of the library
-        # catches them. An error that left this thread would be reported as a timeout.
+        # Service plugins share no base class of errors, and not every release of the library
+        # catches their errors. An error that ended this thread would be reported as a timeout.
         except Exception:  # noqa: BLE001 - as above
             taken.append(False)
 
-    # The library has its own time limits, so the thread is abandoned after ours.
+    # The library has its own, longer time limits, so the thread is abandoned after our limit.
     thread = threading.Thread(target=notify, name="paceline-apprise", daemon=True)
     thread.start()
     thread.join(outbound.left_s())

@@ -1,4 +1,4 @@
-"""A digest as a note of one screen, for channels that people read."""
+"""A digest as a note that fits on one screen, for channels that people read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.incidents.message import Alert, Message, cause_name
 from app.incidents.models.tables import IncidentState
 from app.incidents.text import duration
 
-# Lines under each of two headings: one screen of a phone.
+# Maximum of lines under each of the two headings: together they fill the screen of a phone.
 LINES: Final = 5
 
 
@@ -57,7 +57,7 @@ def _by_cause(alerts: Sequence[Alert]) -> tuple[str, ...]:
 
 
 def _cost(alerts: Iterable[Alert]) -> float:
-    # A job loses its hours once, however many incidents it has.
+    # Count the lost hours of a job once, although it may have several incidents.
     by_job: dict[str, float] = {}
     for alert in alerts:
         by_job[alert.job] = max(by_job.get(alert.job, 0.0), _lost(alert))
@@ -70,7 +70,7 @@ def _costs(alerts: Iterable[Alert]) -> str:
 
 
 def _most_expensive(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
-    # Stable: among equals the order of the message, the worst first.
+    # The sort is stable: alerts of equal loss keep the message's order, the worst first.
     ordered = sorted(alerts, key=lambda alert: -_lost(alert))
     lines = []
     for alert in ordered[:LINES]:

@@ -39,7 +39,8 @@ MAX_EMBEDS: Final = 10
 MAX_TITLE: Final = 256
 MAX_FIELDS: Final = 12
 MAX_TOTAL: Final = 6000
-# Below the limits of the service, so that the first embed always fits into the total.
+# Character limits below the service's own, so that the first embed always fits into the total
+# limit.
 MAX_EVIDENCE: Final = 500
 MAX_DESCRIPTION: Final = 1800
 MAX_FIELD_NAME: Final = 30
@@ -56,13 +57,13 @@ RESOLVED_COLOR: Final = 0x067647
 
 @dataclass(frozen=True, slots=True)
 class DiscordConfig:
-    """The address of a webhook, which is a secret."""
+    """The address of a webhook, which is secret."""
 
     url: Annotated[Url, Field(examples=["https://discord.com/api/webhooks/…"])]
 
 
 def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
-    """Return a message as embeds; the text counts those that do not fit."""
+    """Return a message as embeds; the text counts the alerts that do not fit."""
     embeds: list[dict[str, Any]] = []
     total = 0
     for alert in message.alerts[:MAX_EMBEDS]:
@@ -82,7 +83,7 @@ def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
     body: dict[str, Any] = {
         "content": clip(content, MAX_CONTENT),
         "embeds": embeds,
-        # Names of jobs and hosts must not notify anybody.
+        # A mention in the name of a job or host must not notify users.
         "allowed_mentions": {"parse": []},
     }
     if picture:

@@ -32,9 +32,9 @@ MAX_BODY_BYTES: Final = 20_000
 MAX_TITLE: Final = 200
 MAX_TEXT: Final = 2000
 
-# Codes of temporary failures: too many messages, or a fault of the service.
+# Codes of temporary failures: rate limit exceeded, or internal error of the service.
 PASSING: Final = frozenset({11232, 99991400, 99991663, 1000004, 1000005, 1500})
-# Codes after the bot was removed.
+# Codes of the service if the bot was removed.
 GONE: Final = frozenset({19001})
 
 TEMPLATES: Final = {"critical": "red", "warning": "orange", "info": "grey"}
@@ -42,7 +42,7 @@ TEMPLATES: Final = {"critical": "red", "warning": "orange", "info": "grey"}
 
 @dataclass(frozen=True, slots=True)
 class FeishuConfig:
-    """The address of a custom bot, and its signing secret where it has one."""
+    """The address of a custom bot, and its signing secret if the bot has one."""
 
     url: Annotated[Url, Field(examples=["https://open.feishu.cn/open-apis/bot/v2/hook/…"])]
     signing_secret: Annotated[Secret | None, Field(description="If the bot checks signatures.")] = (
@@ -51,13 +51,13 @@ class FeishuConfig:
 
 
 def sign(secret: str, timestamp: str) -> str:
-    """Return the signature: HMAC of an empty text, with timestamp and secret as the key."""
+    """Return the signature: the HMAC of an empty text, keyed with timestamp and secret."""
     key = f"{timestamp}\n{secret}".encode()
     return base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
 
 
 def feishu_body(message: Message, secret: str | None = None) -> bytes:
-    """Return a card, signed now; the last alerts are left out where it is too long."""
+    """Return a card, signed now; the last alerts are left out if the card is too large."""
     signed = _signed(secret)
     for shown in range(min(len(message.alerts), MAX_ALERTS), 0, -1):
         body = encode(signed | _body(message, shown))
@@ -142,14 +142,14 @@ def send(config: FeishuConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
 
 
 def tell(config: FeishuConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
-    """Post a note."""
+    """Post a note as a card."""
     return _post(config, note_body(note, config.signing_secret), outbound)
 
 
 def _post(config: FeishuConfig, body: bytes, outbound: Outbound) -> ReceiverAnswer:
     response = outbound.post(config.url, body, JSON_HEADERS)
     answer = answer_object(response)
-    # Older bots answer with StatusCode.
+    # Older bots send the code in the field StatusCode.
     code = answer.get("code", answer.get("StatusCode"))
     if not isinstance(code, int) or code == 0:
         return check(response)

@@ -1,4 +1,4 @@
-"""The interface of a kind of channel, and notes: messages that are about no incident."""
+"""The interface of a kind of channel, and notes: messages without incidents."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def note_text(note: Note) -> str:
 
 
 def note_html(note: Note) -> str:
-    """Return a note as a page of its own, for mail."""
+    """Return a note as a complete HTML page, for mail."""
     parts = [f"<h2>{html.escape(note.title)}</h2>"]
     for section in note.sections:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in section.lines)
@@ -73,10 +73,10 @@ PLAIN: Final = DeliveryStyle()
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message on its way to a channel, with the connection that it is sent through."""
+    """A message to be sent to a channel, with the connection to send it through."""
 
     message: Message
-    # The heatmap of the leading alert as PNG, for channels that show pictures.
+    # PNG heatmap of the message's first alert, for channels that show pictures
     picture: bytes | None
     outbound: Outbound
 
@@ -87,16 +87,17 @@ class ChannelKind:
 
     name: str
     title: str  # name for people
-    # Of a frozen dataclass; forms show the descriptions and examples of its fields.
+    # Type adapter of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
     secrets: frozenset[str]  # fields that are never shown again
-    # Takes a configuration and a message, returns the receiver's answer or raises `DeliveryError`.
+    # Sends a message with a configuration; returns the receiver's answer or raises `DeliveryError`.
     send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
     style: DeliveryStyle = PLAIN
     pictures: bool = False  # whether its messages have the heatmap
-    # Sends a note in the same way; None for kinds without notes, such as pagers.
+    # Sends a note like `send` sends a message; None for kinds without notes, such as pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
-    # Whether a digest is sent with every incident, for programs; people get a note of one screen.
+    # Whether a digest contains every incident, for receivers that are programs; people get a note
+    # that fits on one screen.
     whole_digests: bool = False
 
 
@@ -104,7 +105,7 @@ JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
 def answer_object(response: Response) -> dict[str, Any]:
-    """Return the JSON object in an answer; an empty one where it has none."""
+    """Return the JSON object in an answer; empty if the answer has none."""
     try:
         document = json.loads(response.body)
     except ValueError:

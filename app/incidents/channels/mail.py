@@ -1,4 +1,4 @@
-"""E-mail over SMTP: text and HTML, with the heatmap inline, one thread a job.
+"""E-mail over SMTP: text and HTML with an inline heatmap; the mails of a job form one thread.
 
 Answers 4xx are temporary, 5xx permanent. The Message-ID is the delivery's, so that receivers
 recognize a repetition.
@@ -37,13 +37,13 @@ Mailbox = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^@\s<>,
 
 MAX_SUBJECT: Final = 200
 PICTURE_ID: Final = "heatmap@paceline"
-# SMTP codes from which a failure is permanent.
+# SMTP codes from this value on are permanent failures.
 PERMANENT: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class MailConfig:
-    """A relay and the recipients."""
+    """A mail relay and the recipients."""
 
     host: Annotated[str, Field(min_length=1, max_length=253, examples=["smtp.example.com"])]
     sender: Annotated[Mailbox, Field(examples=["paceline@example.com"])]
@@ -53,7 +53,7 @@ class MailConfig:
     ]
     port: Annotated[int, Field(ge=1, le=65535)] = 587
     # ``starttls`` (port 587), ``tls`` from the first byte (465), or ``none`` (25) for a relay
-    # within one's own network
+    # within the operator's own network
     security: Annotated[
         Literal["starttls", "tls", "none"],
         Field(description="starttls on port 587, tls on 465, none within one's own network."),
@@ -75,7 +75,7 @@ def compose(config: MailConfig, message: Message, picture: bytes | None) -> Emai
     mail["To"] = ", ".join(config.recipients)
     mail["Date"] = message.at
     mail["Message-ID"] = f"<{message.id}@{domain}>"
-    # All messages of a job in one thread.
+    # The headers put all messages of a job into one thread.
     about = message.base_url + ("" if message.digest else message.job)
     thread = f"<{uuid5(NAMESPACE_URL, about)}@{domain}>"
     mail["In-Reply-To"] = mail["References"] = thread
@@ -180,7 +180,7 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
 
 @contextmanager
 def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
-    """Yield an SMTP session that is closed when the attempt's time is over.
+    """Yield an SMTP session that is closed when the attempt's time limit is reached.
 
     The library's timeout applies to each read; a slow relay could hold the session for hours.
     """
@@ -202,12 +202,12 @@ def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
 
 
 class _Smtp(smtplib.SMTP):
-    """A connection to a checked address, with TLS for the host name."""
+    """An SMTP connection to a checked address; TLS verifies the host name."""
 
     def __init__(self, config: MailConfig, outbound: Outbound, context: ssl.SSLContext) -> None:
         super().__init__(timeout=outbound.left_s(), local_hostname="paceline.invalid")
         self._config, self._outbound, self._context = config, outbound, context
-        # Attribute of the library, the name that `starttls` verifies.
+        # The library's attribute for the host name that `starttls` verifies.
         self._host = config.host
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002 - the library's signature
@@ -222,7 +222,7 @@ class _Smtp(smtplib.SMTP):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                # The attempt ended at the same moment.
+                # The attempt finished before the timer closed the session.
                 return
 
 

@@ -36,7 +36,7 @@ ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PagerDutyConfig:
-    """The integration key of a service."""
+    """The integration key of a PagerDuty service."""
 
     routing_key: Annotated[
         Secret, Field(description="Of a service's integration with the Events API v2.")
@@ -47,7 +47,7 @@ class PagerDutyConfig:
 
 
 def events(message: Message, routing_key: str) -> list[dict[str, Any]]:
-    """Return the events of a message: of its news, or of all open incidents in a repetition."""
+    """Return one event for each incident with news, or for each open incident in a repetition."""
     news = [alert for alert in message.alerts if alert.news]
     return [_event(message, alert, routing_key) for alert in news or message.present]
 
@@ -82,7 +82,7 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
 
 
 def send(config: PagerDutyConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the events one by one; the service deduplicates those sent again."""
+    """Post the events one at a time; the service deduplicates events that are sent again."""
     answer = ReceiverAnswer(None, "There was nothing to send.")
     for event in events(outgoing.message, config.routing_key):
         answer = check(outgoing.outbound.post(config.url, encode(event), JSON_HEADERS))

@@ -1,4 +1,4 @@
-"""All kinds of channels."""
+"""Registry of all kinds of channels."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ MAX_TEXT: Final = 3000
 MAX_FIELD: Final = 2000
 MAX_FIELDS: Final = 10
 MAX_FALLBACK: Final = 4000
-# Actions in a message with an Approve button: each takes one of the 50 blocks.
+# Maximum of actions with an Approve button in a message, as each takes one of the 50 blocks.
 MAX_APPROVALS: Final = 8
-# Slack's limit of a button's address.
+# Slack's length limit of the address behind a button.
 MAX_URL: Final = 3000
 
-# Duration of the Silence button.
+# Duration in hours of the silence that the Silence button sets.
 SILENCE_HOURS: Final = 4
 
-# Answers after the hook, its channel or its workspace was deleted.
+# Slack's answers if the hook, its channel or its workspace was deleted.
 GONE: Final = (
     "no_service",
     "no_service_id",
@@ -56,7 +56,7 @@ GONE: Final = (
 
 
 class Button(StrEnum):
-    """The ``action_id`` of a button, which names its effect."""
+    """The ``action_id`` of a button, which determines its effect."""
 
     ACKNOWLEDGE = "paceline.acknowledge"
     SILENCE = "paceline.silence"
@@ -68,7 +68,7 @@ Member = Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,30}$", examples=["U012AB
 
 @dataclass(frozen=True, slots=True)
 class SlackConfig:
-    """The address of an incoming webhook, a secret, and the members who may press buttons."""
+    """The secret address of an incoming webhook, and the members who may press buttons."""
 
     url: Annotated[Url, Field(examples=["https://hooks.slack.com/services/…"])]
     signing_secret: Annotated[
@@ -86,12 +86,12 @@ class SlackConfig:
 
     @property
     def has_buttons(self) -> bool:
-        """Return whether buttons work: a secret is set, and at least one operator."""
+        """Return whether buttons work: a signing secret and at least one operator are set."""
         return self.signing_secret is not None and bool(self.operators)
 
 
 def slack_body(message: Message, *, buttons: bool = False) -> dict[str, Any]:
-    """Return a message as blocks, and as text for notifications.
+    """Return a message as blocks, and as plain text for notifications.
 
     Parameters
     ----------
@@ -176,12 +176,12 @@ def _link_button(text: str, url: str) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """Escape markup in names: ``<!channel>`` would notify everybody."""
+    """Escape markup in names, because ``<!channel>`` would notify every member."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def note_body(note: Note) -> dict[str, Any]:
-    """Return a note as blocks, and as text for notifications."""
+    """Return a note as blocks, and as plain text for notifications."""
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(note.title, MAX_HEADER)}}
     ]

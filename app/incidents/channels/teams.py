@@ -25,7 +25,7 @@ from app.incidents.message import Alert, Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of
 from app.platform.outbound import Outbound, ReceiverAnswer, check
 
-# The limit of a message is 28 kB, of which the workflow needs a little.
+# Below the service's limit of 28 kB for a message, of which the workflow's envelope takes a part.
 MAX_BODY_BYTES: Final = 27_000
 MAX_LINE: Final = 1000
 
@@ -34,13 +34,13 @@ STYLES: Final = {"critical": "Attention", "warning": "Warning", "info": "Default
 
 @dataclass(frozen=True, slots=True)
 class TeamsConfig:
-    """The address of a workflow, which is a secret."""
+    """The address of a workflow, which is secret."""
 
     url: Annotated[Url, Field(description="The address from the workflow.", examples=["https://…"])]
 
 
 def teams_body(message: Message, picture: bytes | None = None) -> bytes:
-    """Return a message with an adaptive card; the last alerts are left out where it is too long."""
+    """Return a message with an adaptive card; the last alerts are left out if it is too large."""
     for shown in range(min(len(message.alerts), MAX_ALERTS), 0, -1):
         pictured = encode(_body(message, shown, picture))
         if len(pictured) <= MAX_BODY_BYTES:
@@ -124,7 +124,7 @@ def _elements(message: Message, alert: Alert) -> list[dict[str, Any]]:
 
 
 def _escaped(text: str) -> str:
-    """Escape Markdown in names."""
+    """Escape Markdown in names of jobs and hosts."""
     for sign in ("\\", "*", "_", "[", "]", "`"):
         text = text.replace(sign, f"\\{sign}")
     return text
@@ -137,7 +137,7 @@ def send(config: TeamsConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
 
 
 def note_body(note: Note) -> bytes:
-    """Return a note as an adaptive card; the last sections are left out where it is too long."""
+    """Return a note as an adaptive card; the last sections are left out if it is too large."""
     for shown in range(len(note.sections), -1, -1):
         elements: list[dict[str, Any]] = [_line(note.title, weight="Bolder", size="Large")]
         for section in note.sections[:shown]:

@@ -1,4 +1,4 @@
-"""Generic webhook: Alertmanager's body, signed as Standard Webhooks says."""
+"""Generic webhook: Alertmanager's body, signed according to Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from app.incidents.channels.kind import (
 from app.platform.outbound import Outbound, ReceiverAnswer, check
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix
-# Limits of Standard Webhooks.
+# Limits of the signing key's length in Standard Webhooks.
 MIN_SECRET_BYTES: Final = 24
 MAX_SECRET_BYTES: Final = 64
 
@@ -44,7 +44,7 @@ SigningSecrets = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """A URL, and the secrets that sign requests to it."""
+    """A URL, and the secrets that sign the requests to it."""
 
     url: Annotated[Url, Field(examples=["https://ops.example.com/alerts"])]
     signing_secrets: SigningSecrets = ()
@@ -83,7 +83,7 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: byt
 
 
 def send(config: WebhookConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
-    """Post the message; any 2xx is success."""
+    """Post the message; any status 2xx is success."""
     message = outgoing.message
     headers = {"paceline-sequence": str(message.number)}
     if message.test:
@@ -92,7 +92,7 @@ def send(config: WebhookConfig, outgoing: OutgoingMessage) -> ReceiverAnswer:
 
 
 def tell(config: WebhookConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
-    """Post a note: ``{"kind": "note", …}``, which has no alerts."""
+    """Post a note as ``{"kind": "note", …}``, a body without alerts."""
     body = {"kind": "note", **NOTE.dump_python(note, mode="json")}
     return _post(config, f"msg_{note.id.hex}", body, {}, outbound)
 

@@ -1,4 +1,4 @@
-"""Facts of sessions, hangs and notices for alert rules, and readings of conditions on them."""
+"""Facts of sessions, hangs and notices for alert rules, and readings of conditions from facts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from app.analysis.report.session_verdict import (
 from app.analysis.wording import gpu_time, percent
 from app.incidents.models.rules import CauseFound, Hanging, NoData, Noticed, Rule, Threshold, Weekly
 
-# Sentences of evidence kept of a cause, as many as fit into a message.
+# Maximum of evidence sentences stored of a cause, as more do not fit into a message.
 MAX_EVIDENCE: Final = 2
-# A hang without a file for this time is over.
+# A hang of which no file came for this time counts as over.
 HANG_LOST_AFTER: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The part of a session that rules and messages need, stored with every incident.
+    """The fields of a session that rules and messages need, stored with every incident.
 
-    Numbers of the verdict are None without a verdict; `discrepancy` exists even so, and causes,
-    their cost and the best fix where a replay gives them.
+    Numbers of the verdict are None without a verdict, except `discrepancy`, and except causes,
+    their cost and the best fix if a replay computes them.
     """
 
     session: UUID
     job: str
-    # attempt, number: the name of the session for people
+    # attempt, number: identify the session to users
     attempt: int
     number: int
     received_at: datetime  # the database's time
@@ -62,33 +62,33 @@ class Facts:
     gpus: int = 0  # of the job; 0 in incidents of older versions
     withheld: KnownLoss | None = None  # cost of the causes where there is no verdict
     shares: Shares | None = None  # of the time; None in incidents of older versions
-    # The largest known lost share of the time; None in incidents of older versions.
+    # The largest known lost share of the time; None in incidents that older versions stored.
     lost: float | None = None
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
-        """Return the slowdown, or without a verdict the known loss."""
+        """Return the slowdown; without a verdict, the known loss."""
         return self.headline or self.withheld
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the job loses in each hour, by its largest loss, or None."""
+        """Return the GPU-hours that the job loses each hour, from its largest loss, or None."""
         if self.known is None or not self.gpus:
             return None
         return (self.known.waste if self.lost is None else self.lost) * self.gpus
 
     def has_guessed_name(self, host: str) -> bool:
-        """Return whether the name of a host in the causes is a guess."""
+        """Return whether a host name in the causes is a guess."""
         return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
 
     def identifies(self, host: str) -> bool:
-        """Return whether a host's name identifies one machine: recorded, or with a GPU's UUID."""
+        """Return whether a host's name, recorded or with a GPU's UUID, identifies one machine."""
         named = [gpu for cause in self.causes for gpu in cause.gpus if gpu.host == host]
         return not self.has_guessed_name(host) or any(gpu.uuid is not None for gpu in named)
 
     @property
     def without_verdict(self) -> Facts:
-        """Return the identity of the session alone, for incidents about silence after it."""
+        """Return the session's identity without a verdict, for incidents about silence."""
         return Facts(
             session=self.session,
             job=self.job,
@@ -101,12 +101,12 @@ class Facts:
 
     @property
     def leading_cause(self) -> SuspectedCause:
-        """Return the first cause, or the unknown one."""
+        """Return the first cause, or the unknown cause if there is none."""
         return self.causes[0] if self.causes else SuspectedCause(UNKNOWN)
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """Return the key that sorts sessions of a job by age."""
+        """Return the key that sorts a job's sessions from oldest to newest."""
         return (self.received_at, self.attempt, self.number)
 
 
@@ -162,7 +162,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
 
 @dataclass(frozen=True, slots=True)
 class HangFacts:
-    """The part of a hang that rules and messages need.
+    """The fields of a hang that rules and messages need.
 
     Parameters
     ----------
@@ -188,21 +188,21 @@ class HangFacts:
 
     @property
     def began(self) -> datetime:
-        """Return when it began, at the latest when its first file was received."""
+        """Return the time at which the hang began, at the latest the receipt of its first file."""
         return self.created_at if self.since is None else min(self.since, self.created_at)
 
     @property
     def is_past(self) -> bool:
-        """Return whether its files came more than a day late, so that its end is unknown."""
+        """Return whether the hang's files came more than a day late, so that its end is unknown."""
         return self.created_at - self.began > HANG_LOST_AFTER
 
     def is_going_on(self, now: datetime) -> bool:
-        """Return whether it goes on, as far as is known."""
+        """Return whether the hang is known to continue."""
         unheard = now - self.changed_at > HANG_LOST_AFTER
         return self.over_at is None and not self.is_past and not unheard
 
     def lasted(self, now: datetime) -> timedelta:
-        """Return how long it lasted, or lasts; as far as is known where nothing said its end."""
+        """Return the hang's duration up to its end, or to the last known time without an end."""
         if self.is_past:
             return timedelta()
         return max(
@@ -210,11 +210,11 @@ class HangFacts:
         )
 
     def gpu_hours(self, now: datetime) -> float:
-        """Return its cost in GPU-hours: no rank's GPU computes as long as it lasts."""
+        """Return the hang's cost in GPU-hours: no rank's GPU computes during the hang."""
         return self.ranks * self.lasted(now) / timedelta(hours=1)
 
 
-# Titles of incidents by kind of notice.
+# Titles of incidents, by kind of notice.
 TITLES: Final[Mapping[NoticeKind, str]] = {
     NoticeKind.SLOW_RANK: "Slow rank",
     NoticeKind.SLOW_JOB: "Slow steps",
@@ -223,22 +223,24 @@ TITLES: Final[Mapping[NoticeKind, str]] = {
     NoticeKind.HANG: "Hang",
     NoticeKind.SILENT: "Silent ranks",
 }
-# Kinds without progress fire at once: no session can be recorded of them.
+# Kinds of notices without progress fire at once, because no session can be recorded.
 STANDING_STILL: Final = (NoticeKind.HANG, NoticeKind.SILENT)
-# Time without data after which a notice is over; a job that stands still sends only heartbeats.
+# A notice is over after the first time without data, a notice without progress after the second,
+# because such a job sends only heartbeats.
 UNHEARD: Final = timedelta(hours=1)
 UNHEARD_STILL: Final = timedelta(days=1)
-# The gain of a fix is measured over a few steps. The resolved message waits for it for this time,
-# or for this number of steps where they take longer, but no longer than the last constant.
+# The gain of a fix is measured over a few steps. The message about the resolved incident waits for
+# the measurement for the first time, or for the number of steps if these take longer, but at most
+# for the last time.
 MEASURED_WITHIN: Final = timedelta(seconds=30)
 _MEASURED_STEPS: Final = 10
 _MEASURED_AT_LAST: Final = timedelta(minutes=5)
-# Ranks that a place names.
+# Maximum of ranks that the text of a place names.
 _NAMED_RANKS: Final = 4
 
 
 class Outcome(StrEnum):
-    """The outcome of a notice by the session recorded for it."""
+    """The outcome of a notice according to the session recorded for it."""
 
     CONFIRMED = "confirmed"  # slow, by a cause at the place of the notice or by none
     EXPLAINED = "explained"  # slow, by a cause elsewhere
@@ -248,7 +250,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NoticeFacts:
-    """A notice of the pulse, as rules and messages need it.
+    """The fields of a notice of the pulse that rules and messages need.
 
     Parameters
     ----------
@@ -299,12 +301,12 @@ class NoticeFacts:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Return its identity."""
+        """Return the notice's identity."""
         return self.attempt, self.number
 
     @property
     def place(self) -> str:
-        """Return the blamed host or ranks; empty if it blames none."""
+        """Return the blamed host or ranks; empty if the notice blames none."""
         if not self.ranks or self.stands_still:
             return ""
         if len(self.hosts) == 1:
@@ -315,23 +317,24 @@ class NoticeFacts:
 
     @property
     def stands_still(self) -> bool:
-        """Return whether no step ends."""
+        """Return whether the notice is about a job in which no step ends."""
         return self.kind in STANDING_STILL
 
     @property
     def unheard_at(self) -> datetime:
-        """Return when it is over without further data."""
+        """Return the time at which the notice is over if no further data arrive."""
         return self.heard_at + (UNHEARD_STILL if self.stands_still else UNHEARD)
 
     def is_going_on(self, now: datetime) -> bool:
-        """Return whether the pulse still shows it."""
+        """Return whether the pulse still shows the slowdown or standstill."""
         return self.cleared_at is None and now < self.unheard_at
 
     @property
     def measured_at(self) -> datetime | None:
-        """Return until when to wait for steps that measure the gain of its end, or None.
+        """Return the latest time for steps that measure the gain of its end, or None.
 
-        None also where a later attempt of the job replaced it, which ends its steps.
+        None also if a later attempt of the job replaced the notice's attempt, which ended its
+        steps.
         """
         if self.step_s is None or self.after_s is not None or self.stands_still:
             return None
@@ -342,7 +345,7 @@ class NoticeFacts:
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return its cost in GPU-hours each hour, or None if it is not known."""
+        """Return the notice's cost in GPU-hours lost each hour, or None if unknown."""
         if self.stands_still:
             return float(self.job_ranks) or None
         if self.step_s is None or self.baseline_s is None or not self.job_ranks:
@@ -351,14 +354,14 @@ class NoticeFacts:
 
     @property
     def realized(self) -> float | None:
-        """Return the share of a step that its end saved, or None if it is not known."""
+        """Return the share of a step that the notice's end saved, or None if unknown."""
         if self.after_s is None or not self.step_s:
             return None
         return 1 - self.after_s / self.step_s
 
     @property
     def checked(self) -> str:
-        """Return the outcome in words."""
+        """Return the notice's outcome as text."""
         if self.stands_still:
             return "no session can be recorded"
         if self.outcome is None:
@@ -373,7 +376,7 @@ class NoticeFacts:
         return words[self.outcome]
 
     def ended(self, predicted: float | None) -> str:
-        """Return a sentence on its end, with its cost and the measured gain.
+        """Return a sentence about the notice's end, with its cost and the measured gain.
 
         Parameters
         ----------
@@ -396,7 +399,7 @@ def signed_percent(share: float) -> str:
     return text if text == percent(0.0) else f"{sign}{text}"
 
 
-# A baseline is the median of the latest sessions, at least the second number of them.
+# A baseline is the median of up to the first number of latest sessions, and of at least the second.
 BASELINE_SESSIONS: Final = 10
 MIN_BASELINE: Final = 3
 
@@ -404,7 +407,7 @@ REGRESSION_CAUSE: Final = "regression"
 LOW_QUALITY_CAUSE: Final = "low_trace_quality"
 NO_DATA_CAUSE: Final = "no_data"
 HANG_CAUSE: Final = "hang"
-# Losses of all workers at once, which no cause of the diagnosis covers.
+# Cause of losses that affect all workers at once, which no cause of the diagnosis covers.
 BETWEEN_STEPS_CAUSE: Final = "time_between_steps"
 ALL_SLOW_CAUSE: Final = "all_workers_slow"
 
@@ -424,7 +427,7 @@ class Reading:
 
     level: Level
     value: float | None = None  # the number that was compared
-    # Causes of the incident; empty for a clear session.
+    # Causes that the session blames; empty for a clear session.
     blamed: tuple[SuspectedCause, ...] = ()
     baseline_s: float | None = None  # step time of the baseline
 
@@ -462,7 +465,7 @@ def read_history(
 
 
 def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | None:
-    """Return the allowed time without a session, or None with too few sessions.
+    """Return the time without a session that is still normal, or None with too few sessions.
 
     Parameters
     ----------
@@ -497,7 +500,7 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
         case "discrepancy" if facts.known is not None and facts.slowdown is None:
-            # Here the discrepancy is the cost of the causes, not a fault of the trace.
+            # In this case the discrepancy is the cost of the causes, not a fault of the trace.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
             return _reading(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
@@ -511,7 +514,7 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
 
 
 def _read_share(condition: Threshold, shares: Shares | None) -> Reading:
-    """Read the share of the time that all workers lose."""
+    """Read the lost share of the time that affects all workers."""
     if shares is None:
         return _UNKNOWN
     if condition.kind == "budget.between_steps":
@@ -531,7 +534,7 @@ def _reading(condition: Threshold, value: float | None, blamed: SuspectedCause) 
 
 
 def _read_lower_bound(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
-    """Read a lower bound of a value: a small bound does not prove that the condition is over."""
+    """Read a lower bound of a value; a small bound does not prove that the condition is over."""
     return _reading(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
 
 
@@ -558,10 +561,10 @@ def _read_cause(condition: CauseFound, facts: Facts) -> Reading:
 def _regressions(
     condition: Threshold, history: Sequence[Facts], baselines_s: Mapping[str, float]
 ) -> list[Reading]:
-    """Compare each session with the earlier ones that were no regressions themselves.
+    """Compare each session with the earlier sessions that were no regressions themselves.
 
-    Else a lasting regression would become the new baseline after a few sessions, and end its
-    incident although nothing was repaired.
+    Otherwise a lasting regression would become the baseline after a few sessions, which would end
+    its incident although nothing was repaired.
     """
     usual = {layout: [step_s] * MIN_BASELINE for layout, step_s in baselines_s.items()}
     readings = []

@@ -1,4 +1,4 @@
-"""Alert rules as values: selected jobs, condition, severity and recipients; default rules."""
+"""Alert rules as values: job selector, condition, severity and recipients; the default rules."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from app.analysis.pulse.notices import NoticeKind
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING
 
-# Importance of a job without that label.
+# Importance of a job that has no label of that name.
 DEFAULT_IMPORTANCE: Final = "normal"
 
 Importance = Literal["low", "normal", "high"]
 Severity = Literal["info", "warning", "critical"]
 Audience = Literal["on_call", "owner"]
-# Kinds of notices for which a session is requested; the others are hangs.
+# Kinds of notices for which a session is requested; the other kinds are hangs.
 SlowKind = Literal[NoticeKind.SLOW_RANK, NoticeKind.SLOW_JOB, NoticeKind.SPELLS, NoticeKind.DRIFT]
 
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
@@ -33,7 +33,7 @@ Count = Annotated[int, Field(ge=1, le=20)]
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which jobs; what is left empty selects all."""
+    """Selected jobs; an empty field selects all jobs."""
 
     jobs: Annotated[
         tuple[ShortText, ...],
@@ -55,7 +55,7 @@ class Selector:
     """Labels that leave a job out: one of them is enough."""
 
     def selects(self, job: str, labels: Mapping[str, str]) -> bool:
-        """Return whether a job is meant."""
+        """Return whether the selector selects a job."""
         importance = labels.get("importance", DEFAULT_IMPORTANCE)
         return (
             (not self.jobs or any(fnmatch.fnmatchcase(job, name) for name in self.jobs))
@@ -67,7 +67,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number of a session."""
+    """A threshold for a number of a session, such as its slowdown."""
 
     kind: Literal[
         "headline",
@@ -96,7 +96,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class CauseFound:
-    """A cause that the diagnosis is sure of; one without a confidence never counts."""
+    """A cause that the diagnosis found with enough confidence; no confidence never suffices."""
 
     confidence: Share
     """Holds from here on."""
@@ -112,7 +112,7 @@ class CauseFound:
 
 @dataclass(frozen=True, slots=True)
 class NoData:
-    """No session for a while."""
+    """No session was received for some time."""
 
     minutes: Positive | None = None
     """So long."""
@@ -128,7 +128,7 @@ class NoData:
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """The job stands still: by files that name the ranks that the others wait for, or its pulse."""
+    """The job hangs, according to hang files of its ranks or to its pulse."""
 
     confidence: Share = 0.5
     """Of what files say; holds from here on."""
@@ -137,7 +137,7 @@ class Hanging:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """The pulse shows ranks or a job that got slow; a session confirms it before it fires."""
+    """The pulse shows slow ranks or a slow job; the incident fires once a session confirms it."""
 
     kinds: tuple[SlowKind, ...] = ()
     """Only these; empty: any."""
@@ -151,7 +151,7 @@ Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "satur
 
 @dataclass(frozen=True, slots=True)
 class Weekly:
-    """No condition: once a week a summary of what stragglers cost the project."""
+    """No condition on jobs: a weekly summary of what stragglers cost the project."""
 
     weekday: Weekday = "monday"
     hour: Annotated[int, Field(ge=0, le=23, description="In UTC.")] = 7
@@ -159,7 +159,7 @@ class Weekly:
     kind: Literal["weekly"] = "weekly"
 
     def due(self, now: datetime) -> datetime:
-        """Return the latest moment at which a summary was due.
+        """Return the latest time at which a summary was due.
 
         Examples
         --------
@@ -180,7 +180,7 @@ Condition = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """When an incident becomes critical and more people hear of it; once an incident."""
+    """When an incident becomes critical and notifies more recipients, at most once an incident."""
 
     at_least: Positive | None = None
     """From this value of the rule's own number on."""
@@ -194,7 +194,7 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule."""
+    """An alert rule."""
 
     id: UUID
     name: ShortText
@@ -214,7 +214,7 @@ class Rule:
 
     @property
     def evaluated(self) -> bool:
-        """Return whether it has a condition on jobs."""
+        """Return whether the rule has a condition on jobs."""
         return not isinstance(self.condition, Weekly)
 
 
@@ -224,11 +224,11 @@ _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 
 def highest(severities: list[Severity]) -> Severity:
-    """Return the highest of the severities; ``info`` of none."""
+    """Return the highest of the severities; ``info`` without any."""
     return max(severities, key=_SEVERITIES.index, default="info")
 
 
-# Labels of the demo's sessions.
+# Labels of the sessions that the demo sends.
 DEMO_LABELS: Final[Mapping[str, str]] = {"demo": "true"}
 
 DEFAULT_RULES: Final = (
@@ -237,7 +237,7 @@ DEFAULT_RULES: Final = (
         name="Slow job",
         condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05),
         selector=Selector(importance=("normal", "high")),
-        # A small share of a large job may cost more than half of a small one.
+        # A small lost share of a large job may cost more GPU-hours than half of a small job.
         escalation=Escalation(at_least=1.5, gpu_hours_per_hour=100.0),
     ),
     Rule(
@@ -261,7 +261,7 @@ DEFAULT_RULES: Final = (
         id=UUID("5a0c1ea1-0000-4000-8000-000000000004"),
         name="No data",
         condition=NoData(minutes=10, intervals=3),
-        # The demo ends by itself.
+        # The demo's job ends, so its silence is no incident.
         selector=Selector(importance=("normal", "high"), except_labels=DEMO_LABELS),
         consecutive=1,
         clear_sessions=1,
@@ -277,7 +277,7 @@ DEFAULT_RULES: Final = (
     ),
 )
 
-# Added to a project with its first hang: servers of older versions cannot read it.
+# Added to a project with its first hang, because servers of older versions cannot read this rule.
 HANG_RULE: Final = Rule(
     id=UUID("5a0c1ea1-0000-4000-8000-000000000006"),
     name="Hang",
@@ -288,7 +288,7 @@ HANG_RULE: Final = Rule(
     severity="critical",
 )
 
-# Added to a project with the first notice of its pulse, for the same reason.
+# Added to a project with its first notice, because servers of older versions cannot read this rule.
 NOTICE_RULE: Final = Rule(
     id=UUID("5a0c1ea1-0000-4000-8000-000000000007"),
     name="Noticed in the pulse",

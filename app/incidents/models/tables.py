@@ -29,8 +29,8 @@ class IncidentState(StrEnum):
     SILENCED = "silenced"
     RESOLVED = "resolved"
 
-    # Sets are tuples, as SQL's IN takes.
-    # Open, and channels were notified of it.
+    # Open states in which channels may have been notified. Sets of states are tuples, because SQL's
+    # IN takes tuples.
     TOLD = nonmember((FIRING, ACKNOWLEDGED, SILENCED))
 
 
@@ -45,12 +45,12 @@ class DeliveryState(StrEnum):
 
     UNDERWAY = nonmember((WAITING, SENDING))
     OVER = nonmember((DELIVERED, FAILED, SUPERSEDED))
-    # May be sent by hand.
+    # A user may send the delivery again.
     REPLAYABLE = nonmember((FAILED, WAITING))
 
 
 class AlertRule(OfProject, Base):
-    """A rule; `document` is an `app.incidents.models.rules.Rule` without its id and name."""
+    """An alert rule; `document` is an `app.incidents.models.rules.Rule` without its id and name."""
 
     __tablename__ = "alert_rule"
     __table_args__ = (
@@ -61,14 +61,14 @@ class AlertRule(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     name: Mapped[str]
     document: Mapped[dict[str, Any]]
-    # When channels were added after the rule, by channel id.
+    # Time at which a channel was added to the existing rule, by channel id
     attached: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class AlertChannel(OfProject, Base):
-    """A receiver of messages."""
+    """A channel: a receiver of messages."""
 
     __tablename__ = "alert_channel"
     __table_args__ = (
@@ -81,21 +81,22 @@ class AlertChannel(OfProject, Base):
     name: Mapped[str]
     kind: Mapped[str]
     audience: Mapped[str]
-    # an `app.incidents.models.rules.Selector`
+    # document of an `app.incidents.models.rules.Selector`
     selector: Mapped[dict[str, Any]]
-    # the configuration without secrets, and the secrets, encrypted
+    # config, secrets: the configuration without secrets, and the encrypted secrets
     config: Mapped[dict[str, Any]]
     secrets: Mapped[bytes]
-    # the secrets that are set, with the host of an address; whether the workers' keys decrypt them
+    # secret_hints: names of the secrets that are set, with the host of each address; the second
+    # field tells whether the workers' keys decrypt the secrets
     secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     readable: Mapped[bool] = mapped_column(server_default=text("true"))
     enabled: Mapped[bool]
-    # Messages in ten minutes; further ones go into the next digest.
+    # Limit of messages in ten minutes; further messages go into the next digest
     per_10_min: Mapped[int] = mapped_column(server_default=text("10"))
-    # Rises when the channel is to get all open incidents again.
+    # Incremented when all open incidents are to be sent to the channel again
     generation: Mapped[int]
     disabled_reason: Mapped[str | None]
-    # No message before this time: the receiver requested it, or did not answer.
+    # Time before which no message is sent, because the receiver requested a pause or did not answer
     hold_until: Mapped[datetime | None]
     failures: Mapped[int]
     last_error: Mapped[str | None]
@@ -105,7 +106,7 @@ class AlertChannel(OfProject, Base):
 
 
 class AlertGroup(OfProject, Base):
-    """The incidents of one job; its row is the lock under which they change."""
+    """The incidents of one job; a change of these incidents requires the lock on this row."""
 
     __tablename__ = "alert_group"
     __table_args__ = (
@@ -117,19 +118,20 @@ class AlertGroup(OfProject, Base):
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     job_id: Mapped[int] = mapped_column(BigInteger, unique=True)
-    # The last number given to a transition or a notification of this group.
+    # The last number given to a transition or a notification of this group
     number: Mapped[int] = mapped_column(BigInteger)
-    # When deliveries are to be created, and were last created.
+    # flush_at, flushed_at: times of the next and of the last creation of deliveries
     flush_at: Mapped[datetime | None]
     flushed_at: Mapped[datetime | None]
-    # Next evaluation without new data: a silence ends, or a job becomes silent.
+    # Time of the next evaluation without new data, when a silence ends or a job becomes silent
     look_at: Mapped[datetime | None]
-    # The span that brought the latest news, as the header `traceparent` writes it; null without.
+    # Trace context of the span that stored the latest news, in the format of the header
+    # `traceparent`; null without tracing
     traceparent: Mapped[str | None]
 
 
 class AlertIncident(OfProject, Base):
-    """An incident; `document` is an `app.incidents.lifecycle.Incident`, the truth about it.
+    """An incident; `document` is an `app.incidents.lifecycle.Incident` and authoritative.
 
     The other columns copy the parts that queries filter by.
     """
@@ -157,15 +159,15 @@ class AlertIncident(OfProject, Base):
     opened_at: Mapped[datetime]
     fired_at: Mapped[datetime | None]
     resolved_at: Mapped[datetime | None]
-    # Until when a silence lasts, also past the incident's end.
+    # Time until which a silence lasts, even if the incident ends before
     silenced_until: Mapped[datetime | None]
     document: Mapped[dict[str, Any]]
 
 
 class AlertOnHost(OfProject, Base):
-    """An incident that blames a host, and the lead of all incidents on that host.
+    """The role of an incident on the host that it blames: lead, or member of the lead.
 
-    The index admits one lead of a host at a time, also of concurrent evaluations.
+    The unique index allows one lead of a host at a time, even with concurrent evaluations.
     """
 
     __tablename__ = "alert_on_host"
@@ -190,14 +192,15 @@ class AlertOnHost(OfProject, Base):
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     lead_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     host: Mapped[str]
-    # Of a lead: when it ceased to lead.
+    # Only for a lead: time at which it ceased to lead
     over_at: Mapped[datetime | None]
-    # Of a lead: when a member was added or resolved since the last evaluation of its group.
+    # Only for a lead: time at which a member was added or resolved since the group's last
+    # evaluation
     stirred_at: Mapped[datetime | None]
 
 
 class AlertEvent(OfProject, Base):
-    """A transition of an incident: its history."""
+    """A transition in the history of an incident."""
 
     __tablename__ = "alert_event"
     __table_args__ = (
@@ -207,7 +210,7 @@ class AlertEvent(OfProject, Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # Of the group: puts the events of one job in order.
+    # Numbered within the group, so that the events of one job have an order
     number: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     event: Mapped[str]
@@ -219,7 +222,7 @@ class AlertEvent(OfProject, Base):
 
 
 class AlertComment(OfProject, Base):
-    """A comment of a person on an incident; never edited."""
+    """A user's comment on an incident; comments are never edited."""
 
     __tablename__ = "alert_comment"
     __table_args__ = (
@@ -235,7 +238,7 @@ class AlertComment(OfProject, Base):
 
 
 class AlertAssignee(OfProject, Base):
-    """The assignee of an incident; without a row it has none."""
+    """The assignee of an incident; an incident without a row has no assignee."""
 
     __tablename__ = "alert_assignee"
     __table_args__ = (belongs_to("incident_id", "alert_incident.id"),)
@@ -247,7 +250,7 @@ class AlertAssignee(OfProject, Base):
 
 
 class AlertDelivery(OfProject, Base):
-    """A message of a group to a channel: sent at least once, always under this id."""
+    """A message of a group to a channel, sent at least once and always under this id."""
 
     __tablename__ = "alert_delivery"
     __table_args__ = (
@@ -269,20 +272,22 @@ class AlertDelivery(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
-    # Of the notification: the same for all deliveries of one flush, rising from flush to flush.
+    # Number of the notification: the same for all deliveries of one flush, larger for each later
+    # flush
     number: Mapped[int] = mapped_column(BigInteger)
-    # Of the channel when this was made.
+    # Generation of the channel when this delivery was created
     generation: Mapped[int]
     state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # Fixed by the first attempt: an `app.incidents.grouping.Content`, and the whole message.
+    # content, message: stored by the first attempt; an `app.incidents.grouping.Content` and the
+    # whole message
     content: Mapped[dict[str, Any] | None]
     message: Mapped[dict[str, Any] | None]
-    # Its carrier in a digest; a carrier has its own id.
+    # Id of the delivery's carrier in a digest; a carrier has its own id
     digest_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    # When it was first sent.
+    # Time of the first attempt
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
@@ -292,12 +297,12 @@ class AlertDelivery(OfProject, Base):
 
 
 class SlackRequest(OfProject, Base):
-    """An executed request of Slack, kept for minutes so that none is replayed."""
+    """An executed request of Slack, kept for some minutes to refuse a replay."""
 
     __tablename__ = "slack_request"
     __table_args__ = (in_project(), Index("ix_slack_request_project_id_at", "project_id", "at"))
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # SHA-256 of its signature
+    # SHA-256 of the request's signature
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     at: Mapped[datetime]

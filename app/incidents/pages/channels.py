@@ -1,4 +1,4 @@
-"""The page of channels: health, settings, failed deliveries, and the messages of an incident."""
+"""The page of channels: health, settings, failed deliveries, and an incident's messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ChannelHealth:
 
 
 def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelHealth:
-    """Return the health of a channel; without a tally nothing was sent to it."""
+    """Return the health of a channel; no tally means that no message was sent to it."""
     return ChannelHealth(
         name=channel.name,
         url=f"/channels/{channel.id}",
@@ -55,7 +55,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelH
 
 
 def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
-    """Return the last answer of a channel's receiver, or the reason why there is none."""
+    """Return the last answer of a channel's receiver, or the reason for a missing answer."""
     if not channel.readable:
         return "no available key decrypts its secrets"
     why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
@@ -69,7 +69,7 @@ def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str
 
 
 def channels_title(channels: Sequence[ChannelView]) -> str:
-    """Return a sentence on the health of all channels."""
+    """Return the title of the channels' table: a sentence on the health of all channels."""
     if not channels:
         return "There is no channel: no messages are sent"
     gone = dead_channels(channels)
@@ -92,7 +92,7 @@ DELIVERY_STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """The text of a message; `heading` and `note` say whether it was delivered."""
+    """The text of a message; `heading` and `note` tell whether the message was delivered."""
 
     heading: str
     note: str
@@ -117,7 +117,7 @@ class DeliveryLine:
 
 
 def latest_message(life: IncidentLife) -> MessageText | None:
-    """Return the latest message about the incident."""
+    """Return the text of the latest message about an incident."""
     for sent in life.deliveries:
         if sent.message is None:
             continue
@@ -140,7 +140,7 @@ def latest_message(life: IncidentLife) -> MessageText | None:
 
 
 def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
-    """Return heading and note of a message by the states of its deliveries."""
+    """Return heading and note of a message, according to the states of its deliveries."""
     by_state: dict[DeliveryState, list[str]] = {}
     for sent in deliveries:
         if sent.number == number:
@@ -165,7 +165,7 @@ def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[st
 
 
 def delivery_line(sent: DeliveryRow) -> DeliveryLine:
-    """Return a row with the delivery and the receiver's answer."""
+    """Return a table row with the delivery and the receiver's answer."""
     words = failure_text(sent.error, sent.answer)
     status = "" if sent.answer_status is None else str(sent.answer_status)
     answer = words if sent.error else " ".join(part for part in (status, words) if part)
@@ -181,7 +181,7 @@ def delivery_line(sent: DeliveryRow) -> DeliveryLine:
 
 
 def deliveries_title(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
-    """Return a sentence on failed deliveries."""
+    """Return the title of the deliveries' table: a sentence on failed deliveries."""
     failed = sorted({sent.channel for sent in deliveries if sent.state == DeliveryState.FAILED})
     if failed:
         return f"Not delivered to {listing(failed)}"
@@ -241,7 +241,7 @@ class ChannelForm:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChannel:
-    """The selected channel, shown next to the list."""
+    """The selected channel, shown next to the list of channels."""
 
     id: uuid.UUID
     name: str
@@ -269,7 +269,7 @@ class LostLine:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsPage:
-    """The content of the page; `version` changes with anything on it but ages."""
+    """The content of the page; `version` changes with all content except ages."""
 
     now: datetime
     title: str
@@ -301,7 +301,7 @@ def channels_page(  # noqa: PLR0913 - all data of the page
     Parameters
     ----------
     lost : pair of sequence of Undelivered and int
-        The newest ones, and the number of all.
+        The newest undelivered messages, and the number of all.
     selected : ChannelView or None
         The channel in the address; without one the least healthy channel is shown.
     """
@@ -352,7 +352,7 @@ def channels_page(  # noqa: PLR0913 - all data of the page
 
 
 def channel_state(channel: ChannelView) -> StateLabel:
-    """Return the state of a channel."""
+    """Return the state of a channel as a label."""
     if dead_channels([channel]):
         return DEAD
     if not channel.enabled:
@@ -404,7 +404,7 @@ def _line(
 
 
 def _jobs(channel: ChannelView) -> list[str]:
-    """Return the selected jobs of a channel in words; empty for all."""
+    """Return the jobs that a channel selects as text; empty if it selects all jobs."""
     selector = channel.selector
     parts = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
     if selector.importance:

@@ -18,7 +18,7 @@ from app.web.project_paths import prefix_of
 
 @dataclass(frozen=True, slots=True)
 class JoinedLine:
-    """A row of the table: an incident and its project."""
+    """A table row: an incident and its project."""
 
     project: str
     url: str
@@ -70,7 +70,7 @@ def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> Joine
         heading,
         note,
         [_line(project, row) for project, row in found.rows],
-        # With a requested project that does not exist.
+        # The requested project is a choice even if it does not exist.
         projects=sorted({*found.projects, found.project} - {""}),
         project=found.project,
         csv=Address(f"{path}.csv", {"project": found.project}).but(),

@@ -1,4 +1,4 @@
-"""The page of incidents with its lists, and the printable evidence of one incident."""
+"""The page of incidents with its lists, and the printable evidence of an incident."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from app.web.tables import Drawn, drawn, sorted_by
 
 WARNING: Final = StateLabel("warn", "", 0)
 
-# Share of the total loss from which the title names the job.
+# The title names the job if it causes at least this share of the total loss.
 NAMED_SHARE: Final = 0.3
 SORTED: Final = {
     "severity": "severity",
@@ -80,7 +80,7 @@ SORTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class IncidentsPage:
-    """The content of the page; `version` changes with anything on it but ages."""
+    """The content of the page; `version` changes with all content except ages."""
 
     now: datetime
     title: str
@@ -94,7 +94,7 @@ class IncidentsPage:
     next_url: str
     over_title: str
     over: Sequence[OverLine]
-    # whether only resolved incidents are listed
+    # Whether the page lists only resolved incidents
     over_alone: bool
     chosen: ChosenIncident | None
     selected: bool
@@ -175,7 +175,7 @@ def incidents_page(  # noqa: PLR0913 - all data of the page
 
 
 def first_of(found: Incidents) -> uuid.UUID | None:
-    """Return the first incident of the list, shown where the address names none; None if empty."""
+    """Return the list's first incident, shown if the address names none; None if it is empty."""
     rows = [item.row for item in found.over] if found.filtered.over else found.present
     return rows[0].incident.id if rows else None
 
@@ -211,7 +211,7 @@ def _list_title(found: Incidents) -> str:
 
 
 def _list_note(found: Incidents, query: IncidentsQuery) -> str:
-    """Return a sentence on the order of the list, and which part of it is shown."""
+    """Return a sentence on the list's order, and on the part of the list that is shown."""
     if not found.present and query.narrowed:
         return "Try other words or fewer conditions"
     if not found.present:
@@ -260,7 +260,7 @@ def _version(
     channels: Sequence[ChannelView],
     doing: MachineActions | None,
 ) -> str:
-    """Return a short text that is the same as long as the page shows the same."""
+    """Return a short text that changes only if the content of the page changes."""
     parts: list[object] = [
         (
             row.incident.id,
@@ -328,7 +328,7 @@ def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
 
 def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
-    # For a silent job slowdowns before and after are not comparable.
+    # The slowdowns before and after the silence of a job are not comparable.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
     fix = before.fix if before else None
     slow_before, slow_after = _slowdown(before), _slowdown(after)
@@ -371,7 +371,7 @@ def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
 
 
 def fixes_of(found: Remedies, url: str, now: datetime) -> AppliedFixes:
-    """Return the table of applied fixes; the accuracy of predictions only if there are fixes."""
+    """Return the table of applied fixes, with the accuracy of their predictions if not empty."""
     shown = found if found.applied else replace(found, calibrations={})
     return applied_fixes(shown, f"{url}/fixes.csv", now)
 
@@ -403,7 +403,7 @@ class EvidencePage:
 
 
 def evidence_page(found: Evidence) -> EvidencePage:
-    """Return the printable page of an incident, for those who repair its machine."""
+    """Return an incident's printable page for people who repair the machine."""
     view = found.life.view
     incident, one = view.row.incident, chosen_incident(found.life, [])
     over = incident.state is IncidentState.RESOLVED
@@ -411,7 +411,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
         Alert(
             incident=incident.id,
             fingerprint=incident.fingerprint,
-            # Resolved incidents show their measurements too.
+            # The status is always firing, so that resolved incidents show their measurements too.
             status=Status.FIRING,
             severity=incident.severity,
             cause=incident.cause,

@@ -1,4 +1,4 @@
-"""One selected incident: facts, history, messages, comments and actions on its machine."""
+"""The selected incident: facts, history, messages, comments and actions on its machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CommentLine:
 
 @dataclass(frozen=True, slots=True)
 class JobOnMachine:
-    """A member of the incident: another job on its machine."""
+    """Another job on the machine of the incident, with a member of the incident."""
 
     url: str
     job: str
@@ -95,7 +95,7 @@ class JobOnMachine:
 
 @dataclass(frozen=True, slots=True)
 class ChosenIncident:
-    """The selected incident, shown next to the list."""
+    """The selected incident, shown next to the list of incidents."""
 
     actions: Actions
     severity: str
@@ -104,9 +104,10 @@ class ChosenIncident:
     job_url: str
     title: str
     subtitle: str
-    # place, cost and remedy
+    # place, cost and best fix
     facts: Sequence[Fact]
-    # ``since 02:35 UTC, session 4, was 1.01×``; empty for a job that is not slow
+    # onset of the slowdown, such as ``since 02:35 UTC, session 4, was 1.01×``; empty if the job is
+    # not slow
     since: str
     session_url: str
     rules: str
@@ -117,16 +118,16 @@ class ChosenIncident:
     failing: str
     comments: Sequence[CommentLine]
     comments_title: str
-    # at fault; empty if unknown
+    # name of the host at fault; empty if unknown
     host: str = ""
-    # Members of this incident; `lead_url`: the incident whose member it is.
+    # inside: members of this incident; lead_url: address of the incident of which this is a member
     inside: Sequence[JobOnMachine] = ()
     inside_title: str = ""
     lead_url: str = ""
-    # The best fix, and commands that take a machine at fault out.
+    # the best fix, and commands that take a machine at fault out of service
     remedy: Sequence[str] = ()
     evidence_url: str = ""
-    # actions on its machine, and their page
+    # doing, doing_url: actions on the incident's machine, and the page of these actions
     doing: Sequence[ActionLine] = ()
     doing_title: str = ""
     doing_url: str = ""
@@ -201,7 +202,7 @@ def _doing_title(doing: MachineActions | None) -> str:
 
 
 def _facts(row: IncidentRow) -> list[Fact]:
-    """Return place, cost and best fix, for the first screen."""
+    """Return the place, the cost and the best fix, which the first screen shows."""
     hang = row.incident.hang
     if hang is not None:
         costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
@@ -224,7 +225,7 @@ def _facts(row: IncidentRow) -> list[Fact]:
 
 
 def _notice_facts(row: IncidentRow) -> list[Fact]:
-    """Return outcome, cost and measured gain of a notice of the pulse."""
+    """Return the outcome, the cost and the measured gain of a notice of the pulse."""
     notice = row.incident.notice
     if notice is None:
         return []
@@ -296,7 +297,7 @@ def _measured(facts: Facts | None) -> str:
 
 
 def _events(life: IncidentLife) -> list[Moment]:
-    """Return transitions, delivered messages and failed ones, the oldest first."""
+    """Return transitions and delivered and failed messages, sorted from oldest to newest."""
     moments = [(event.at, _event_text(event, life)) for event in life.view.events]
     delivered = sorted(
         (

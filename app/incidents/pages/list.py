@@ -1,4 +1,4 @@
-"""The lists of incidents: filters from the address, tables, and CSV files."""
+"""The lists of incidents: filters parsed from the address, tables, and CSV files."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from app.web.time_ranges import ALL, RangeChoices, range_choices, range_of
 
 PATH: Final = "/incidents"
 
-# Parameters that the form keeps as they are.
+# Query parameters that the filter form passes on unchanged.
 KEPT: Final = ("state", "sort", "range", "from", "to", "message")
 
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A filter with few values; the first one selects all."""
+    """A filter with few values; its first value selects all incidents."""
 
     name: str
     label: str
@@ -57,7 +57,7 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class FilterBar:
-    """The filters of the page; `kept` are parameters that the form sends unchanged."""
+    """The filters of the page; `kept` are query parameters that the form passes on unchanged."""
 
     words: str
     states: Sequence[Choice]
@@ -70,7 +70,7 @@ class FilterBar:
 
 
 class IncidentsQuery:
-    """The filters, order and page number in an address of the list."""
+    """The filters, the order and the page number in the list's address."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -105,7 +105,7 @@ class IncidentsQuery:
             assignee=assignee,
             message=_id_or_nothing(message),
         )
-        # PostgreSQL stores no NUL characters in text.
+        # PostgreSQL cannot store NUL characters in text.
         self.filtered = replace(
             filtered,
             **{
@@ -120,7 +120,7 @@ class IncidentsQuery:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Return the non-empty parameters by their names in an address."""
+        """Return the non-empty query parameters by name."""
         values = asdict(self.filtered)
         values["q"] = values.pop("words")
         values["state"] = str(values["state"] or "")
@@ -130,7 +130,7 @@ class IncidentsQuery:
 
     @property
     def narrowed(self) -> bool:
-        """Return whether it has filters other than the state."""
+        """Return whether filters other than the state are set."""
         return bool(set(self.parameters) - {"state", "sort"})
 
     def at(self, now: datetime) -> IncidentFilter:
@@ -138,7 +138,7 @@ class IncidentsQuery:
         return replace(self.filtered, since=self.about.since(now), until=self.about.end)
 
     def address(self, path: str = PATH) -> Address:
-        """Return the address of the first page of the list, or of a selected row."""
+        """Return the address of the list's first page, or of a selected row."""
         return Address(path, self.parameters)
 
 
@@ -190,7 +190,7 @@ def _states(address: Address, found: Incidents) -> list[Choice]:
     shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
     for state, label in STATES.items():
         many = counts.get(state, 0)
-        # Other states are offered only if there are incidents in them.
+        # Other states are offered only if incidents have them.
         always = state in (IncidentState.FIRING, IncidentState.RESOLVED)
         if always or many or filtered.state is state:
             number = f" {count(many)}" if many and not filtered.over else ""
@@ -202,7 +202,7 @@ def _states(address: Address, found: Incidents) -> list[Choice]:
 def _select(
     name: str, label: str, chosen: str, given: Sequence[str], *more: Choice, named: bool = False
 ) -> Select:
-    # With the chosen value, even if no incident has it any more.
+    # Offer the chosen value even if no incident has it any more.
     values = sorted({*given, chosen} - {"", UNASSIGNED}, key=str.lower)
     choices = [
         Choice(value, cause_name(value) if named else value, value == chosen) for value in values
@@ -212,7 +212,7 @@ def _select(
 
 @dataclass(frozen=True, slots=True)
 class InsideLine:
-    """A row below an incident: one of its members."""
+    """A row below an incident: a member of the incident."""
 
     url: str
     job: str
@@ -242,14 +242,14 @@ class IncidentLine:
     since: datetime
     assignee: str
     chosen: bool
-    # Number of jobs on the machine; empty for one.
+    # Number of jobs on the machine; empty if there is only one job
     jobs: str
     inside: Sequence[InsideLine]
 
 
 @dataclass(frozen=True, slots=True)
 class OverLine:
-    """A row of the list of resolved incidents; gains are empty if not measured."""
+    """A row of the list of resolved incidents; gains that were not measured are empty."""
 
     url: str
     job: str
@@ -272,7 +272,7 @@ _PICK_ALL: Final = Markup(
 
 
 def open_columns(now: datetime) -> tuple[Shown[IncidentLine], ...]:
-    """Return the columns of open incidents."""
+    """Return the columns of the list of open incidents."""
     return (
         Shown(_PICK_ALL, _pick, classes="pick"),
         Shown("Severity", lambda line: html.severity(line.severity), "severity"),
@@ -297,7 +297,7 @@ def open_lines(shown: Sequence[Shown[IncidentLine]], lines: Iterable[IncidentLin
 
 
 def over_attributes(line: OverLine) -> dict[str, str]:
-    """Return the HTML attributes of a row of resolved incidents."""
+    """Return the HTML attributes of a row in the list of resolved incidents."""
     return _chosen(line)
 
 
@@ -332,7 +332,7 @@ def _before_and_after(line: OverLine) -> object:
     return html.link(line.compare_url, both) if line.before and line.after else both
 
 
-# Members have no cells in the last columns.
+# Rows of members leave the last columns empty.
 _INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
     Shown("", lambda _: "", span=2),
     Shown("", lambda one: html.state(one.state), of_cells="stands"),
@@ -369,7 +369,7 @@ OVER: Final[tuple[Shown[OverLine], ...]] = (
 )
 
 
-# Incidents that a CSV file reads in one transaction.
+# Number of incidents of a CSV file that are read in one transaction.
 BATCH: Final = 2000
 COLUMNS: Final = (
     *("id", "severity", "state", "job", "cause", "where", "slowdown", "gpu_hours_lost_per_hour"),
@@ -379,12 +379,12 @@ COLUMNS: Final = (
 
 
 def incidents_csv(container: Container, query: IncidentsQuery) -> Table:
-    """Return all incidents that match an address, in its order."""
+    """Return all incidents that match an address, in the address's order."""
     return Table(COLUMNS, _listed(container, query))
 
 
 def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[object]]:
-    """Yield the rows; each page is read in a transaction of its own."""
+    """Yield the rows of incidents; each batch is read in its own transaction."""
     for number in numbers_from(1):
         with container.reading() as tx:
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
@@ -395,7 +395,7 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
 
 
 def incident_cells(row: IncidentRow) -> Sequence[object]:
-    """Return the cells of an incident."""
+    """Return the cells of an incident's row."""
     incident, facts = row.incident, row.incident.facts
     shown, fix = (facts.headline, facts.fix) if facts else (None, None)
     return (
@@ -408,7 +408,7 @@ def incident_cells(row: IncidentRow) -> Sequence[object]:
     )
 
 
-# CSV files of one incident, by name.
+# CSV files about a single incident, by name.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
     "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
     "deliveries": lambda found: Table.of(DeliveryRow, found.deliveries),
@@ -440,7 +440,7 @@ def channels_csv(channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Ta
 
 
 def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
-    """Return the table of rules in words, with the notified channels."""
+    """Return the table of rules as text, with the channels that each rule notifies."""
     return Table(
         ("id", "name", "enabled", "condition", "jobs", "severity", "audience", "channels"),
         (

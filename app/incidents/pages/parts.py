@@ -1,4 +1,4 @@
-"""Parts of pages that show incidents: states, titles, members, losses and possible orders."""
+"""Parts of incident pages: states, titles, members, losses and possible orders."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from app.web.parts import StateLabel
 
 
 def since_when(onset: Onset, now: datetime) -> Markup:
-    """Return an onset in words: ``since 02:35, session 4, was 1.01×``."""
+    """Return an onset as text: ``since 02:35, session 4, was 1.01×``."""
     before = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
     return Markup("since {}, session {}, {}").format(when(onset.at, now), onset.number, before)
 
 
-# Orders are negative, so that open incidents come before all states of sessions.
+# Sort orders are negative, so that open incidents precede all session states.
 STATES: Final = {
     IncidentState.FIRING: StateLabel("firing", "Firing", -4),
     IncidentState.ACKNOWLEDGED: StateLabel("ack", "Acknowledged", -3),
@@ -39,16 +39,16 @@ STATES: Final = {
     IncidentState.RESOLVED: StateLabel("resolved", "Resolved", 5),
 }
 
-# Recipients of a rule, and owners of a channel.
+# Labels of the audiences that a rule notifies, and to which a channel belongs.
 AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
 
-# Longest answer of a receiver in a table.
+# Maximum length in characters of a receiver's answer in a table.
 ANSWER_CHARACTERS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The orders that are possible on an incident."""
+    """The orders that are possible for an incident."""
 
     id: uuid.UUID
     url: str
@@ -65,18 +65,18 @@ class Actions:
 
 
 def headline(incident: Incident) -> str:
-    """Return cause and place: ``Slow worker: node-017``."""
+    """Return an incident's cause and place: ``Slow worker: node-017``."""
     place = f": {place_of(incident.where, incident.facts)}" if incident.where else ""
     return f"{cause_name(incident.cause)}{place}"
 
 
 def title_of(row: IncidentRow) -> str:
-    """Return job, cause and place; for jobs silent together their number."""
+    """Return job, cause and place; for jobs that went silent together, the number of jobs."""
     return silent_together_title(row) or f"{row.job}: {headline(row.incident)}"
 
 
 def silent_together_title(row: IncidentRow) -> str:
-    """Return the title of jobs silent together; empty for other incidents."""
+    """Return the title of jobs that went silent together; empty for other incidents."""
     jobs = len({row.job, *(member.job for member in row.inside)})
     if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
         return ""
@@ -84,15 +84,15 @@ def silent_together_title(row: IncidentRow) -> str:
 
 
 def job_count(row: IncidentRow) -> str:
-    """Return the number of jobs of an incident in words; empty for a single one."""
+    """Return the number of an incident's jobs as text; empty for a single job."""
     jobs = {row.job, *(member.job for member in row.inside)}
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
 def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
-    """Return one row for each job of an incident, its own first; none for a single job.
+    """Return a row for each job of an incident, its own job first; empty for a single job.
 
-    A job with several member incidents has one row, so that their number is that of `job_count`.
+    A job with several member incidents has one row, so that the number of rows equals `job_count`.
     """
     if not job_count(row):
         return ()
@@ -105,7 +105,7 @@ def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
             row.job,
             incident.cause,
             incident.state,
-            # A silent job has no present slowdown.
+            # A silent job has no present slowdown to show.
             None if silent else slowdown,
             None if silent or facts is None else facts.lost_each_hour,
         )
@@ -116,12 +116,12 @@ def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
 
 
 def lost_each_hour(row: IncidentRow) -> float | None:
-    """Return GPU-hours lost each hour by the job and its members; None if unknown."""
+    """Return the GPU-hours that the job and its members lose each hour; None if unknown."""
     facts = row.incident.facts
     own = None if facts is None else facts.lost_each_hour
     if own is None and row.incident.notice is not None:
         own = row.incident.notice.lost_each_hour
-    # A job counts once, even with several member incidents.
+    # Count each job once, although it may have several member incidents.
     others = {each.job: each.lost for each in row.inside if each.lost is not None}
     known = [lost for job, lost in others.items() if job != row.job]
     known += [] if own is None else [own]
@@ -137,7 +137,7 @@ def gain_text(gain: float) -> str:
 
 
 def session_url(incident: Incident, job_url: str) -> str:
-    """Return the address of its latest session or hang; the job's page without one."""
+    """Return the address of an incident's latest session or hang; without these, of its job."""
     shown = incident.facts or incident.hang
     return view_url("/", incident.facts, incident.hang) if shown else job_url
 
@@ -148,7 +148,7 @@ def fired_or_opened(incident: Incident) -> datetime:
 
 
 def state_context(incident: Incident, now: datetime) -> str:
-    """Return the detail of an incident's state: who acknowledged it, why it is silenced."""
+    """Return details of an incident's state: who acknowledged it, or why it is silenced."""
     if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
     if incident.state is IncidentState.SILENCED and incident.silence is not None:
@@ -169,7 +169,7 @@ def labels(facts: Facts | None) -> str:
 
 
 def actions(row: IncidentRow, now: datetime) -> Actions:
-    """Return the orders that are possible on an incident."""
+    """Return the orders that are possible for an incident."""
     incident = row.incident
     return Actions(
         id=incident.id,
@@ -188,7 +188,7 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
 
 
 def failure_text(error: str | None, answer: str | None) -> str:
-    """Return the error of a delivery, with the receiver's answer if there is one."""
+    """Return the error of a delivery, with the receiver's answer if it answered."""
     words = " ".join((answer or "").split())
     if not error or not words or words in error:
         return error or words
@@ -197,7 +197,7 @@ def failure_text(error: str | None, answer: str | None) -> str:
 
 
 def dead_channels(channels: Sequence[ChannelView]) -> list[ChannelView]:
-    """Return the channels that deliver nothing although no person disabled them."""
+    """Return the channels that deliver nothing although no user disabled them."""
     return [
         channel
         for channel in channels

@@ -1,4 +1,4 @@
-"""Routes of the pages of incidents, channels and rules, and of their files."""
+"""Routes of the pages and CSV files of incidents, channels and rules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ IncidentsQueryParam = Annotated[IncidentsQuery, Depends(asked_for(IncidentsQuery
 
 
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the pages of alerts to the dashboard."""
+    """Add the pages of incidents and channels to the dashboard."""
     _add_incidents(routes, pages)
     _add_evidence(routes, pages)
     _add_incident_files(routes)
@@ -64,14 +64,15 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         container: Container, query: IncidentsQuery, incident: str | None, *, plain: bool = False
     ) -> Response:
         with pages.reading(container) as (tx, nav):
-            # Without parameters, readers of several projects get the list of all.
+            # Without query parameters, readers of several projects are redirected to the list of
+            # all projects.
             if plain and not container.pages_at and reads_several(tx, container.principal):
                 return RedirectResponse("/incidents/everywhere", HTTPStatus.SEE_OTHER)
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
-                # Not below the list, which they would cost another statement.
+                # Not part of the list's read, because it would add a statement to each list.
                 done = None if life is None or incident is None else remedies_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
@@ -199,7 +200,7 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
 
 
 def _doing(container: Container, tx: Reads, life: IncidentLife) -> MachineActions | None:
-    """Return the actions on the machine of an incident, or on its hang; None of other incidents."""
+    """Return the actions on an incident's machine or hang; None if the incident has neither."""
     incident = life.view.row.incident
     host, hang = machine_of(incident), None if incident.hang is None else incident.id
     return machine_actions(tx, container.settings, host, hang) if host or hang else None

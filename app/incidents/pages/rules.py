@@ -1,4 +1,4 @@
-"""The page of alert rules: conditions in words, notified channels, and the form of a rule."""
+"""The page of alert rules: conditions as text, notified channels, and the form of a rule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "notice": "A slow rank or job, noticed in the pulse",
     "weekly": "No condition: a summary every week",
 }
-# Conditions whose thresholds are percentages in the form and shares in the rule.
+# Fields of conditions that are a percentage in the form and a share of 1 in the rule.
 SHARES: Final = (
     "waste",
     "regression",
@@ -69,7 +69,7 @@ NEW: Final = Rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleForm:
-    """The form of a rule; `id` is empty for a new one."""
+    """The form of a rule; `id` is empty for a new rule."""
 
     id: str
     enabled: bool
@@ -100,12 +100,12 @@ class RuleForm:
 
 
 def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
-    """Return the form of a rule, or of a new one."""
+    """Return the form of a rule, or of a new rule."""
     rule = chosen or NEW
     plan = rule.escalation or Escalation()
     condition: Any = rule.condition
     scale = 100.0 if condition.kind in SHARES else 1.0
-    # The threshold of a cause is its confidence.
+    # A condition on a cause has a confidence as its threshold.
     at_least = getattr(condition, "at_least", getattr(condition, "confidence", None))
     listed = [Option(str(channel.id), channel.name) for channel in channels]
     causes = [Option(kind.name, kind.title, kind.sign) for kind in registry.KINDS.values()]
@@ -201,7 +201,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
 def _form_number(
     path: str, label: str, value: float | None, scale: float = 1.0, example: str = ""
 ) -> Field:
-    # Twelve digits, as 0.05 × 100 is 5.000000000000001.
+    # Write twelve digits, because 0.05 × 100 is 5.000000000000001 in floating point.
     written = "" if value is None else f"{scale * value:.12g}"
     return Field(_id(path), path, label, "number", value=written, example=example)
 
@@ -218,7 +218,7 @@ def _checks(
 
 
 def _form_line(name: str, control: Control, label: str, selector: Selector, example: str) -> Field:
-    """Return a field of the selector in one line."""
+    """Return a field of the selector as a single line."""
     given = getattr(selector, name)
     written = [f"{key}={given[key]}" for key in given] if control == "pairs" else list(given)
     path = f"selector.{name}"
@@ -240,7 +240,7 @@ def _id(path: str) -> str:
 ON: Final = StateLabel("done", "On", 0)
 OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
 
-# Names that are written out; the rest is counted.
+# Number of names that are written out; further names are counted.
 NAMED_FIRST: Final = 2
 
 
@@ -263,7 +263,7 @@ class RuleLine:
 
 @dataclass(frozen=True, slots=True)
 class RulesPage:
-    """The page."""
+    """The content of the page of rules."""
 
     title: str
     heading: str
@@ -286,7 +286,7 @@ def rules_page(
     Parameters
     ----------
     chosen : Rule or None
-        The rule in the form; None for a new one.
+        The rule in the form; None for a new rule.
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
     lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
@@ -310,7 +310,7 @@ def rules_page(
 
 
 def condition_words(rule: Rule) -> str:
-    """Return a condition as a sentence: ``S of 1.1× or more, 2 sessions in a row``."""
+    """Return a condition as text: ``S of 1.1× or more, 2 sessions in a row``."""
     condition = rule.condition
     if isinstance(condition, Weekly):
         weekday = condition.weekday.capitalize()
@@ -339,14 +339,14 @@ def condition_words(rule: Rule) -> str:
 
 
 def _condition_markup(rule: Rule, now: datetime) -> str:
-    """Return a condition for the page, which shows times in the reader's time zone."""
+    """Return a condition as markup for the page, which shows times in the reader's time zone."""
     if isinstance(rule.condition, Weekly):
         return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
     return condition_words(rule)
 
 
 def jobs_words(selector: Selector) -> str:
-    """Return the jobs of a selector in words."""
+    """Return the jobs of a selector as text."""
     parts = []
     if selector.jobs:
         parts.append(_first_names(list(selector.jobs)))

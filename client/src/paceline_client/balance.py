@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 __all__ = ["Cost", "InfeasibleError", "Place", "assign", "balance", "deal", "pack", "step_cost"]
 
-# Rounds of local improvement, and nodes of an exact search.
+# Limits of rounds of local improvement, and of nodes of an exact search.
 _TURNS = 400
 _NODES = 4_000
-# A division this close to the bound is not improved.
+# A division whose relative distance from the lower bound is at most this is not improved further.
 _NEAR = 1e-3
-# Smaller differences are rounding errors.
+# Smaller relative differences between prices are rounding errors.
 _EQUAL = 1e-12
-# The most pieces for an exact search.
+# Maximum number of pieces for an exact search.
 _FEW = 16
 
 
@@ -82,10 +82,10 @@ class _Division:
         return sorted(sorted(pieces) for pieces in best)
 
     def _bound(self) -> float:
-        """Return a lower bound of the most expensive bin."""
+        """Return a lower bound of the price of the most expensive bin."""
         prices = sorted(self.prices, reverse=True)
         bound = max(prices[0], sum(prices) / self.bins)
-        # With more pieces than bins, some bin has two of the most expensive ones.
+        # With more pieces than bins, at least one bin contains two of the most expensive pieces.
         for together in range(1, min(4, len(prices) // self.bins + 1)):
             first = together * self.bins
             if first < len(prices):
@@ -132,7 +132,7 @@ class _Division:
         return bins
 
     def _improved(self, answer: list[list[int]], bound: float) -> list[list[int]]:
-        """Move and exchange pieces from and to the most expensive bin while it helps."""
+        """Move and exchange pieces of the most expensive bin while the maximum price decreases."""
         bins = [list(pieces) for pieces in answer]
         price = [sum(self.prices[i] for i in pieces) for pieces in bins]
         tokens = [sum(self.tokens[i] for i in pieces) for pieces in bins]
@@ -157,7 +157,7 @@ class _Division:
     def _change(
         self, bins: list[list[int]], price: list[float], tokens: list[int], worst: int
     ) -> tuple[int, list[int], list[int]] | None:
-        """Return the best exchange of the most expensive bin: other bin, pieces given and taken."""
+        """Return the best exchange with the most expensive bin: other bin, pieces given, taken."""
         best: tuple[float, int, list[int], list[int]] | None = None
         top = price[worst]
         others = sorted((b for b in range(self.bins) if b != worst), key=price.__getitem__)
@@ -245,12 +245,12 @@ class Cost:
         return self.fixed + sum(self.of_sequence(length) for length in lengths)
 
     def of_sequence(self, length: int) -> float:
-        """Return what one sequence adds to its microbatch."""
+        """Return the cost that one sequence adds to its microbatch."""
         return self.linear * length + self.quadratic * length * length
 
     @classmethod
     def fit(cls, microbatches: Iterable[tuple[Sequence[int], float]]) -> Cost:
-        """Return the cost that fits measured microbatches, (lengths, time), best by least squares.
+        """Return the cost with the least squared error on measured microbatches (lengths, time).
 
         Examples
         --------
@@ -265,7 +265,7 @@ class Cost:
         ]
         if not rows:
             raise ValueError("no microbatches to fit a cost to")
-        # Terms that cannot be determined, or only with a negative price, are left out.
+        # Terms whose price cannot be determined, or would be negative, are left out.
         choices = ([0, 1, 2], [1, 2], [0, 2], [2], [0, 1], [1], [0])
         fits = (_least_squares(rows, chosen) for chosen in choices)
         valid = [fit for fit in fits if fit is not None and min(fit[1]) >= 0]
@@ -276,7 +276,7 @@ class Cost:
 def _least_squares(
     rows: Sequence[tuple[float, float, float, float]], chosen: Sequence[int]
 ) -> tuple[float, tuple[float, float, float]] | None:
-    """Return the squared error and the prices of some of (1, Σs, Σs²); None if collinear."""
+    """Return the squared error and the prices of a subset of (1, Σs, Σs²); None if collinear."""
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(3)]
     n = len(chosen)
     table = [[0.0] * (n + 1) for _ in range(n)]
@@ -305,7 +305,7 @@ def _least_squares(
 
 
 class Place(NamedTuple):
-    """Where a sequence of a batch is."""
+    """The position of a sequence in a batch."""
 
     rank: int
     microbatch: int
@@ -328,7 +328,7 @@ def balance(
     max_tokens: int | None = None,
     stages: int = 1,
 ) -> list[list[list[Place]]]:
-    """Return where each sequence of a batch should go, as [rank][microbatch] lists of places.
+    """Return the new place of each sequence of a batch, as [rank][microbatch] lists of places.
 
     Sequences are divided anew over ranks and microbatches, or whole microbatches over ranks where
     the limit of tokens allows nothing else; the result with the least `step_cost` is returned.
@@ -397,7 +397,7 @@ def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
 
 
 def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> list[list[int]]:
-    """Return microbatches with the cheapest first and last and the most expensive in the middle.
+    """Return microbatches with the cheapest at both ends, the most expensive in the middle.
 
     A microbatch after a much larger one makes a stage wait.
     """
@@ -406,7 +406,7 @@ def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> l
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Return which microbatches each rank gets, equally many each, given their costs.
+    """Return the microbatches of each rank, an equal number for each, given their costs.
 
     Minimizes the most expensive share. Microbatches stay as they are, with their tokens and memory.
 
@@ -429,7 +429,7 @@ def assign(
     max_tokens: int | None = None,
     cost: Cost | None = None,
 ) -> list[list[int]]:
-    """Return which sequences each rank gets, minimizing the cost of the most expensive rank.
+    """Return the sequences of each rank, minimizing the cost of the most expensive rank.
 
     Each rank fills `microbatches` microbatches of at least one sequence and at most `max_tokens`
     tokens. `cost` is by default the sum of the squares. Raises `InfeasibleError`.
@@ -454,7 +454,7 @@ def pack(
     max_tokens: int | None = None,
     cost: Cost | None = None,
 ) -> list[list[int]]:
-    """Return the sequences of each microbatch, minimizing the cost of the most expensive one.
+    """Return the sequences of each microbatch, minimizing the cost of the most expensive.
 
     `max_tokens` and `cost` are as in `assign`. Raises `InfeasibleError`.
 

@@ -21,7 +21,7 @@ from paceline_client.version import VERSION
 
 _BODY_TYPE: Final = "application/x-ndjson"
 _TOO_EARLY_OR_BUSY: Final = frozenset({408, 425, 429})
-# Refusals of this body; other errors can be corrected without changing it.
+# Statuses that refuse this body; other errors can be corrected without changing the body.
 _REFUSES_THE_BODY: Final = frozenset({400, 409, 413, 415, 422})
 _NO_SUCH_ROUTE: Final = frozenset({404, 405})
 _FIRST_REFUSAL: Final = 400
@@ -37,31 +37,31 @@ class Fate(enum.Enum):
     NEVER = "never"  # the server refuses this body
 
 
-# Not the global generator, whose draws the training may use; the system's, so that forked ranks
-# draw different numbers.
+# The system's generator, so that forked ranks draw different numbers; the global generator's draws
+# belong to the training.
 RANDOM: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to try: waits between attempts double, and each is shortened at random."""
+    """How long delivery is retried: waits between attempts double, each shortened at random."""
 
     give_up_after_s: float = 900.0  # for the whole delivery
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
     timeout_s: float = 60.0  # of one attempt without progress
-    # Once it is set, failed attempts are not repeated.
+    # Once this event is set, failed attempts are not repeated.
     ending: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     def wait_s(self, attempt: int) -> float:
-        """Return the wait after a failed attempt, counted from 1."""
+        """Return the wait in seconds after a failed attempt, whose number is counted from 1."""
         longest = min(self.first_wait_s * 2.0 ** min(attempt - 1, 32), self.longest_wait_s)
         return longest * RANDOM.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The server's answer: id of the session, and address of its page or resource."""
+    """The server's answer: the id of the session, and the address of its page or resource."""
 
     session: str
     url: str
@@ -70,7 +70,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Share:
-    """Identifies one producer's part of a session."""
+    """The identity of a share: one producer's part of a session."""
 
     session: int  # number of the session in the attempt, from 1; the same for all producers
     producer: str  # unique name, such as ``rank-3``
@@ -79,14 +79,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Identifies a part of a share."""
+    """The identity of a chunk: a part of a share."""
 
     number: int = 0  # counts from 0
     final: bool = True  # the producer's last one
 
 
 class DeliveryError(Exception):
-    """The body was not delivered; the message says why."""
+    """The body was not delivered; the message gives the reason."""
 
     def __init__(
         self, message: str, *, fate: Fate, status: int | None = None, wait_s: float | None = None
@@ -98,7 +98,7 @@ class DeliveryError(Exception):
 
     @property
     def permanent(self) -> bool:
-        """Whether repeating the request would fail."""
+        """Whether a repetition of the request would fail as well."""
         return self.fate is not Fate.AGAIN
 
 
@@ -134,7 +134,7 @@ def chunk_url(server: str, job: str, share: Share, attempt: int, chunk: Chunk) -
 
 
 def batch_url(server: str, job: str, attempt: int, session: int) -> str:
-    """Return the address that takes many chunks of a session; raises as `job_url` does."""
+    """Return the address that accepts several chunks of a session; raises as `job_url` does."""
     return f"{job_url(server, job)}/attempts/{attempt}/sessions/{session}/chunks"
 
 
@@ -161,7 +161,8 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
         )[0]
     except DeliveryError as error:
         if error.status in _NO_SUCH_ROUTE:
-            # An older server without this route: only the restarts of a run are distinguished.
+            # An older server has no such route; without it, the number distinguishes only the
+            # restarts of a run.
             return run.restart + 1
         raise
     number = answer.get("attempt")
@@ -171,7 +172,7 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
 
 
 def finish_job(server: str, job: str, timeout_s: float) -> None:
-    """Report the end of a job, in one attempt; raises `DeliveryError` if that fails."""
+    """Report the end of a job in one attempt; raises `DeliveryError` if the attempt fails."""
     _send(f"{job_url(server, job)}/finish", b"", timeout_s, "POST", "application/json")
 
 
@@ -302,13 +303,13 @@ def _send(
         message = f"{url} did not answer: {reason}"
         raise DeliveryError(message, fate=Fate.AGAIN) from error
     except ValueError as error:
-        # For example, a token with a line break.
+        # For example, the token contains a line break.
         message = f"cannot send a request to {url}: {error}"
         raise DeliveryError(message, fate=Fate.LATER) from error
 
 
 def not_paceline(url: str) -> DeliveryError:
-    """Return the error for an answer that Paceline does not give."""
+    """Return the error for an answer that is not one of Paceline's server."""
     message = f"the answer of {url} is not one of Paceline; check the address"
     return DeliveryError(message, fate=Fate.LATER)
 
@@ -326,7 +327,7 @@ def _refusal(error: urllib.error.HTTPError) -> DeliveryError:
         f"{error.url} answered {error.code}{code}: {detail}",
         fate=_fate(error.code),
         status=error.code,
-        # None for a date.
+        # None if the header contains a date
         wait_s=float(retry_after) if retry_after.isdecimal() else None,
     )
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# Launchers from the outermost to the innermost: name, and the variables of the job's name, the
-# number of its restarts and its step.
+# Launchers, sorted from the outermost to the innermost: name, and the variables with the job's
+# name, its number of restarts and its step.
 _LAUNCHERS: Final = (
     ("slurm", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
     ("torchelastic", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", ""),
@@ -19,7 +19,7 @@ _LAUNCHERS: Final = (
 _EXPLICIT_RUN: Final = ("PACELINE_RUN_ID", "PACELINE_RESTART")
 # torchrun's values for a run without a name.
 _UNNAMED: Final = frozenset({"", "none"})
-# Variables with the node's name outside of the container, the most explicit first.
+# Variables with the name of the node outside the container, in order of precedence.
 _NODE: Final = ("PACELINE_NODE", "K8S_NODE_NAME", "NODE_NAME", "SLURMD_NODENAME")
 _POD: Final = ("K8S_POD_NAME", "POD_NAME", "HOSTNAME")
 _NAMESPACE: Final = ("K8S_NAMESPACE_NAME", "POD_NAMESPACE")
@@ -29,25 +29,25 @@ _LOCAL_RANK: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK
 # Files that container runtimes create, and words in the control groups of their processes.
 _CONTAINER_FILES: Final = (".dockerenv", "run/.containerenv")
 _CONTAINER_GROUPS: Final = ("docker", "kubepods", "containerd", "libpod", "lxc")
-# Labels of a job that its scheduler knows, and their variables.
+# Labels of a job that its scheduler provides, and the variables with their values.
 _LABELS: Final = (
     ("owner", ("SLURM_JOB_USER",)),
     ("account", ("SLURM_JOB_ACCOUNT",)),
     ("partition", ("SLURM_JOB_PARTITION",)),
 )
-# The server refuses longer names.
+# Maximum length in characters of a name; the server refuses longer names.
 _MAX_CHARS: Final = 255
 
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a job according to its launcher; the server numbers these as attempts."""
+    """One start of a job by its launcher; the server numbers the runs of a job as attempts."""
 
     run_id: str  # the same on all ranks
     restart: int = 0  # restarts within the run, from 0
 
     def document(self) -> dict[str, str | int]:
-        """Return the fields that the server receives."""
+        """Return the run as a document for the server."""
         return {"run_id": self.run_id, "restart": self.restart}
 
 
@@ -71,7 +71,7 @@ def run_from_environment(environment: Mapping[str, str] = os.environ, *, once: b
             counts.append(count)
     if once or not counts or not names:
         names.append(uuid.uuid4().hex[:12])
-    # A restart of the outer launcher resets the count of the inner one.
+    # A restart of the outer launcher resets the restart count of the inner launcher.
     return Run("/".join([*names, *counts[:-1]]), int(counts[-1]) if counts else 0)
 
 
@@ -80,13 +80,13 @@ class Machine:
     """The machine of a process according to its environment."""
 
     node: str
-    # Whether `node` is the hostname of a container, whose node may have another name.
+    # Whether `node` is the hostname of a container, which may differ from the node's name.
     guessed: bool = False
     pod: str | None = None  # with its namespace, if known: ``ml/llama-worker-3``
     local_rank: int | None = None
 
     def document(self, rank: int) -> dict[str, Any]:
-        """Return the metadata of a rank on this machine."""
+        """Return the metadata of a rank on this machine for the server."""
         key = str(rank)
         meta: dict[str, Any] = {"hosts": {key: self.node}}
         if self.guessed:
@@ -149,7 +149,7 @@ def launcher_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def labels_of(
     environment: Mapping[str, str] = os.environ, *, root: Path = Path("/")
 ) -> dict[str, str]:
-    """Return the labels of the job by its scheduler: owner, account, partition, namespace.
+    """Return the labels that the job's scheduler provides: owner, account, partition, namespace.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The GPU of this process: its identity, and readings of its state by NVML.
+"""The GPU of this process: its identity, and readings of its state through NVML.
 
 NVML's Python module ``nvidia-ml-py`` is optional. If it, the driver or a device's support of a
 measurement is missing, the value is left out; nothing raises into the training. A driver that hangs
@@ -21,18 +21,18 @@ from paceline_client.environment import launcher_of, machine_of
 _log = logging.getLogger("paceline_client")
 
 READ_EVERY_S: Final = 60.0
-# The number of error codes kept since the first reading.
+# Maximum number of the driver's error codes that are kept since the first reading.
 _MOST_XIDS: Final = 8
 _NO_WAIT_MS: Final = 1
-# Names of one NVML function in newer and older versions.
+# Names of the same NVML function in newer and older versions.
 _CLOCK_REASONS: Final = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
-# NVML returns the largest number of a type for a value that is not available.
+# NVML returns the largest number of the type if a value is not available.
 _NOT_AVAILABLE: Final = 1 << 53
 _UUID_PREFIXES: Final = ("GPU-", "MIG-")
-# A driver that was not loaded takes a second or two to answer.
+# Time limit in seconds of a call; a driver that was not loaded takes one or two seconds to answer.
 _NVML_WAIT_S: Final = 5.0
 
 
@@ -60,7 +60,7 @@ def gpu_of(cuda: Any, environment: Mapping[str, str] = os.environ) -> dict[str, 
     device = int(cuda.current_device())
     visible_devices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = visible_devices[device].strip() if device < len(visible_devices) else ""
-    # The node's own number of the device: each process may see only one GPU, as number 0.
+    # The node's number of the device, because each process may see only one GPU, with number 0.
     gpu = {"gpus": visible if visible.isdecimal() else str(device)}
     try:
         properties = cuda.get_device_properties(device)
@@ -74,7 +74,7 @@ def gpu_of(cuda: Any, environment: Mapping[str, str] = os.environ) -> dict[str, 
         address = f"{domain:08x}:{bus:02x}:{number:02x}.0"
     uuid = str(getattr(properties, "uuid", "") or "")
     if visible.startswith("MIG-"):
-        # A MIG instance has its own UUID; torch may return that of the whole GPU.
+        # A MIG instance has its own UUID, but torch may return the UUID of the whole GPU.
         uuid = visible
     elif uuid and not uuid.startswith(_UUID_PREFIXES):
         uuid = f"GPU-{uuid}"
@@ -88,7 +88,7 @@ def gpu_of(cuda: Any, environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def _uuid_by_nvml(address: str) -> str:
-    """Return a GPU's UUID by NVML, for versions of torch without it; empty if unknown.
+    """Return a GPU's UUID through NVML, for torch versions without UUIDs; empty if unknown.
 
     The training waits for this call, so a driver that hangs is given up after `_NVML_WAIT_S`.
     """
@@ -118,7 +118,7 @@ def _uuid_by_nvml(address: str) -> str:
 
 @dataclass
 class Reading:
-    """The state of a GPU at one time; None for values that are not available.
+    """The state of a GPU at a point in time; None for values that are not available.
 
     `throttle` has the bits of `nvmlClocksEventReasons`. Memory errors are counted since the driver
     was loaded; `xids` are the codes of the driver's errors since the first reading.
@@ -135,7 +135,7 @@ class Reading:
     xids: tuple[int, ...] = ()
 
     def document(self, rank: int) -> dict[str, Any]:
-        """Return the available values of a rank's GPU, for a pulse body."""
+        """Return the available values of the reading, for a pulse body."""
         values = {key: value for key, value in asdict(self).items() if value not in {None, ()}}
         return {"rank": rank, **values}
 
@@ -165,7 +165,7 @@ class GpuMonitor:
         self._latest: deque[Reading] = deque(maxlen=1)
 
     def take(self, now_s: float) -> Reading | None:
-        """Return a new reading if there is one, and start the next if it is due; never waits.
+        """Return a new reading or None, and start the next reading if it is due; never waits.
 
         `now_s` is monotonic.
         """
@@ -175,7 +175,7 @@ class GpuMonitor:
                 self._warned = True
                 _log.warning("NVML does not answer: the pulse continues without this GPU's state")
         elif self.due(now_s):
-            # One at a time, so that a driver that hangs holds one thread.
+            # Only one thread at a time, so that a driver that hangs blocks a single thread.
             self._reader = threading.Thread(
                 target=self._read_on_thread, name="paceline-nvml", daemon=True
             )
@@ -185,19 +185,19 @@ class GpuMonitor:
     def _read_on_thread(self) -> None:
         began_s = time.monotonic()
         reading = self.read()
-        # After a driver hung, the time of its values is unknown.
+        # A reading that took long, because the driver hung, has values of an unknown time.
         if reading is not None and time.monotonic() - began_s < READ_EVERY_S:
             self._latest.append(reading)
 
     def due(self, now_s: float) -> bool:
-        """Return whether a reading is due at `now_s`, and if so count it as done."""
+        """Return whether a reading is due at `now_s`; a due reading counts as taken."""
         if self._unavailable or (self._read_s is not None and now_s - self._read_s < READ_EVERY_S):
             return False
         self._read_s = now_s
         return True
 
     def read(self) -> Reading | None:
-        """Return the state of the device now, None without NVML; waits for the driver."""
+        """Return the present state of the device, None without NVML; waits for the driver."""
         if not self._unavailable and self._device is None:
             self._open()
         if self._unavailable:

@@ -1,4 +1,4 @@
-"""A handler that sends the records of vescale's NDTimeline, written from its public source.
+"""A handler that sends the records of vescale's NDTimeline; based on its public source code.
 
 NDTimeline runs its handlers in one process per host, so the handler can be pickled and starts
 nothing before its first call.
@@ -22,7 +22,7 @@ except ImportError:  # only its interface is needed
 
 _log = logging.getLogger("paceline_client")
 
-# The metric that ends a chunk of steps, and the tag with the step of a part.
+# Name of the metric that ends a chunk of steps, and name of the tag with the step.
 _END_OF_CHUNK: Final = "special"
 _STEP_KEY: Final = "_inner_global_step"
 _NS_PER_S: Final = 1_000_000_000
@@ -39,7 +39,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         self, url: str, job: str, meta: Mapping[str, Any] | None = None, steps: int = 50
     ) -> None:
         if NDHandler is not object:
-            # By default it ignores the end of a chunk.
+            # By default the base class ignores the metric that ends a chunk.
             super().__init__(ignore_metrics=[])
         self._url = url
         self._job = job
@@ -62,7 +62,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         world_info: Any,  # noqa: ANN401 - vescale's, without types
         extra: Mapping[str, Any],
     ) -> None:
-        """Record one metric of one rank: durations and starts in seconds, with a tag for each."""
+        """Record a metric of one rank: durations and start times in seconds, with a tag each."""
         del elapsed, extra
         try:
             topology = world_info.topo_info
@@ -95,7 +95,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
             recorder.finish()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until finished sessions are sent or spooled."""
+        """Wait until finished sessions are sent or stored in the spool."""
         for recorder in self._recorders.values():
             recorder.wait(timeout_s)
 
@@ -119,7 +119,8 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
                 {**sizes, **self._meta},
                 share=Share(first + 1, f"rank-{topology.rank}", run),
                 spool=Spool(),
-                # Metrics arrive one after the other: no step is complete before the end.
+                # No partial chunks: metrics arrive one after the other, so no step is complete
+                # before the end.
                 chunk_every_s=None,
             )
         return self._recorders[key]
@@ -135,7 +136,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
 
 
 def _steps(tags: Sequence[Mapping[str, Any]], step_range: range, count: int) -> list[int]:
-    """Return the step of each part: from its tag, or evenly divided over the range."""
+    """Return the step of each duration: from its tag, or evenly divided over the range of steps."""
     own = [int(tag[_STEP_KEY]) for tag in tags if _STEP_KEY in tag]
     if own:
         if len(own) != count:

@@ -1,4 +1,4 @@
-"""Operations between the training and the server: packed, spilled, and as compressed NDJSON.
+"""Operations of a session: packed in memory, spilled to a file, formatted as compressed NDJSON.
 
 Packed operations are no objects for Python's garbage collector, have integer values only, and can
 be written to a file as they are.
@@ -20,7 +20,7 @@ from paceline_client.spool import Spool
 _log = logging.getLogger("paceline_client")
 
 _PACKED: Final = struct.Struct("=10q")
-# Stands for an absent coordinate.
+# The value that represents an absent coordinate in packed operations.
 _ABSENT: Final = -(1 << 63)
 _CHUNK_OPERATIONS: Final = 4096
 _CHUNK_BYTES: Final = _CHUNK_OPERATIONS * _PACKED.size
@@ -44,20 +44,21 @@ class Operation(NamedTuple):
 
 
 class OperationBuffer:
-    """Holds operations of all threads until the sender's thread takes them.
+    """A buffer of the operations of all threads, until the sender's thread takes them.
 
     `capacity` limits the operations that are held here or taken and not yet released.
     """
 
     def __init__(self, capacity: int) -> None:
         self.names: list[str] = []  # operation types, in the order of their first operation
-        # Operations that were dropped: values that are no integers, no memory, or after the end.
+        # Number of dropped operations: with values that are no integers, without memory, or after
+        # the end.
         self.dropped = 0
         self.dropped_steps: set[int] = set()  # steps that lost an operation for lack of memory
         self._capacity = capacity
         self._codes: dict[str, int] = {}
-        # Reentrant: the garbage collector may run while it is held, and its callback records an
-        # operation.
+        # Reentrant, because the garbage collector may run while a thread holds the lock, and its
+        # callback records an operation.
         self._lock = threading.RLock()
         self._open = True
         self._held = 0
@@ -112,14 +113,14 @@ class OperationBuffer:
                 self._tail = bytearray()
 
     def take(self) -> list[bytearray]:
-        """Return the new operations; they count as held until they are released."""
+        """Return the new packed operations; they count as held until `release`."""
         with self._lock:
             full, self._full = self._full, deque()
             tail, self._tail = self._tail, bytearray()
         return [*full, tail] if tail else list(full)
 
     def release(self, operations: int) -> None:
-        """Free the memory of operations that were taken."""
+        """Free the memory of operations that were taken, for new operations."""
         with self._lock:
             self._held -= operations
 
@@ -146,7 +147,7 @@ class OperationBuffer:
 
 
 def unpacked(chunk: bytes | bytearray) -> Iterator[Operation]:
-    """Unpack operations."""
+    """Return the operations in packed data."""
     for op, rank, dp, pp, tp, step, start, duration, mb, mc in _PACKED.iter_unpack(chunk):
         yield Operation(
             op,
@@ -163,7 +164,7 @@ def unpacked(chunk: bytes | bytearray) -> Iterator[Operation]:
 
 
 class Backlog:
-    """Chunks that are not formatted yet; beyond `in_memory` operations they are in the spool."""
+    """Chunks that are not formatted yet; chunks beyond `in_memory` operations are in the spool."""
 
     def __init__(self, buffer: OperationBuffer, spool: Spool | None, in_memory: int) -> None:
         self._buffer = buffer
@@ -185,7 +186,7 @@ class Backlog:
                 self._chunks.append(chunk)
 
     def next(self) -> bytearray | None:
-        """Return the next chunk; to be released with `done` once it is formatted."""
+        """Return the next chunk; call `done` once it is formatted."""
         if not self._chunks:
             return None
         chunk = self._chunks.popleft()
@@ -195,7 +196,7 @@ class Backlog:
         assert self._file is not None  # noqa: S101 - a spilled chunk was written to it
         self._file.seek(start)
         read = bytearray(self._file.read(size))
-        # It is in memory again until `done`.
+        # The chunk is in memory again until `done`.
         self._held += size // OPERATION_BYTES
         self._buffer.release(-(size // OPERATION_BYTES))
         if not any(isinstance(other, tuple) for other in self._chunks):
@@ -234,12 +235,12 @@ class Backlog:
 _SCHEMA: Final = "paceline.trace/1"
 _GZIP_WINDOW: Final = 31  # selects a gzip header, without a time
 _LEVEL: Final = 6
-# Steps that are still open, each with a compressor of 256 KiB.
+# Maximum number of steps that are compressed at the same time, each with a compressor of 256 KiB.
 _OPEN_STEPS: Final = 3
 
 
 class _Member:
-    """The compressed lines of one step."""
+    """The compressed lines of one step, as a gzip member."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -258,7 +259,7 @@ class _Member:
         return self._keep(self._compressor.flush())
 
     def size(self) -> int:
-        """Return how many compressed bytes are held."""
+        """Return the number of compressed bytes."""
         return sum(map(len, self.pieces))
 
     def _keep(self, piece: bytes) -> int:
@@ -286,7 +287,7 @@ class SessionBody:
         self._taken = ""  # the first line of a member that was taken
 
     def add(self, chunk: bytes | bytearray, names: Sequence[str]) -> int:
-        """Append packed operations; return how many were left out because of the limit."""
+        """Add packed operations; return the number that was left out because of the size limit."""
         by_step: dict[int, list[str]] = {}
         line = _Lines(names)
         for operation in unpacked(chunk):
@@ -301,7 +302,7 @@ class SessionBody:
         return left_out
 
     def operations_of(self, steps: Iterable[int]) -> int:
-        """Return how many operations of these steps are held."""
+        """Return the number of operations in these steps."""
         chosen = set(steps)
         members = [*self._open.values(), *self._closed]
         return sum(member.operations for member in members if member.step in chosen)
@@ -325,7 +326,7 @@ class SessionBody:
         self._closed.append(member)
 
     def take(self, meta: Mapping[str, Any], without: Iterable[int] = ()) -> tuple[bytes, int]:
-        """Return the steps before the newest one as a body, and the number of its operations.
+        """Return the steps before the newest step as a body, and the number of its operations.
 
         Their memory is freed. Operations of these steps that arrive later are in a later body.
         `without` are steps to leave here. The body is empty if there are no such steps.
@@ -355,7 +356,8 @@ class SessionBody:
         kept = [member for member in self._closed if member.step not in self.left_out]
         if kept or not self._taken:
             return _body(meta, kept)
-        # The server refuses a body without operations, and stores an operation sent twice once.
+        # The server refuses a body without operations, but stores a repeated operation only once:
+        # repeat an operation.
         repeated = _Member(0)
         repeated.add([self._taken])
         repeated.close()
@@ -373,7 +375,7 @@ def _body(meta: Mapping[str, Any], members: Sequence[_Member]) -> tuple[bytes, i
 
 
 class _Lines:
-    """Writes operations as JSON, in a third of the time of `json.dumps`."""
+    """Formats operations as JSON, in a third of the time of `json.dumps`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [json.dumps(name) for name in names]

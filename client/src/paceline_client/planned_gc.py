@@ -35,11 +35,11 @@ from types import TracebackType
 __all__ = ["Collection", "HeapGrowth", "PlannedGC", "advised_interval"]
 
 _LOG = logging.getLogger("paceline_client")
-# Longer intervals have no measurable gain.
+# Maximum interval in steps; longer intervals have no measurable gain.
 MOST_STEPS = 500
-# The size of an object where the system does not report a process's memory.
+# Assumed size in bytes of an object if the system does not report a process's memory.
 _BYTES_OF_AN_OBJECT = 200
-# A heap that grows by this multiple of its limit is collected at once.
+# A heap whose growth exceeds the planned growth by this factor is collected at once.
 _BEYOND = 2.0
 
 
@@ -53,7 +53,7 @@ class HeapGrowth:
 
 @dataclass(frozen=True)
 class Collection:
-    """One collection."""
+    """A garbage collection."""
 
     step: int  # after which it ran
     start_ns: int  # by `time.time_ns`
@@ -65,7 +65,7 @@ class Collection:
 def advised_interval(
     growth: HeapGrowth, *, max_growth_bytes: int = 1 << 30, most: int = MOST_STEPS
 ) -> int:
-    """Return the interval of collections in steps, with `max_growth_bytes` of growth between two.
+    """Return the interval in steps such that the heap grows by `max_growth_bytes` in between.
 
     Examples
     --------
@@ -189,7 +189,7 @@ class PlannedGC:
         self.every = max(1, own if self._agree is None else self._agree(own))
 
     def _unless_outgrown(self, step: int) -> bool:
-        """Collect if the heap has grown beyond the planned growth."""
+        """Collect if the heap has grown beyond the planned growth times `_BEYOND`."""
         grown = (_containers() - self._objects) * _BYTES_OF_AN_OBJECT
         if grown <= _BEYOND * self._max_growth_bytes:
             return False
@@ -213,7 +213,7 @@ class PlannedGC:
 
 
 def _heap() -> tuple[int, int]:
-    """Return the containers since the last collection and the bytes of the process."""
+    """Return the number of containers since the last collection, and the process's bytes."""
     return _containers(), _resident_bytes()
 
 
@@ -222,7 +222,7 @@ def _containers() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of the process; 0 if the system does not report it."""
+    """Return the memory of the process in bytes; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

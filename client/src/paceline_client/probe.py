@@ -1,4 +1,4 @@
-"""Probe a machine: how fast its devices multiply, copy and reduce, while no job runs on it.
+"""Probe an idle machine: measure how fast its devices multiply, copy and reduce.
 
 A session names the slow worker; a probe confirms or clears its machine before it is replaced. The
 server compares the figures with those of the same kind of device elsewhere.
@@ -32,17 +32,18 @@ from paceline_client.delivery import RetryPolicy, not_paceline, send_document
 from paceline_client.environment import Machine, machine_of
 from paceline_client.gpu import gpu_of
 
-# The first operations also choose kernels and allocate memory.
+# Number of untimed operations at the start, which also choose kernels and allocate memory.
 _WARM_UP: Final = 3
-# Operations that are timed together: the wait for the device is a smaller part of the time.
+# Number of operations that are timed together, so that the wait for the device is a small part of
+# the time.
 _IN_A_ROW: Final = 4
 _LEAST_ROUNDS: Final = 5
-# Large enough that the device is the limit, not the launch of its kernels.
+# Matrix sizes that are large enough for the device to be the limit, not the launch of its kernels.
 _MATRIX: Final = {"cuda": 8192, "cpu": 768}
 _COPIED_BYTES: Final = {"cuda": 1 << 30, "cpu": 64 << 20}
 _MOVED_BYTES: Final = 256 << 20
 _REDUCED_BYTES: Final = {"cuda": 256 << 20, "cpu": 16 << 20}
-# A probe uses at most one part in this many of the free memory.
+# A probe uses at most the free memory divided by this number.
 _PARTS_OF_FREE: Final = 8
 _TERA: Final = 1e12
 _GIGA: Final = 1e9
@@ -50,7 +51,7 @@ _GIGA: Final = 1e9
 
 @dataclass(frozen=True)
 class Bench:
-    """A device that is measured: PyTorch, the device, and how long each measure runs."""
+    """A device to measure: PyTorch, the device, and the duration of each measurement."""
 
     torch: Any
     device: Any  # `torch.device`
@@ -65,7 +66,7 @@ class Bench:
 
     @property
     def is_gpu(self) -> bool:
-        """Return whether it is a GPU."""
+        """Return whether the device is a GPU."""
         return self.kind == "cuda"
 
     def wait(self) -> None:
@@ -74,7 +75,7 @@ class Bench:
             self.torch.cuda.synchronize(self.device)
 
     def buffer(self, size_bytes: int) -> Any:  # noqa: ANN401 - a tensor
-        """Return a tensor of `size_bytes` bytes, or fewer if little memory is free."""
+        """Return a tensor of `size_bytes` bytes, or a smaller one if little memory is free."""
         if self.is_gpu:
             free, _ = self.torch.cuda.mem_get_info(self.device)
             size_bytes = min(size_bytes, free // _PARTS_OF_FREE)
@@ -82,17 +83,17 @@ class Bench:
 
 
 def matmul_tflops(bench: Bench) -> float | None:
-    """Return the TFLOP/s of a product of square matrices: bfloat16 on GPUs, else float32."""
+    """Return the TFLOP/s of a square matrix product: bfloat16 on GPUs, float32 on CPUs."""
     n, torch = _MATRIX[bench.kind], bench.torch
     dtype = torch.bfloat16 if bench.is_gpu else torch.float32
-    # Random: GPUs clock higher on zeros.
+    # Random values, because GPUs reach higher clocks with zeros.
     left, right = (torch.randn(n, n, device=bench.device).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
     return 2 * n**3 / _seconds(bench, lambda: torch.matmul(left, right, out=product)) / _TERA
 
 
 def memory_copy_gbs(bench: Bench) -> float | None:
-    """Return the GB/s of a copy within the device's memory, bytes read and written."""
+    """Return the GB/s, read and written, of a copy within the device's memory."""
     source = bench.buffer(_COPIED_BYTES[bench.kind])
     target = bench.torch.empty_like(source)
     size_bytes = int(source.numel())
@@ -100,7 +101,7 @@ def memory_copy_gbs(bench: Bench) -> float | None:
 
 
 def host_to_device_gbs(bench: Bench) -> float | None:
-    """Return the GB/s of a copy from pinned memory of the host; None without a GPU."""
+    """Return the GB/s of a copy from pinned host memory to the GPU; None without a GPU."""
     if not bench.is_gpu:
         return None
     device, host = _pair(bench)
@@ -109,7 +110,7 @@ def host_to_device_gbs(bench: Bench) -> float | None:
 
 
 def device_to_host_gbs(bench: Bench) -> float | None:
-    """Return the GB/s of a copy to pinned memory of the host; None without a GPU."""
+    """Return the GB/s of a copy from the GPU to pinned host memory; None without a GPU."""
     if not bench.is_gpu:
         return None
     device, host = _pair(bench)
@@ -118,7 +119,7 @@ def device_to_host_gbs(bench: Bench) -> float | None:
 
 
 def all_reduce_gbs(bench: Bench) -> float | None:
-    """Return the bus GB/s of an all-reduce among the machine's devices; None for one device.
+    """Return the bus GB/s of an all-reduce over the machine's devices; None for a single device.
 
     Bus bandwidth is that of nccl-tests: bytes a second times 2 (n - 1) / n, which does not
     depend on the number of devices.
@@ -129,7 +130,8 @@ def all_reduce_gbs(bench: Bench) -> float | None:
     torch = bench.torch
     bench.join()
     data = bench.buffer(_REDUCED_BYTES[bench.kind]).view(torch.float32)
-    # The same number of rounds on all devices, or some would wait for others that have ended.
+    # All devices run the same number of rounds, because otherwise some would wait for devices that
+    # have finished.
     took_s = _seconds(bench, lambda: torch.distributed.all_reduce(data), rounds=_LEAST_ROUNDS)
     size_bytes = int(data.numel() * data.element_size())
     return 2 * (n - 1) / n * size_bytes / took_s / _GIGA
@@ -153,7 +155,7 @@ def _pair(bench: Bench) -> tuple[Any, Any]:
 
 
 def _seconds(bench: Bench, operation: Callable[[], object], *, rounds: int | None = None) -> float:
-    """Return the median duration of an operation over `rounds`, or as many as fit into the time."""
+    """Return an operation's median duration in seconds over `rounds`, or over the time limit."""
     for _ in range(_WARM_UP):
         operation()
     bench.wait()
@@ -168,26 +170,26 @@ def _seconds(bench: Bench, operation: Callable[[], object], *, rounds: int | Non
     return statistics.median(took)
 
 
-# Processes that probe a machine without GPUs: one alone has nothing to reduce.
+# Number of processes that probe a machine without GPUs, as a single process has nothing to reduce.
 _CPU_PROCESSES: Final = 2
-# The time limit of a probe: PyTorch's start, slow on a cold disk, and a multiple of each measure's
-# duration.
+# Components of a probe's time limit: the start of PyTorch, which is slow from a cold disk, and a
+# multiple of each measurement's duration.
 _STARTING_S: Final = 120.0
 _FACTOR: Final = 12
-# A process that waits for a broken device may not end even when it is killed.
+# Time in seconds to wait for a killed process, which may not end if it waits for a broken device.
 _ENDING_S: Final = 5.0
 _MODULE: Final = "paceline_client.probe"
-# NVIDIA's driver has a folder for each GPU here.
+# Folder in which NVIDIA's driver has a subfolder for each GPU.
 _DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 
 
 class ProbeError(Exception):
-    """A machine cannot be probed; the message says why."""
+    """The machine cannot be probed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The measures of one device.
+    """The measurements of a device.
 
     Parameters
     ----------
@@ -211,7 +213,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Measured:
-    """A probe of a machine; the server stores each ``id`` once."""
+    """A probe of a machine; the server stores each ``id`` only once."""
 
     id: str
     at: str  # start, ISO 8601
@@ -226,7 +228,7 @@ class Measured:
         return f"/api/v1/hosts/{quote(self.host, safe='')}/probes"
 
     def document(self) -> dict[str, Any]:
-        """Return the document that the server receives."""
+        """Return the probe as a document for the server."""
         document = asdict(self)
         del document["host"]
         document["devices"] = [
@@ -254,7 +256,7 @@ def probe(
     machine: Machine | None = None,
     give_up_after_s: float | None = None,
 ) -> Measured:
-    """Measure all devices of this machine at the same time: its GPUs, or else its processors.
+    """Measure all devices of this machine at the same time: its GPUs, or without GPUs its CPUs.
 
     Parameters
     ----------
@@ -325,7 +327,7 @@ def devices(driver: Path = _DRIVER) -> tuple[bool, int]:
 
 
 def without_waits(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the processes' results without the errors of those that only waited for others.
+    """Return the processes' results without errors of processes that only waited for others.
 
     If a device has failed before the all-reduce, the others fail in it because they wait for that
     device in vain.
@@ -345,15 +347,16 @@ def without_waits(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 def _run(
     count: int, folder: Path, seconds: float, limit_s: float, flags: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the result of each process; processes are ended after `limit_s`."""
-    # GPUs then have the numbers that nvidia-smi shows.
+    """Return the result of each process; processes are killed after `limit_s`."""
+    # With this order, GPU numbers are those of nvidia-smi.
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     running: list[subprocess.Popen[bytes]] = []
     until = time.monotonic() + limit_s
     try:
         for device in range(count):
             out, err = _output_files(folder, device)
-            # Not pipes: a process that writes much, as NCCL may, would block when one is full.
+            # Files instead of pipes: a process with much output, such as from NCCL, would block on
+            # a full pipe.
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 command = [
                     *(sys.executable, "-m", _MODULE, "--device", str(device)),
@@ -379,7 +382,7 @@ def _output_files(folder: Path, device: int) -> tuple[Path, Path]:
 
 
 def _result(process: subprocess.Popen[bytes], until: float, out: Path, err: Path) -> dict[str, Any]:
-    """Return the last line of a process as a document, with the error if it failed."""
+    """Return the last line of a process's output as a document, with the error if it failed."""
     fault = ""
     try:
         process.wait(timeout=max(until - time.monotonic(), 1.0))
@@ -410,7 +413,7 @@ _UNITS: Final = {"tflops": "TFLOP/s", "gbs": "GB/s"}
 
 
 def lines_of(measured: Measured) -> Iterator[str]:
-    """Yield a probe as lines of text: the machine, and each device with its figures."""
+    """Yield the lines of a probe's text: the machine, then each device with its figures."""
     guess = " (a guess: the name of a container)" if measured.guessed else ""
     yield f"{measured.host}{guess}: {len(measured.devices)} devices, PyTorch {measured.torch}"
     for device in measured.devices:
@@ -423,15 +426,16 @@ def lines_of(measured: Measured) -> Iterator[str]:
             yield f"    failed: {device.fault}"
 
 
-# The share of a GPU's memory that others hold without a job: the driver, and a monitor.
+# Share of a GPU's memory that the driver and monitors use without a job; a GPU of which more is in
+# use is busy.
 _BUSY_FROM: Final = 0.05
-# The time for which a device waits for the others; one that failed never joins.
+# Time limit in seconds of a device's wait for the others; a device that failed never joins.
 _PEERS_S: Final = 30.0
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 def main() -> int:
-    """Measure one device, and print all results so far as a line of JSON after each measure.
+    """Measure a device, and print all results so far as a line of JSON after each measurement.
 
     The last line counts: after a measure that hangs, the results of the others remain. A device
     that fails has the reason in the last line.
@@ -453,14 +457,14 @@ def main() -> int:
             sys.stdout.write(json.dumps(results) + "\n")
             sys.stdout.flush()
     except (RuntimeError, AssertionError) as error:
-        # raised by torch for a device that fails
+        # Raised by torch if the device fails
         results["error"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
         sys.stdout.write(json.dumps(results) + "\n")
     return 0
 
 
 def _measure(torch: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - not typed here
-    """Yield the description of the device, then the measures so far."""
+    """Yield the description of the device, then all measurements so far after each measurement."""
     described: dict[str, Any]
     if options.cpu:
         device = torch.device("cpu")
@@ -503,7 +507,7 @@ def _measure(torch: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]
 def _in_use(torch: Any, device: Any) -> str:  # noqa: ANN401 - not typed here
     free, total = torch.cuda.mem_get_info(device)
     used = total - free
-    # the memory of this process's own query
+    # The memory that this process reserved for the query itself
     own = torch.cuda.memory_reserved(device)
     if (used - own) / total <= _BUSY_FROM:
         return ""

@@ -29,22 +29,24 @@ from paceline_client.spool import Spool
 
 _log = logging.getLogger("paceline_client")
 
-# Operations formatted without a pause, and the pause: the training's threads then wait for Python's
-# interpreter lock for much less than a millisecond.
+# Size of a batch of operations formatted without a pause, and the pause: the training's threads
+# then wait for Python's interpreter lock for much less than a millisecond.
 _BATCH_BYTES: Final = 256 * OPERATION_BYTES
 _PAUSE_S: Final = 0.002
 _IDLE_S: Final = 0.02
-# The share of the buffer beyond which a burst is written to the spool.
+# If more than this share of the buffer is used, operations are written to the spool.
 _SPILL_AT: Final = 0.25
-# The metadata key for steps that a producer had no memory for.
+# Metadata key of the steps that were dropped because a producer had no memory for them.
 _DROPPED_KEY: Final = "dropped_steps"
 _WHOLE: Final = "all"
-# The metadata key for the longest pause between two chunks, and its value: evaluations and
-# checkpoints within a session. Until one producer has ended, the server waits as long.
+# Metadata key of the longest expected pause between two chunks, and its value, which covers
+# evaluations and checkpoints within a session. The server waits this long for a producer's next
+# chunk until one producer has ended.
 _PAUSE_KEY: Final = "pause_s"
 _LONGEST_PAUSE_S: Final = 600
-# Metadata with an entry for each rank: 10 kB compressed for 1,024 ranks, more than the operations
-# of a chunk. Only a share's first and last chunk have them; the server merges the metadata.
+# Metadata keys with an entry for each rank: 10 kB compressed for 1,024 ranks, more than the
+# operations of a chunk. Only the first and last chunk of a share contain them; the server merges
+# the metadata.
 _TABLES: Final = frozenset({"hosts", "guessed_hosts", "gpus", "pods", "local_ranks"})
 
 
@@ -61,7 +63,7 @@ class Outcome:
 
 
 class Recorder:
-    """Takes the operations of one session and sends them when it is finished.
+    """Records the operations of one session and sends them.
 
     It never raises into the training or waits for the network, and its memory is bounded: steps
     that do not fit are dropped completely, counted and reported. Formatting, compression and
@@ -119,14 +121,14 @@ class Recorder:
         self._job = job
         self._meta: dict[str, Any] = {}
         self._share = share
-        # Policies may be shared, events not.
+        # Callers may share a policy, but each recorder needs its own event.
         self._retry = replace(retry or RetryPolicy(), ending=threading.Event())
         self._buffer = OperationBuffer(buffer_operations)
         self._backlog = Backlog(self._buffer, spool, int(buffer_operations * _SPILL_AT))
         self._without: set[int] = set()
         self._outbox: Outbox | None = None
         self._chunk_every_s = math.inf if chunk_every_s is None else chunk_every_s
-        # Ranks that begin together do not all send at once.
+        # A random first interval, so that ranks that begin together do not all send at once.
         self._next_chunk_s = time.monotonic() + self._chunk_every_s * RANDOM.uniform(0.5, 1.0)
         self._sent = 0  # operations in chunks
         self._finished = threading.Event()
@@ -140,7 +142,8 @@ class Recorder:
             if share is not None:
                 check_share(share)
             self.describe(meta)
-            # Metadata of later chunks may be more complete, but do not contradict these.
+            # Metadata of later chunks may be more complete, but do not contradict the metadata of
+            # the first chunk.
             self._chunk_meta = json.loads(json.dumps(self._meta)) | {_PAUSE_KEY: _LONGEST_PAUSE_S}
             if share is not None:
                 self._outbox = Outbox(server, job, share, spool, self._retry, hand_over)
@@ -179,14 +182,14 @@ class Recorder:
         self._buffer.add(op, rank, dp, pp, tp, step, start_ns, duration_ns, mb, mc)
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Add to the session's metadata until it is finished; nested mappings are merged.
+        """Add metadata to the session until it is finished; nested mappings are merged.
 
         Raises `TypeError` or `ValueError` if `meta` is not valid JSON.
         """
         _merge(self._meta, json.loads(json.dumps(dict(meta), allow_nan=False)))
 
     def leave_out(self, steps: Iterable[int]) -> None:
-        """Leave out incomplete steps, the newest ones; call it before `finish`."""
+        """Leave out the newest steps, which are incomplete; call it before `finish`."""
         self._without.update(steps)
 
     def finish(self) -> None:
@@ -195,22 +198,22 @@ class Recorder:
         self._finished.set()
 
     def stop_retrying(self) -> None:
-        """Leave a spooled share in the spool after a failed attempt: the process ends."""
+        """Leave a spooled share in the spool after a failed attempt, because the process ends."""
         if self._outbox is not None:
             self._outbox.stop_retrying()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait until the session is delivered, spooled or given up; return None if time is up.
+        """Wait until the session is delivered, spooled or given up; return None after the timeout.
 
         If the process ends earlier, a session that is not in the spool is lost.
         """
         if os.getpid() != self._pid:
-            # A forked child does not have the thread; its parent sends the session.
+            # A forked child does not have the sending thread; its parent sends the session.
             return self.outcome()
         return self.outcome() if self._done.wait(timeout_s) else None
 
     def outcome(self) -> Outcome:
-        """Return the outcome so far."""
+        """Return the present outcome."""
         return Outcome(
             self._delivery,
             self._error,
@@ -271,7 +274,7 @@ class Recorder:
             self._next_chunk_s = time.monotonic() + self._chunk_every_s
 
     def _close(self, body: SessionBody) -> bytes:
-        """Return the body without steps that lost an operation."""
+        """Return the body without the steps of which operations were dropped."""
         dropped = self._buffer.dropped_steps | body.left_out
         self._buffer.dropped_steps = dropped
         if dropped:

@@ -1,4 +1,4 @@
-"""Write the slowdown and incidents of a job into its run of W&B, MLflow or TensorBoard."""
+"""Write a job's slowdown and incidents into its run of W&B, MLflow or TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ __all__ = ["JobStatus", "Reporting", "report"]
 _log = logging.getLogger("paceline_client")
 
 _PREFIX: Final = "paceline/"
-# A job has a new verdict with each session, about every half an hour; incidents open in seconds.
+# Interval in seconds of requests: a job gets a verdict about every half an hour, but incidents open
+# within seconds.
 EVERY_S: Final = 30.0
 _LEAST_EVERY_S: Final = 1.0
 _TIMEOUT_S: Final = 10.0
-# The most sessions and incidents of one request.
+# Maximum of sessions and of incidents in a request.
 _SESSIONS: Final = 20
 _INCIDENTS: Final = 100
-# States of open incidents, the most urgent first.
+# States of open incidents, sorted from most to least urgent.
 _OPEN_STATES: Final = ("firing", "acknowledged", "silenced", "pending")
 _LONGEST_SENTENCE: Final = 500
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The latest verdict and the incidents of a job; None for unknown values."""
+    """The latest verdict and the incidents of a job; unknown values are None."""
 
     session: int  # of an attached job the number of its first step, counted from 1
     slowdown: float | None  # step time / step time without stragglers; 1 is none
@@ -41,7 +42,7 @@ class JobStatus:
     sentence: str  # the verdict in words
 
     def numbers(self) -> dict[str, float]:
-        """Return the known metrics by their names in a run."""
+        """Return the known metrics by their name in a run."""
         numbers = {
             "slowdown": self.slowdown,
             "gpu_hours_lost": self.gpu_hours_lost,
@@ -54,7 +55,7 @@ class JobStatus:
 
 
 class Reporter(Protocol):
-    """Writes into one run; called on one thread, and may raise."""
+    """Writes into a run; called on one thread, and may raise."""
 
     def write(self, status: JobStatus) -> None:
         """Write the status of the job."""
@@ -81,7 +82,7 @@ class MlflowReporter:
             message = "there is no active run: call mlflow.start_run first"
             raise ValueError(message)
         self._run_id = run if isinstance(run, str) else str(run.info.run_id)
-        # The module's functions write into the run that is active on their own thread.
+        # The module's functions would write into the run that is active on the calling thread.
         self._client = mlflow.MlflowClient()
 
     def write(self, status: JobStatus) -> None:
@@ -162,7 +163,7 @@ class WandbReporter:
         """Do nothing: the run belongs to the training."""
 
 
-# Each takes the run to write into; None for the active one.
+# Each function takes the run to write into; None for the active run.
 REPORTERS: Final[dict[str, Callable[[Any], Reporter]]] = {
     "mlflow": MlflowReporter,
     "tensorboard": TensorBoardReporter,
@@ -171,7 +172,7 @@ REPORTERS: Final[dict[str, Callable[[Any], Reporter]]] = {
 
 
 class Reporting:
-    """Requests the status of a job on a thread and writes changes; never raises into the training.
+    """Requests the status of a job on a thread, and writes changes; never raises into the training.
 
     Parameters
     ----------
@@ -198,7 +199,7 @@ class Reporting:
         self._thread.start()
 
     def close(self, wait_s: float = _TIMEOUT_S) -> None:
-        """Write the status a last time and end; waits no longer than `wait_s`."""
+        """Write the status a last time and end the thread; waits at most `wait_s`."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(wait_s)
@@ -225,14 +226,14 @@ class Reporting:
             self._warned = False
 
     def _warn(self, error: Exception) -> None:
-        """Warn once until the next success."""
+        """Log a warning, unless one was logged since the last success."""
         if not self._warned:
             _log.warning("the status of the job was not written into its run, retrying: %s", error)
         self._warned = True
 
 
 class _NoReporting(Reporting):
-    """Returned if the reporter cannot be created."""
+    """The result if the reporter cannot be created."""
 
     def __init__(self) -> None:
         pass
@@ -249,7 +250,7 @@ def report(
     *,
     every_s: float = EVERY_S,
 ) -> Reporting:
-    """Write the status of a job into its run from now on; call it on one rank.
+    """Write the status of a job into its run from now on; call it on a single rank.
 
     Never raises into the training: errors are warnings of the logger ``paceline_client``.
 
@@ -276,7 +277,7 @@ def report(
 
 
 def job_status(server: str, job: str) -> JobStatus | None:
-    """Return the status of a job; None while there is no verdict.
+    """Return the status of a job; None if the job has no verdict yet.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Sends chunks of shares: new ones, and those that wait in the spool."""
+"""Sending of chunks: new chunks, and chunks in the spool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paceline_client.spool import Address, Spool
 
 _log = logging.getLogger("paceline_client")
 
-# For bodies in the spool: a server that does not answer at once is unavailable.
+# Policy for bodies in the spool: a server that does not answer at once counts as unavailable.
 _ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
 
 
@@ -42,14 +42,14 @@ _RELAY_EVERY_AT_END_S: Final = 0.1
 
 
 class Attempts:
-    """The server's attempt numbers of runs, requested once each."""
+    """The server's attempt numbers of runs; each is requested only once."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, Run], int] = {}
         self._lock = threading.Lock()
 
     def number(self, server: str, job: str, attempt: int | Run, policy: RetryPolicy) -> int:
-        """Return the number of an attempt; raises `DeliveryError`."""
+        """Return the attempt number for an address; raises `DeliveryError`."""
         if not isinstance(attempt, Run):
             return attempt
         key = (server, job, attempt)
@@ -67,7 +67,7 @@ ATTEMPTS: Final = Attempts()
 
 @dataclass(frozen=True)
 class Sent:
-    """Numbers of bodies in the spool that were sent and are left, and of last chunks among them."""
+    """Numbers of spooled bodies that were sent and that remain, and of last chunks among them."""
 
     sent: int = 0
     left: int = 0
@@ -77,7 +77,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A file of the spool that this process has locked."""
+    """A file in the spool that this process has locked."""
 
     path: Path
     address: Address
@@ -87,7 +87,7 @@ class _Claimed:
         return Chunk(self.address.number, self.address.final)
 
     def session(self) -> tuple[object, ...]:
-        """Return the key of the session; bodies of one session are sent in one request."""
+        """Return the identity of the session; all bodies of a session are sent in one request."""
         address = self.address
         return address.job, address.session, address.attempt, address.run_id, address.restart
 
@@ -101,13 +101,13 @@ def send_chunk(  # noqa: PLR0913, PLR0917 - an address, a body and how long to t
 
 
 def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> Sent:
-    """Send the bodies in the spool for a server, until one fails but could be sent later.
+    """Send the spooled bodies for a server, until an error occurs that allows sending later.
 
     Bodies of one session are sent in one request. Bodies for other servers stay, so that no other
     server receives the token. `instead_of` is the address that the bodies were recorded for, if it
     is another name of this server.
     """
-    # Whether each body is a last chunk.
+    # For each sent body, whether it is a last chunk.
     sent: list[bool] = []
     left: list[bool] = []
     failed = False
@@ -133,7 +133,7 @@ def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) ->
 
 
 def _claim(spool: Spool, waiting: list[Path], server: str, locks: ExitStack) -> list[_Claimed]:
-    """Lock the oldest files for a server, those of one request, and remove them from `waiting`."""
+    """Lock the oldest files for one request to a server, and remove them from `waiting`."""
     claimed: list[_Claimed] = []
     size = 0
     while waiting and len(claimed) < _BATCH and size < _BATCH_BYTES:
@@ -153,7 +153,7 @@ def _claim(spool: Spool, waiting: list[Path], server: str, locks: ExitStack) -> 
 def _send_batch(
     server: str, claimed: Sequence[_Claimed]
 ) -> list[DeliveryError | ValueError | None]:
-    """Send bodies of one session, and return the error of each that was not accepted.
+    """Send bodies of one session; return the error of each body that was not accepted.
 
     After an error that allows sending later, the others are not tried and have the same error.
     """
@@ -169,7 +169,7 @@ def _send_batch(
                 return [error for _ in claimed]
         except ValueError:
             pass
-        # An older server, or one that refuses the batch: each body in its own request.
+        # An older server, or a server that refuses the batch, gets each body in its own request.
     errors: list[DeliveryError | ValueError | None] = []
     for file in claimed:
         share = _share_of(file.address)
@@ -192,7 +192,7 @@ def _share_of(address: Address) -> Share:
 
 @dataclass
 class _Body:
-    """A chunk that is not delivered: in the spool, or in memory if that has no room."""
+    """An undelivered chunk: in the spool, or in memory if the spool has no room."""
 
     chunk: Chunk
     path: Path | None
@@ -200,7 +200,7 @@ class _Body:
 
 
 class Outbox:
-    """Sends one share: `put` while it is recorded, then `finish` once, on the same thread.
+    """Sends one share: call `put` for each chunk, then `finish` once, on the same thread.
 
     Each chunk is in the spool before it is sent, so that it outlives its process and is not sent
     twice. A chunk before the last one is tried once, on a separate thread, so that a server that
@@ -237,7 +237,7 @@ class Outbox:
         return bool(self._in_memory)
 
     def put(self, data: bytes) -> None:
-        """Send a chunk that is not the last one; returns at once."""
+        """Send a chunk other than the last; returns at once."""
         body = self._store(data, final=False)
         if self._hand_over and body.path is not None:
             return
@@ -247,7 +247,7 @@ class Outbox:
         self._bodies.put(body)
 
     def finish(self, data: bytes) -> Delivery | None:
-        """Send the last chunk, repeatedly if necessary; None if it stays in the spool.
+        """Send the last chunk, repeatedly if necessary; return None if it stays in the spool.
 
         Raises `DeliveryError` if the server refuses the share, or the time is up without a spool.
         """
@@ -278,12 +278,12 @@ class Outbox:
             return None
         self._forget(body)
         if self._spool is not None and delivery is not None:
-            # The server is available: send the other bodies in the spool, too.
+            # The server is available, so send the other spooled bodies as well.
             send_waiting(self._spool, self._server)
         return delivery
 
     def stop_retrying(self) -> None:
-        """Leave a spooled chunk in the spool after a failed attempt: the process ends."""
+        """Leave a spooled chunk in the spool after a failed attempt, because the process ends."""
         self._retries = False
         if self.spooled is not None:
             self._retry.ending.set()
@@ -354,7 +354,7 @@ class Outbox:
 
 
 class Relay:
-    """Sends the shares in a host's spool, of earlier runs and of other ranks.
+    """Sends the shares in a host's spool, from earlier runs and from other ranks.
 
     Runs on the first rank of a host. `others` is the number of ranks of this host that leave their
     shares in the spool, 0 if each rank sends its own.
@@ -372,7 +372,7 @@ class Relay:
         threading.Thread(target=self._run, name="paceline-relay", daemon=True).start()
 
     def finish(self, sessions: int, give_up_at_s: float) -> None:
-        """Send the rest, until the other ranks' shares of `sessions` sessions are sent or spooled.
+        """Send the rest, until other ranks' shares of `sessions` sessions are sent or spooled.
 
         Gives up at `give_up_at_s` by `time.monotonic`.
         """
@@ -384,7 +384,7 @@ class Relay:
             time.sleep(_RELAY_EVERY_AT_END_S)
 
     def _run(self) -> None:
-        # Shares of earlier runs do not count as those of other ranks.
+        # Sent first, so that shares of earlier runs do not count as shares of other ranks.
         self._send()
         self._sent = 0
         while self._others:
@@ -392,7 +392,7 @@ class Relay:
             self._send()
 
     def _send(self) -> int:
-        """Send the bodies in the spool, and return the number of last chunks that are left."""
+        """Send the spooled bodies; return the number of last chunks that remain."""
         with self._lock:
             try:
                 done = send_waiting(self._spool, self._url)

@@ -1,4 +1,4 @@
-"""A folder for data that cannot be sent now: shares of sessions, and bursts of operations.
+"""A folder for data that cannot be sent now: shares of sessions, and spilled operations.
 
 A share, or a chunk of one, is a file with its address, one line of JSON, and its body. The sending
 process holds a lock on the file, which ends with the process. The ranks of a host use the same
@@ -27,29 +27,29 @@ _SHARE: Final = ".share"
 _PART: Final = ".part"
 _HEADER_BYTES: Final = 1 << 16
 _NUMBERS: Final = itertools.count()
-# An unfinished file of this age belongs to a killed process.
+# An unfinished file of at least this age in seconds belongs to a killed process.
 _PART_LIVES_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """The destination of a share, or of a chunk of one."""
+    """The destination of a share, or of a chunk of a share."""
 
     server: str
     job: str
     session: int
     producer: str
-    # None if the server counts attempts, by `run_id` and `restart`.
+    # None if the server counts the attempts of `run_id` and `restart`
     attempt: int | None = None
     run_id: str = ""
     restart: int = 0
-    # Files of versions before chunks do not have these.
+    # Absent in files of versions that did not send chunks
     number: int = 0
     final: bool = True
 
 
 def default_directory() -> Path:
-    """Return ``PACELINE_SPOOL``, else a folder of this user among temporary files."""
+    """Return ``PACELINE_SPOOL``, or this user's folder among the temporary files."""
     directory = os.environ.get("PACELINE_SPOOL")
     if directory:
         return Path(directory)
@@ -58,7 +58,7 @@ def default_directory() -> Path:
 
 
 class Spool:
-    """The folder, `default_directory` unless given; created if it does not exist.
+    """The spool's folder, `default_directory` unless given; created if it does not exist.
 
     Beyond `max_bytes` of shares, the oldest ones are removed for a new one.
     """
@@ -68,7 +68,7 @@ class Spool:
         self._max_bytes = max_bytes
 
     def put(self, address: Address, body: bytes) -> Path:
-        """Store a share durably and return its file; raises `OSError`, as for a full disk."""
+        """Store a share durably and return its file; raises `OSError`, such as on a full disk."""
         self._make()
         self._make_room(len(body))
         name = f"{time.time_ns():020d}-{os.getpid()}-{next(_NUMBERS)}"
@@ -89,7 +89,7 @@ class Spool:
         return path
 
     def waiting(self) -> list[Path]:
-        """Return the files of all shares, the oldest first."""
+        """Return the files of all shares, sorted from oldest to newest."""
         try:
             return sorted(self.directory.glob(f"*{_SHARE}"))
         except OSError:
@@ -97,14 +97,14 @@ class Spool:
 
     @contextmanager
     def claimed(self, path: Path) -> Iterator[tuple[Address, bytes] | None]:
-        """Lock a share and return it; None if another process has it."""
+        """Lock a share and yield it; yield None if another process has locked it."""
         try:
             file = path.open("rb")
         except OSError:
             yield None
             return
         with file:
-            # Another process may have sent and removed it before the lock.
+            # Another process may have sent and removed the file before it was locked here.
             yield _read(file) if _lock(file) and path.exists() else None
 
     def remove(self, path: Path) -> None:
@@ -113,14 +113,14 @@ class Spool:
             path.unlink()
 
     def overflow(self) -> IO[bytes]:
-        """Return an unnamed file for a burst of operations; it ends with the process."""
+        """Return an unnamed file for spilled operations; the system deletes it with the process."""
         self._make()
         return tempfile.TemporaryFile(dir=self.directory)
 
     def _make(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid") and self.directory.stat().st_uid != os.getuid():
-            # Any user can create a folder among the temporary files.
+            # Any user can create this folder among the temporary files.
             message = f"{self.directory} belongs to another user"
             raise PermissionError(message)
 

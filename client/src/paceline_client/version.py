@@ -1,4 +1,4 @@
-"""The version of this distribution, which `pyproject.toml` reads."""
+"""The version of this distribution; `pyproject.toml` reads it."""
 
 from __future__ import annotations
 

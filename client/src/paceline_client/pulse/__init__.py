@@ -1,1 +1,1 @@
-"""The pulse: a row for each step, and a beat every few seconds, sent all the time."""
+"""The pulse of a job: a row for each step and a beat every few seconds, sent continuously."""

@@ -1,4 +1,4 @@
-"""Ranks of one host: which of them sends the pulse, and the state of ranks without progress."""
+"""The ranks of a host: choice of the rank that sends the pulse, and state of hanging ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Final
 _log = logging.getLogger("paceline_client")
 
 _READ_BYTES: Final = 1 << 16
-# A rank's rows of half a minute.
+# Size limit of a message, above a rank's rows of half a minute.
 _MOST_MESSAGE_BYTES: Final = 8 << 20
-# Process, user and group of a connection's other side.
+# Format of the peer credentials of a connection: process, user and group.
 _PEER: Final = struct.Struct("3i")
-# Diagnostics are repeated after this number of beats: they change little without progress.
+# Diagnostics are repeated after this number of beats, because they change little without progress.
 _BEATS_BETWEEN_REPORTS: Final = 12
-# A rank is silent after this number of beats without a message.
+# A rank counts as silent after this number of beats without a message.
 _SILENT_BEATS: Final = 4
 _PROC: Final = Path("/proc")
 # Position of the start time among the fields of `/proc/…/stat` after the name.
 _START_TIME: Final = 19
 
-# Returns texts by the names of their files.
+# Returns texts by file name.
 Report = Callable[[], dict[str, str]]
 
 
 class HostSocket:
-    """A socket by which the ranks of a host pass their pulse to the one that sends it.
+    """A socket through which the ranks of a host pass their pulse to the rank that sends it.
 
     The sending process is the one that has bound the socket's name, one of Linux's abstract
     namespace: it is no file, belongs to one process at a time, and is free as soon as that process
@@ -50,7 +50,7 @@ class HostSocket:
         self._listener: socket.socket | None = None
 
     def bind(self) -> socket.socket | None:
-        """Return the listening socket; None if another process has the name."""
+        """Return the listening socket; None if another process has bound the name."""
         if not self.supported:
             return None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -65,7 +65,7 @@ class HostSocket:
         return listener
 
     def request(self, message: bytes, timeout_s: float) -> bytes | None:
-        """Send a message to the process that has the name; return its answer, None without one."""
+        """Send a message to the process that bound the name; return its answer, or None."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(timeout_s)
@@ -87,13 +87,13 @@ class HostSocket:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the other side is a process of this user."""
+    """Return whether the peer of a connection is a process of this user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(credentials)[1] == os.getuid())
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return all bytes until the other side's end; none if they exceed the limit."""
+    """Return all bytes up to the peer's end of the stream; empty if they exceed the limit."""
     parts: list[bytes] = []
     size = 0
     while part := connection.recv(_READ_BYTES):
@@ -106,18 +106,18 @@ def read_all(connection: socket.socket) -> bytes:
 
 @dataclass
 class _Process:
-    """Another rank's process; a later process of the same number has another start time."""
+    """Another rank's process; a later process with the same number has another start time."""
 
     pid: int
     start_time: str
     seen_s: float
-    # the last report about it, and its time
+    # Last report about the process, and its time
     report: str = ""
     reported_s: float = 0.0
 
 
 class HangDiagnostics:
-    """Diagnostics of the ranks of a host while no step of their job ends.
+    """Diagnostics of a host's ranks while no step of their job ends.
 
     They are collected only while the server requests them, once a minute for each rank. A rank
     whose threads cannot get the interpreter's lock is silent; the rank that sends for the host then
@@ -135,7 +135,7 @@ class HangDiagnostics:
         self._others: dict[int, _Process] = {}
 
     def own(self, now_s: float, beat_s: float) -> dict[str, str]:
-        """Return the diagnostics of this rank; none soon after the last ones."""
+        """Return the diagnostics of this rank; empty soon after the last diagnostics."""
         if self._report is None:
             return {}
         between_s = _BEATS_BETWEEN_REPORTS * beat_s
@@ -145,13 +145,13 @@ class HangDiagnostics:
         return self._report()
 
     def seen(self, rank: int, pid: int, now_s: float) -> None:
-        """Note a message of another rank; ignored for a process in another container."""
+        """Record a message of another rank; a process in another container is ignored."""
         stat = _stat(pid)
         if stat is not None:
             self._others[rank] = _Process(pid, stat[1], now_s)
 
     def silent(self, now_s: float, beat_s: float) -> dict[str, str]:
-        """Return the state of the processes of silent ranks, by the names of their files.
+        """Return the states of the processes of silent ranks, by file name.
 
         An unchanged state is repeated as rarely as `own` repeats.
         """
@@ -175,7 +175,7 @@ class HangDiagnostics:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """Return the state and the start time of a process; None if there is none."""
+    """Return the state and the start time of a process; None if it does not exist."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:

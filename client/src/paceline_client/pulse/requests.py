@@ -1,4 +1,4 @@
-"""Sessions that the server requests, and the budget within which a job records them."""
+"""Sessions that the server requests, and the budget that limits how many of them a job records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 _SHARE: Final = 0.02
 _EVERY_S: Final = 3600.0
-# The value of `by` in a request of a person; other requests follow from an automatic detection.
+# Value of `by` in a request that a user made; other requests were made by an automatic detection.
 _PERSON: Final = "person"
 
 
 @dataclass(frozen=True)
 class RecordBudget:
-    """How much of a job is recorded because the server detected something.
+    """Limits on the sessions of a job that are recorded after automatic detections.
 
     `share` is the largest share of the job's steps so far that all such sessions but the latest
     have: a young job may record its first. `every_s` is the least time between the starts of two of
@@ -33,7 +33,7 @@ class RecordBudget:
 
 
 class BudgetUse:
-    """The part of a budget that is used."""
+    """The used part of a budget."""
 
     def __init__(self, budget: RecordBudget) -> None:
         self._budget = budget
@@ -50,13 +50,13 @@ class BudgetUse:
         return not too_early and budget.share > 0 and self._steps <= budget.share * job_steps
 
     def count(self, steps: int, now_s: float) -> None:
-        """Count a session that is recorded."""
+        """Add a recorded session to the used budget."""
         self._steps += steps
         self._last_s = now_s
 
 
 class RecordRequest(NamedTuple):
-    """A session that the server requests."""
+    """A request of the server to record a session."""
 
     steps: int
     reason: str
@@ -64,7 +64,7 @@ class RecordRequest(NamedTuple):
 
     @classmethod
     def read(cls, record: object) -> RecordRequest | None:
-        """Return the request in an answer's `record`; None if there is none."""
+        """Return the request in an answer's field `record`; None if there is none."""
         if not isinstance(record, dict):
             return None
         steps = record.get("steps")
@@ -75,7 +75,7 @@ class RecordRequest(NamedTuple):
 
 @dataclass
 class ServerAnswer:
-    """The server's latest answer, for the ranks of the host."""
+    """The server's latest answer, kept for the ranks of the host."""
 
     stop: bool = False
     pulse_s: float | None = None
@@ -83,7 +83,7 @@ class ServerAnswer:
     files: bool = False  # whether diagnostics of ranks without progress are requested
 
     def document(self, rank: int, sender: int) -> dict[str, Any]:
-        """Return the answer for `rank`; rank 0 gets a request once.
+        """Return the answer to `rank`; only rank 0 gets a session request, and only once.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Rows and beats of the pulse, and the body in which a host sends those of its ranks."""
+"""Rows and beats of the pulse, and the body with which a host sends the data of its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-# Characters of a phase's name; the server truncates longer ones.
+# Maximum length in characters of a phase's name; the server truncates longer names.
 _LONGEST_PHASE: Final = 200
 _LEVEL: Final = 6
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -44,13 +44,13 @@ class Beat(NamedTuple):
     since_ns: int  # since the epoch
 
 
-# Columns of both rows and beats.
+# Columns that both rows and beats have.
 _KEYS: Final = Beat._fields[:5]
 _MEASURES: Final = Row._fields[5:]
 
 
 class HostData(NamedTuple):
-    """The part of a body that is not columns of rows and beats."""
+    """The fields of a body other than columns of rows and beats."""
 
     files: Mapping[str, str] = MappingProxyType({})  # diagnostics of ranks without progress
     readings: Sequence[Mapping[str, Any]] = ()  # states of GPUs
@@ -91,7 +91,8 @@ def body_of(
         head["files"] = dict(data.files)
     if data.readings:
         head["hardware"] = list(data.readings)
-    # Column by column, so that Python's interpreter lock is held for one column at a time.
+    # Compressed column by column, so that Python's interpreter lock is held for one column at a
+    # time.
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     parts = [compressor.compress(f'{json.dumps(head)[:-1]}, "columns": {{'.encode())]
     for number, (name, values) in enumerate(columns.items()):
@@ -107,19 +108,19 @@ def _differences(values: Sequence[int]) -> list[int | None]:
 
 @dataclass
 class Pending:
-    """Data of one or more ranks that is not sent yet."""
+    """Data of one or several ranks that were not sent yet."""
 
     at_s: float  # when it was added, monotonic
     rows: list[Row]
     beats: list[Beat]
     files: dict[str, str] = field(default_factory=dict)
-    # states of GPUs, each with the rank that computes on it
+    # States of GPUs, each with the rank that computes on the GPU
     readings: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
 class Counts:
-    """Numbers of rows: of this rank, and of those that other ranks of the host passed to it."""
+    """Numbers of rows: of this rank, and of the host's other ranks that passed their rows to it."""
 
     rows: int = 0  # measured by this rank
     sent: int = 0
@@ -129,12 +130,12 @@ class Counts:
 
 
 def files_of(pending: list[Pending]) -> dict[str, str]:
-    """Return all pending texts by the names of their files."""
+    """Return all pending texts by file name."""
     return {name: text for part in pending for name, text in part.files.items()}
 
 
 def unsent(pending: list[Pending], sent: int, beats: list[Beat]) -> list[Pending]:
-    """Return the pending data without the first `sent` rows, and with only these beats.
+    """Return the pending data without the first `sent` rows, and with only the given beats.
 
     Files and readings were sent with the first rows.
     """

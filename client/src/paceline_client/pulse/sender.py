@@ -1,4 +1,4 @@
-"""The thread of a rank that sends its pulse, or passes it to the rank that sends for the host."""
+"""The thread that sends a rank's pulse, or passes it to the rank that sends for the host."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _LONGEST_EVERY_S: Final = 60.0
 # detected soon.
 _BODIES_WITHOUT_STEP: Final = 3
 _HANG_FREQUENCY: Final = 2
-# Older rows are dropped: the pulse is for detection within seconds.
+# Age in seconds from which rows are dropped, because the pulse serves detection within seconds.
 MAX_AGE_S: Final = 30.0
-# Rows of one rank, and of a host while the server is unavailable.
+# Maximum of pending rows of a rank, and of a host while the server is unavailable.
 _MOST_ROWS_OF_RANK: Final = 8192
 _MOST_ROWS: Final = 1 << 16
-# Rows of one body: half of the server's limit.
+# Maximum of rows in a body: half of the server's limit.
 _ROWS_OF_BODY: Final = 1 << 14
 _HOST_TIMEOUT_S: Final = 2.0
 _LISTEN_S: Final = 0.2
 _TIMEOUT_S: Final = 10.0
 _LEAST_TIMEOUT_S: Final = 0.5
 _PHASES: Final = 1 << 16
-# An older server has no such route; a project may have the pulse disabled.
+# Statuses of an older server without this route, and of a project that disabled the pulse.
 _NO_PULSE: Final = frozenset({404, 405, 409})
 
-# Returns the state of the rank's GPU; None if there is no new one.
+# Returns the state of the rank's GPU; None without a new reading.
 ReadGpu = Callable[[], "dict[str, Any] | None"]
 
 
 @dataclass(frozen=True)
 class Destination:
-    """The destination of a rank's pulse."""
+    """The server, job and rank data with which a pulse is sent."""
 
     server: str
     job: str
@@ -74,7 +74,7 @@ class Destination:
 
 
 class Pulse:
-    """Collects the rows of a rank, and sends them on a thread.
+    """Collects the rows of a rank, and sends them on a separate thread.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Pulse:
         self._diagnostics = HangDiagnostics(report)
         self._files_requested = False
         self.counts = Counts()
-        # False once the server has answered that it takes no pulses.
+        # False once the server has answered that it accepts no pulses
         self.wanted = True
         self._rows: deque[Row] = deque(maxlen=_MOST_ROWS_OF_RANK)
         self._added_s = math.inf
@@ -114,7 +114,7 @@ class Pulse:
         self._host = HostSocket(f"{to.server}\n{to.job}\n{to.run.run_id}\n{to.host}")
         self._listener: socket.socket | None = None
         self._listening: threading.Thread | None = None
-        # Of the data that the two threads share: what is pending, and the server's answer.
+        # Guards the data that the two threads share: pending rows, and the server's answer
         self._lock = threading.Lock()
         self._pending: list[Pending] = []
         self._answer = ServerAnswer()
@@ -125,7 +125,7 @@ class Pulse:
         variable = os.environ.get(PULSE_VARIABLE)
         self._interval_is_fixed = variable is not None
         self._every_s = _bounded(variable, _EVERY_S)
-        # So that the hosts of a job do not send at the same moment.
+        # A different phase for each host, so that the hosts of a job do not send at the same time.
         self._phase = (zlib.crc32(destination.host.encode()) % _PHASES) / _PHASES
         self._thread = threading.Thread(target=self._run, name="paceline-pulse", daemon=True)
 
@@ -148,18 +148,18 @@ class Pulse:
         self._added_s = time.monotonic()
 
     def close(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Send the rest, and whether the rank has `finished`, until `give_up_at_s`, monotonic."""
+        """Send the rest, and whether the rank has `finished`, until monotonic `give_up_at_s`."""
         self.end(give_up_at_s, finished=finished)
         self.wait(give_up_at_s)
 
     def end(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Start to close; see `close`."""
+        """Begin closing without waiting; see `close`."""
         self._finished = finished
         self._give_up_at_s = give_up_at_s
         self._closing.set()
 
     def wait(self, give_up_at_s: float) -> None:
-        """Wait until the rest is sent."""
+        """Wait until the rest is sent; see `close`."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, give_up_at_s - time.monotonic()))
 
@@ -175,14 +175,16 @@ class Pulse:
             while not self._closing.wait(self._until_next_s()):
                 self._try_round()
             if self._listening is not None:
-                # The last body has what other ranks have passed until now.
+                # Ends before the last body is made, which then contains all data that other ranks
+                # have passed.
                 self._listening.join()
             self._try_round()
         finally:
             self._host.close()
 
     def _until_next_s(self) -> float:
-        # Ranks of a host share their monotonic clock; the one that sends for them is the last.
+        # The ranks of a host share their monotonic clock; the rank that sends for the host sends
+        # last.
         every = self._every_s
         if time.monotonic() - self._added_s >= _BODIES_WITHOUT_STEP * every:
             every /= _HANG_FREQUENCY
@@ -218,7 +220,7 @@ class Pulse:
         self._send()
 
     def _drop_old(self, now_s: float) -> None:
-        """Drop rows beyond the age limit, and the oldest ones beyond the limit of rows."""
+        """Drop rows beyond the age limit, and the oldest rows beyond the limit of their number."""
         pending = self._pending
         total = sum(len(part.rows) for part in pending)
         while pending and (now_s - pending[0].at_s > MAX_AGE_S or total > _MOST_ROWS):
@@ -232,7 +234,7 @@ class Pulse:
         return pending
 
     def _pass_to_sender(self) -> bool:
-        """Pass all pending data to the rank that sends for the host; return whether it has it."""
+        """Pass all pending data to the host's sending rank; return whether it received them."""
         if not self._host.supported:
             return False
         pending = self._take_pending()
@@ -262,7 +264,7 @@ class Pulse:
         return True
 
     def _become_sender(self) -> None:
-        """Send for the host from now on, unless another rank does."""
+        """Send for the host from now on, unless another rank already does."""
         self._listener = self._host.bind()
         if self._listener is not None:
             self._listening = threading.Thread(
@@ -271,7 +273,7 @@ class Pulse:
             self._listening.start()
 
     def _listen(self, listener: socket.socket) -> None:
-        """Receive the pulses of other ranks of the host, one after the other."""
+        """Receive the pulses of other ranks of the host, one connection at a time."""
         listener.settimeout(_LISTEN_S)
         while not self._closing.is_set():
             try:
@@ -306,7 +308,7 @@ class Pulse:
         """Send all pending data; it stays pending if the server is unavailable."""
         pending = self._take_pending()
         rows = [row for part in pending for row in part.rows]
-        # The latest beat of a rank replaces those before it.
+        # The latest beat of a rank replaces its earlier beats.
         beats = list({beat.rank: beat for part in pending for beat in part.beats}.values())
         files = files_of(pending)
         readings = [reading for part in pending for reading in part.readings]
@@ -359,7 +361,7 @@ class Pulse:
             _log.warning(message, error)
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
-        """Apply the server's answer, and keep it for the other ranks of the host."""
+        """Apply the server's answer, and store it for the other ranks of the host."""
         pulse_s = answer.get("pulse_s")
         pulse_s = float(pulse_s) if isinstance(pulse_s, int | float) else None
         request = RecordRequest.read(answer.get("record"))
@@ -381,7 +383,7 @@ class Pulse:
 
 
 def _bounded(interval: str | float | None, default_s: float) -> float:
-    """Return the seconds between two bodies, within bounds."""
+    """Return the seconds between two bodies, limited to the allowed range."""
     try:
         seconds = default_s if interval is None else float(interval)
     except ValueError:

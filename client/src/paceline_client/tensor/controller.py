@@ -1,4 +1,4 @@
-"""The controller of a tensor-parallel group, and the pre-test of its costs.
+"""The controller of a tensor-parallel group, and the pre-test that samples its cost functions.
 
 At each step boundary the ranks all-gather a few numbers: the times of each, and the plan that the
 first rank has from the service. All ranks decide on the same numbers, so that all or none apply a
@@ -38,13 +38,14 @@ _log = logging.getLogger("paceline_client")
 
 Samples = tuple[tuple[int, float], ...]
 
-# Sampled shares of a rank's columns, in sixteenths. They cover the range of plans: a line through
-# small samples does not predict large ones.
+# Sampled shares of a rank's columns, in sixteenths. They cover the range of plans, because a line
+# through small samples does not predict large shares.
 _LENT: Final = (1, 4, 8, 14)
 _LEVEL: Final = (1, 4, 8)
 _LEFT_OUT: Final = (4, 14)
 _WHOLE: Final = 16
-# Repetitions of all samples, of which the fastest step counts: other load of a machine passes.
+# Number of repetitions of all samples, of which the fastest step counts, because other load of a
+# machine is temporary.
 _ROUNDS: Final = 3
 _POLL_S: Final = 0.001
 
@@ -53,7 +54,8 @@ _POLL_S: Final = 0.001
 class Costs:
     """Samples of a group's cost functions: (columns, additional seconds of a step)."""
 
-    # Φ1: outside the slowest rank's own time, for columns of a rank that is ahead of the others.
+    # Φ1: seconds outside of the slowest rank's own time, by columns of a rank that is faster than
+    # the others.
     communicate: Samples
     extract: Samples  # Ω2: of a rank outside its products, for columns that it leaves out
     lend: Samples = ()  # in addition to Φ1 if the rank that lends is not ahead
@@ -66,7 +68,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The shortest times outside the slowest rank's own time, and outside its products."""
+    """The shortest times of a step: outside of the slowest rank's own time, and of its products."""
 
     outside_s: float
     rest_s: float
@@ -75,14 +77,14 @@ class _Times:
 def pre_test(
     workload: Workload, tp: TensorGroup, step: Callable[[], object], steps: int = 2
 ) -> Costs:
-    """Sample costs on a group without stragglers and without a plan, on all ranks together.
+    """Sample the costs of a group without stragglers and without a plan, on all ranks together.
 
     `tp` has a watch. `step` trains for a step and is called about 90 times; in half of them, ranks
     leave columns out. If the model must not lose accuracy, it must not update the model, or the
     model must be loaded afterwards. Each sample takes `steps` steps in each round.
     """
     columns, size = workload.columns, tp.size
-    # The other ranks must keep some columns.
+    # The other ranks must keep some of their columns.
     level = [part for part in _LEVEL if part * size < (_WHOLE - 1) * (size - 1)]
     plans: list[Plan | None] = [None]
     plans += [_lending(columns * part // _WHOLE, columns, size) for part in _LENT]
@@ -114,7 +116,7 @@ def pre_test(
 
 
 def _lending(count: int, columns: int, size: int, *, level: bool = False) -> Plan:
-    """Return a plan by which the first rank lends `count` columns to the others.
+    """Return a plan with which the first rank lends `count` columns to the others.
 
     With `level`, the others leave out columns so that all ranks compute the same number.
     """
@@ -130,7 +132,7 @@ def _measure(
 ) -> _Times:
     watch = tp.watch
     workload.apply(plan)
-    # The first step allocates memory for the new shapes.
+    # An unmeasured first step allocates memory for the new shapes.
     step()
     watch.end_step(-1)
     took_s = []
@@ -156,7 +158,7 @@ def _measure(
         mine = mine.to(workload.device)
     everyone = mine.new_empty(tp.size, *mine.shape)
     dist.all_gather(list(everyone), mine, group=tp.process_group)
-    # The difference step by step cancels the noise of a rank's own work.
+    # Computing the difference in each step cancels the noise of a rank's own work.
     step_s, time_s, rest_s = everyone.unbind(1)
     outside_s = step_s.amax(0) - time_s.amax(0)
     return _Times(float(outside_s.min()), float(rest_s[0].min()))
@@ -164,26 +166,27 @@ def _measure(
 
 # The rank that communicates with the service.
 _LEADER: Final = 0
-# The numbers of a rank in the all-gather; float64 represents counts exactly.
+# Number of values of a rank in the all-gather; float64 represents counts exactly.
 _FIELDS: Final = 8
 _STEPS_KEPT: Final = 16
-# Reports that also contain sizes and costs; more than one, as reports may be dropped.
+# Number of first reports that contain sizes and costs; more than one, because reports may be
+# dropped.
 _FIRST_REPORTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The limits of the job's code for plans; no server can raise them."""
+    """The limits that the job's code sets for plans; no server can raise them."""
 
     apply: bool = False  # whether plans are applied; otherwise, times are only reported
-    # The largest share of a rank's columns that a step may leave out, 0 to 1. With 0, only plans
+    # Maximum share of a rank's columns that a step may leave out, 0 to 1. With 0, only plans
     # without loss are applied.
     max_gamma: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One rank's numbers at a boundary."""
+    """The values of one rank at a step boundary."""
 
     step: int
     time_s: float
@@ -196,7 +199,7 @@ class _Row:
 
 
 class Controller:
-    """Connects a group with the service. Call `step` on every rank after each optimizer step.
+    """Connects a group with the service; call `step` on every rank after each optimizer step.
 
     The training never waits for the service. If it is unavailable, the plan ends when it expires.
 
@@ -231,7 +234,7 @@ class Controller:
         self._step = self._first_step = first_step
         self._control = tp.process_group
         if dist.get_backend(tp.process_group) != "gloo":
-            # The numbers stay on the CPU.
+            # The values stay on the CPU, so the group needs a backend for the CPU.
             self._control = dist.new_group(
                 list(tp.ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
             )
@@ -243,9 +246,10 @@ class Controller:
         self._measured: deque[StepTime] = deque(maxlen=_STEPS_KEPT)
         self._collected: dict[int, dict[int, _Row]] = {}
         self._in_force: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
-        # The share of its columns that this rank computed in each step.
+        # For each step, the share of its columns that this rank computed
         self._computed: deque[tuple[int, float]] = deque(maxlen=_STEPS_KEPT)
-        # Rows of inputs of each step; earlier ones, as of a pre-test, are discarded.
+        # For each step, the rows of inputs; rows of earlier steps, such as those of a pre-test, are
+        # discarded
         self._rows: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
         workload.take_rows()
         self._began_s = time.perf_counter()
@@ -253,16 +257,16 @@ class Controller:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force."""
+        """The plan that is applied at present."""
         return self._workload.plan
 
     @property
     def reports_dropped(self) -> int:
-        """Reports that were replaced by newer ones before they could be sent."""
+        """Number of reports that newer reports replaced before they could be sent."""
         return self._service.dropped if self._service is not None else 0
 
     def step(self) -> None:
-        """End a step: report its times, and apply a new plan."""
+        """End a step: report its times, and apply a new plan if there is one."""
         watch = self._tp.watch
         watch.end_step(self._step)
         now_s = time.perf_counter()
@@ -273,7 +277,7 @@ class Controller:
         self._measured.extend(watch.finished())
         with watch.waiting():
             rows = self._gather()
-            # After a delay of one device, all ranks skip the same number of steps.
+            # After a device was delayed, all ranks skip the same number of steps.
             for _ in range(min(row.left for row in rows)):
                 self._measured.popleft()
             self._decide(rows)
@@ -281,13 +285,13 @@ class Controller:
         self._step += 1
 
     def close(self) -> None:
-        """End the thread and the plan, on all ranks together."""
+        """End the thread and the plan; call it on all ranks together."""
         if self._service is not None:
             self._service.close()
         self._workload.apply(None)
 
     def _gather(self) -> list[_Row]:
-        """Exchange the numbers of all ranks."""
+        """Return the values of all ranks, exchanged with an all-gather."""
         measured = self._measured.popleft() if self._measured else StepTime(-1, 0.0, 0.0)
         offer = self._service.offer() if self._service is not None else None
         body = self._body(offer)
@@ -320,7 +324,7 @@ class Controller:
         return self._encoded[1]
 
     def _decide(self, rows: list[_Row]) -> None:
-        """Apply the plan that the first rank offers, or end an expired one."""
+        """Apply the plan that the first rank offers, or end an expired plan."""
         leader = rows[_LEADER]
         following = self._step + 1
         if leader.offered > self._decided:
@@ -333,7 +337,7 @@ class Controller:
             self._version = 0
 
     def _adopt(self, leader: _Row) -> None:
-        """Read the offered plan on all ranks, and apply it if all ranks can."""
+        """Read the offered plan on all ranks, and apply it if all ranks accept it."""
         body = torch.empty(leader.offer_bytes, dtype=torch.uint8)
         if self._tp.rank == _LEADER and self._encoded is not None:
             body = torch.frombuffer(bytearray(self._encoded[1]), dtype=torch.uint8)
@@ -357,7 +361,7 @@ class Controller:
         self._acknowledge(leader.offered, None)
 
     def _validate(self, body: bytes) -> tuple[Offer | None, str | None]:
-        """Return the offer, or why this rank refuses it."""
+        """Return the offered plan, or the reason why this rank refuses it."""
         try:
             offer = read_plan(json.loads(body), self._peer.attempt, self._tp.size)
         except (PlanError, ValueError) as error:
@@ -381,7 +385,7 @@ class Controller:
             self._service.acknowledge(Acknowledgement(version, self._step + 1, applied, reason))
 
     def _report(self, rows: list[_Row]) -> None:
-        """Report the newest step whose times are known for all ranks."""
+        """Report the times of the newest step for which the times of all ranks are known."""
         if self._service is None:
             return
         for rank, row in enumerate(rows):
@@ -416,7 +420,7 @@ class Controller:
                 "matmul_s": [by_rank[rank].matmul_s for rank in ranks],
                 "measured_step_s": self._step_s,
                 "plan_version": version or None,
-                # Differs from the plan where units are few, as eight heads.
+                # Differs from the plan if a layer has few units, such as eight heads.
                 "computed": [by_rank[rank].computed for rank in ranks] if version else None,
                 "known_version": self._decided,
                 "ranks": list(self._tp.ranks),
@@ -425,7 +429,7 @@ class Controller:
         )
 
     def _sizes_and_costs(self, step: int) -> dict[str, object]:
-        """Return costs and sizes for one of the first reports; the service stores them."""
+        """Return costs and sizes if this is one of the first reports; the service stores them."""
         rows = dict(self._rows).get(step, 0)
         if self._step >= self._first_step + _FIRST_REPORTS:
             return {}

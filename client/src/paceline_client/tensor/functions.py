@@ -1,4 +1,4 @@
-"""The products of column- and row-parallel layers, with columns left out or computed for others.
+"""Products of column- and row-parallel layers, with columns left out or lent to other ranks.
 
 With kept columns k of the local weight W[O, K]: Y = X[:,k]·W[:,k]ᵀ, dX[:,k] = dY·W[:,k] and
 dW[:,k] = dYᵀ·X[:,k]. For columns m, the borrowers receive W[:,m] and, in the column layer, dY, in
@@ -23,7 +23,7 @@ from paceline_client.tensor.units import Kept, Shed, Site, remember, restore
 
 @dataclass(slots=True)
 class _Borrowed:
-    """Columns of W and X that this rank computes for another one; X has two dimensions."""
+    """Columns of W and X that this rank computes for another rank; X has two dimensions."""
 
     loan: Loan
     rank: int
@@ -32,12 +32,12 @@ class _Borrowed:
 
     @property
     def any(self) -> bool:
-        """Whether there are columns."""
+        """Whether any columns are borrowed."""
         return self.loan.borrowed(self.rank) > 0
 
 
 def _product(tp: TensorGroup, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a·b, timed."""
+    """Return the product a·b, whose time is measured."""
     with tp.watch.matmul(2 * a.shape[0] * a.shape[1] * b.shape[1]):
         return a @ b
 
@@ -50,7 +50,7 @@ def _forward_product(
 
 
 def _lent(loan: Loan, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the lent columns of a matrix, on their owner."""
+    """Return the lent columns of a matrix, on the rank that owns them."""
     return tensor[:, loan.start : loan.stop]
 
 
@@ -61,7 +61,7 @@ def _columns(loan: Loan, rank: int) -> slice:
 
 
 class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
-    """Y = X·Wᵀ + b, with rows of W on each rank; the backward sums dX over the group."""
+    """Y = X·Wᵀ + b with rows of W on each rank; the backward pass sums dX over the group."""
 
     @staticmethod
     def forward(  # noqa: D102, PLR0913, PLR0917 - of the base class
@@ -203,7 +203,7 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _all_rows(tp: TensorGroup, loan: Loan, dy: torch.Tensor) -> torch.Tensor:
-    """Return the owner's dY on all ranks."""
+    """Return the owner's dY on all ranks of the group."""
     if loan.source == tp.rank:
         dys = dy.contiguous()
     else:
@@ -219,7 +219,7 @@ def _input_gradient(
     weight: torch.Tensor,
     borrowed: Sequence[tuple[_Borrowed, torch.Tensor]] = (),
 ) -> torch.Tensor:
-    """Return dX; `borrowed` are columns of other ranks and the owners' dY, whose dX is added."""
+    """Return dX; the dX of `borrowed` columns, from their owners' dY, is added."""
     tp = site.tp
     if shed is None:
         dx = _product(tp, dy, weight)

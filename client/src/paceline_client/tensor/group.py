@@ -13,7 +13,7 @@ from paceline_client.tensor.watch import NoWatch, Watch
 
 
 class Transport(Enum):
-    """How lent columns are sent to the ranks that compute them.
+    """The way in which lent columns are sent to the ranks that compute them.
 
     Trees of broadcasts and reductions were faster on the paper's PCIe; with gloo, sending slices
     to their receivers is.
@@ -24,7 +24,7 @@ class Transport(Enum):
 
 
 class TensorGroup:
-    """The ranks that hold parts of the same layers, by default those of the default group.
+    """The ranks that hold parts of the same layers; by default those of the default group.
 
     `watch` measures products and waits; `transport` sends columns to the ranks that compute them.
     """
@@ -44,7 +44,7 @@ class TensorGroup:
         self.transport = transport
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorGroup:
-        """Return the group itself: a copy of a model runs in the same processes."""
+        """Return the group itself, because a copy of a model runs in the same processes."""
         return self
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,12 @@ class TensorGroup:
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """Start to sum a tensor over the group."""
+        """Start an asynchronous sum of a tensor over the group."""
         with self.watch.waiting():
             return dist.all_reduce(tensor, group=self.process_group, async_op=True)
 
     def wait_for(self, work: dist.Work) -> None:
-        """Wait until a collective completes."""
+        """Wait until an asynchronous collective completes."""
         with self.watch.waiting():
             work.wait()
 
@@ -87,7 +87,7 @@ class TensorGroup:
     def give_back(
         self, loan: Loan, part: torch.Tensor | None, rows: int, like: torch.Tensor
     ) -> torch.Tensor:
-        """Send computed columns back to their source.
+        """Send computed columns back to the rank that lent them.
 
         `part`, (rows, borrowed), is given on ranks that borrow columns. Returns (rows, loan.count)
         on the loan's source, and no columns on other ranks.
@@ -129,7 +129,7 @@ class TensorGroup:
     def exchange(
         self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]
     ) -> None:
-        """Send to some ranks of the group and receive from others at the same time."""
+        """Send to ranks of the group, and receive from others at the same time."""
         operations: list[Any] = [
             dist.P2POp(dist.isend, tensor.contiguous(), self.ranks[rank], self.process_group)
             for rank, tensor in outgoing.items()

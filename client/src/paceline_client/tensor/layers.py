@@ -1,4 +1,4 @@
-"""Tensor-parallel layers whose columns, hidden units and heads can be shed.
+"""Tensor-parallel layers whose columns, hidden units and heads can be left out or lent.
 
 Linear layers, transformer blocks of these, and layers with the interface of Megatron-Core's.
 """
@@ -21,7 +21,7 @@ _SQRT_5: Final = math.sqrt(5)
 
 
 class ParallelLinear(nn.Module):  # type: ignore[misc]
-    """The base of both layers: a local weight whose columns can be shed."""
+    """The base of both linear layers: a local weight whose columns can be left out or lent."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -38,7 +38,7 @@ class ParallelLinear(nn.Module):  # type: ignore[misc]
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """y = x·Aᵀ + b with the rows of A divided over the group; each rank has its features of y.
+    """y = x·Aᵀ + b with the rows of A divided over the group, and so the features of y.
 
     Features are those of the whole layer; `out_features` is a multiple of the group's size. The
     whole weight is drawn on every rank, from the default generator, so that the layer does not
@@ -73,7 +73,7 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """y = x·Aᵀ + b with the columns of A divided over the group, and y summed over it.
+    """y = x·Aᵀ + b with the columns of A divided over the group, and y summed over the group.
 
     Features are those of the whole layer; `in_features` is a multiple of the group's size. The bias
     is the same on all ranks and added once.
@@ -101,7 +101,7 @@ class RowParallelLinear(ParallelLinear):
 
 
 def _draw(rows: int, columns: int) -> torch.Tensor:
-    """Draw a weight as `torch.nn.Linear` does."""
+    """Initialize a weight like `torch.nn.Linear`."""
     weight = torch.empty(rows, columns)
     nn.init.kaiming_uniform_(weight, a=_SQRT_5)
     return weight
@@ -120,11 +120,11 @@ _QUERY_KEY_VALUE: Final = 3
 
 
 class UnitsAwayError(RuntimeError):
-    """The state of a layer was requested while some of its units are on other ranks."""
+    """The state of a layer was requested while other ranks hold some of its units."""
 
 
 class _Pair(nn.Module):  # type: ignore[misc]
-    """A column-parallel layer whose features a row-parallel layer reads."""
+    """A column-parallel layer followed by a row-parallel layer that reads its features."""
 
     def _define_units(
         self, first: ColumnParallelLinear, second: RowParallelLinear, units: int
@@ -143,8 +143,8 @@ class _Pair(nn.Module):  # type: ignore[misc]
     def _compute(
         self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Return the output of both layers, with `between` applied to the features."""
-        # This step's units, if there is a plan, instead of the layers' own weights.
+        """Return the output of both layers; `between` is applied to the features in between."""
+        # With a plan, this step's units are used instead of the layers' own weights.
         units = () if self.site.shed is None else units_of_step(self.site)
         y: torch.Tensor = self.second(between(self.first(x, *units[:-1])), *units[-1:])
         return y
@@ -159,7 +159,7 @@ def _refuse_while_away(module: Any, *_: object) -> None:  # noqa: ANN401 - any m
 
 
 class ParallelMLP(_Pair):
-    """Feed-forward network: hidden, expanded, hidden.
+    """A feed-forward network with the sizes hidden, expanded, hidden.
 
     `expanded` is a multiple of the group's size; `activation` is elementwise.
     """
@@ -176,7 +176,7 @@ class ParallelMLP(_Pair):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output; input and output are the same on all ranks."""
+        """Return the output; input and output are identical on all ranks."""
         return self._compute(x, self._activation)
 
 
@@ -238,7 +238,7 @@ class UnsupportedLayerError(ValueError):
     """A layer has a setting that the products of this package do not support."""
 
 
-# Settings that must be off.
+# Settings that must be off for the products of this package.
 _REFUSED: Final = (
     "sequence_parallel",
     "gradient_accumulation_fusion",
@@ -250,7 +250,7 @@ _REFUSED: Final = (
 
 
 def adapt(model: nn.Module, tp: TensorGroup) -> list[str]:
-    """Let all column- and row-parallel layers of a model compute as those of this package do.
+    """Replace the products of a model's column- and row-parallel layers by this package's.
 
     Layers are those with `gather_output` or `input_is_parallel`; `tp` is of their process group.
     Their `forward` is replaced on the object; parameters, names and checkpoints stay. Returns the
@@ -278,7 +278,7 @@ def adapt(model: nn.Module, tp: TensorGroup) -> list[str]:
 
 
 class _ColumnForward:
-    """Replaces the `forward` of a column-parallel layer, with Megatron's results."""
+    """Replaces the `forward` of a column-parallel layer, with the same results as Megatron's."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
         self._layer = layer
@@ -298,7 +298,7 @@ class _ColumnForward:
 
 
 class _RowForward:
-    """Replaces the `forward` of a row-parallel layer, with Megatron's results."""
+    """Replaces the `forward` of a row-parallel layer, with the same results as Megatron's."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
         self._layer = layer

@@ -1,4 +1,4 @@
-"""Plans of a tensor-parallel group, their documents, and their division into units of a layer.
+"""Plans of a tensor-parallel group, their documents, and their division into a layer's units.
 
 Standard library only, as for all code that reads data of a server.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Method(Enum):
-    """How a plan moves work away from a slow rank."""
+    """The method by which a plan takes work from a slow rank."""
 
     NONE = "none"
     ZERO = "zero"
@@ -23,7 +23,7 @@ class Method(Enum):
 
 
 class Granularity(Enum):
-    """What is shed: columns of each matrix, or hidden units or heads of a pair of layers.
+    """What is left out or lent: columns of each matrix, or hidden units or heads of a layer pair.
 
     Parameters of hidden units move, activations do not.
     """
@@ -34,7 +34,7 @@ class Granularity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one rank sheds of the plan's `columns`; ranks are numbered in the group."""
+    """The part of the plan's `columns` that one rank gives up; ranks are those of the group."""
 
     rank: int
     resized_columns: int = 0  # left out of the step's products
@@ -42,7 +42,7 @@ class RankShare:
 
     @property
     def migrated_columns(self) -> int:
-        """Columns that other ranks compute."""
+        """Number of columns that other ranks compute."""
         return sum(columns for _, columns in self.to)
 
 
@@ -82,11 +82,11 @@ class Plan:
 
     @property
     def sheds(self) -> bool:
-        """Whether any rank sheds columns."""
+        """Whether the plan takes columns from any rank."""
         return any(share.resized_columns or share.migrated_columns for share in self.ranks)
 
     def computed(self, rank: int) -> float:
-        """Return the columns that a rank computes, as a share of its own."""
+        """Return the number of columns that a rank computes, relative to its own columns."""
         shed = sum(
             share.resized_columns + share.migrated_columns
             for share in self.ranks
@@ -104,7 +104,7 @@ class Plan:
 
 
 class PlanError(ValueError):
-    """A plan that this group cannot apply, with the path of the wrong field."""
+    """A plan that the group cannot apply, with the path of the invalid field."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -113,7 +113,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Units of `source` that other ranks compute: its last ones, from `start` to `stop`."""
+    """Units of `source` that other ranks compute: the last units, from `start` to `stop`."""
 
     source: int
     start: int
@@ -122,11 +122,11 @@ class Loan:
 
     @property
     def count(self) -> int:
-        """The number of units."""
+        """The number of lent units."""
         return self.stop - self.start
 
     def borrowed(self, rank: int) -> int:
-        """Return the number of units that a rank computes."""
+        """Return the number of lent units that a rank computes."""
         first, last = self.slices[rank]
         return last - first
 
@@ -137,20 +137,20 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A plan in units of a layer: how many each rank leaves out, and the loans."""
+    """A plan in units of a layer: the number that each rank leaves out, and the loans."""
 
     units: int
     resized: tuple[int, ...]
     loans: tuple[Loan, ...]
 
     def own(self, rank: int) -> int:
-        """Return how many of its units a rank keeps."""
+        """Return the number of its own units that a rank keeps."""
         lent = sum(loan.count for loan in self.loans if loan.source == rank)
         return self.units - lent
 
 
 def divide(plan: Plan, units: int) -> Division:
-    """Return the plan's shares in units of a layer that has `units` of them on each rank."""
+    """Return the plan's shares in units of a layer that has `units` units on each rank."""
     resized = [0] * plan.size
     loans: list[Loan] = []
     for share in plan.ranks:
@@ -163,7 +163,7 @@ def divide(plan: Plan, units: int) -> Division:
         counts = dict(zip((rank for rank, _ in share.to), lent, strict=True))
         slices: list[tuple[int, int]] = [(0, 0)] * plan.size
         first = 0
-        # From the source on, so that several sources do not all begin with rank 0.
+        # Starts at the rank after the source, so that several sources do not all start with rank 0.
         for rank in ((share.rank + step) % plan.size for step in range(1, plan.size)):
             slices[rank] = (first, first + counts.get(rank, 0))
             first += counts.get(rank, 0)
@@ -172,7 +172,7 @@ def divide(plan: Plan, units: int) -> Division:
 
 
 def apportion(parts: Sequence[int], total: int) -> list[int]:
-    """Divide `total` in proportion to `parts`, by largest remainders.
+    """Divide `total` in proportion to `parts`, by the largest-remainder method.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def apportion(parts: Sequence[int], total: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan of the service for this group."""
+    """A plan that the service offers to this group."""
 
     plan: Plan
     expires_step: int  # the first step without the plan
@@ -255,7 +255,7 @@ def _share(row: object, at: str) -> RankShare:
 
 
 def integer_field(document: Mapping[str, Any], name: str, at: str = "") -> int:
-    """Return an integer of a document; raises `PlanError`, with the path `at` of the document."""
+    """Return an integer field of a document at the path `at`; raises `PlanError`."""
     value = document.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise PlanError(f"{at}.{name}" if at else name, "must be an integer")

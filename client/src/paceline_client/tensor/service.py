@@ -1,4 +1,4 @@
-"""Communicates with Paceline about one tensor-parallel group, on a separate thread.
+"""Communication with Paceline's service about a tensor-parallel group, on a separate thread.
 
 The training passes reports and takes plans without waiting. If reports queue up, the newest is sent
 and the others are dropped.
@@ -30,7 +30,7 @@ _LONGEST_REASON: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The group's answer to a plan."""
+    """The group's answer to an offered plan."""
 
     version: int
     step: int
@@ -58,17 +58,17 @@ class Peer:
 
     @property
     def url(self) -> str:
-        """The address of the group."""
+        """The address of the group's resource."""
         job, group = quote(self.job, safe=""), quote(self.group, safe="")
         return f"{self.server.rstrip('/')}/api/v1/jobs/{job}/tp/{group}"
 
 
 class _RefusedError(ValueError):
-    """The service refused a request or gave another answer."""
+    """The service refused a request, or gave an invalid answer."""
 
 
 class Service:
-    """The group's thread.
+    """The thread that communicates with the service about a group.
 
     Plans for another group `size` are refused. `timeout_s` is that of a request, `longest_wait_s`
     the longest wait between two attempts while the service does not answer.
@@ -92,7 +92,7 @@ class Service:
         threading.Thread(target=self._run, name="paceline-tensor", daemon=True).start()
 
     def report(self, document: Mapping[str, object]) -> None:
-        """Report the newest times; returns at once."""
+        """Queue a report of the newest times; returns at once."""
         body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
         with self._changed:
             self.dropped += self._report is not None
@@ -100,13 +100,13 @@ class Service:
             self._changed.notify()
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Report the outcome of a plan; returns at once."""
+        """Queue the group's answer to a plan; returns at once."""
         with self._changed:
             self._acknowledged.append(acknowledgement)
             self._changed.notify()
 
     def offer(self) -> Offer | None:
-        """Return the newest plan, with its renewed expiry."""
+        """Return the newest offered plan, with its renewed expiry."""
         with self._changed:
             return self._offer
 
@@ -135,7 +135,7 @@ class Service:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 if self._closed.is_set():
                     return
-                # A warning the first time only: the training is not affected.
+                # A warning for the first failure only, because the training is not affected.
                 _log.log(
                     logging.DEBUG if wait_s else logging.WARNING,
                     "%s does not answer or refuses: %s", self._peer.url, error,
@@ -212,7 +212,7 @@ class Service:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the text of a problem document, or of the status."""
+    """Return the detail of a problem document, or the text of the status."""
     try:
         problem = json.loads(error.read(_MAX_ANSWER_BYTES))
         return f"{problem['detail']} [{problem['code']}]"

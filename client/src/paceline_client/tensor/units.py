@@ -1,4 +1,4 @@
-"""Units of a layer that are left out, lent for a step, or moved for longer.
+"""Units of a layer that are left out, lent for a step, or moved to another rank for longer.
 
 A unit is a column of a weight, or a hidden unit of a pair of layers. A hidden unit of a
 feed-forward network is a row of the first weight and bias and the column of the second weight that
@@ -22,7 +22,7 @@ from paceline_client.tensor.plan import Division, Loan
 
 
 class Kind(Enum):
-    """What a unit is, which determines what is sent when it is lent."""
+    """The kind of a unit, which determines what is sent when the unit is lent."""
 
     HIDDEN_UNIT = "hidden_unit"
     COLUMN = "column"  # of a column-parallel layer's weight
@@ -30,7 +30,7 @@ class Kind(Enum):
 
 
 class Imputation(Enum):
-    """The gradients of columns that were left out (the paper's section III-A).
+    """The gradients used for columns that were left out (the paper's section III-A).
 
     With `ZERO`, their weights do not change; `SAME` uses those of the last backward, of which it
     keeps a copy; `AVERAGE` uses the mean over the computed columns.
@@ -43,14 +43,14 @@ class Imputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Own units that this rank computes."""
+    """The rank's own units that it computes itself."""
 
     total: int  # all of its units
     count: int
     index: torch.Tensor | None = None  # int64, ascending; None for the first `count`
 
     def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the part of a tensor for these units, along a dimension."""
+        """Return the part of a tensor that belongs to these units, along a dimension."""
         if self.index is not None:
             return tensor.index_select(dim, self.index)
         return tensor if self.count == self.total else tensor.narrow(dim, 0, self.count)
@@ -65,7 +65,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """One layer's part of a plan, on one rank."""
+    """The part of a plan that concerns one layer on one rank."""
 
     kept: Kept
     pruned: torch.Tensor  # int64: units that are left out
@@ -74,7 +74,7 @@ class Shed:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter of units: `width` successive rows or columns for each."""
+    """A parameter that is divided into units, with `width` successive rows or columns each."""
 
     parameter: torch.nn.Parameter
     dim: int  # the dimension of the units
@@ -89,19 +89,19 @@ class Member:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a unit has."""
+        """The number of elements that belong to one unit."""
         shape = self.parameter.shape
         return self.width * int(math.prod(shape[: self.dim] + shape[self.dim + 1 :]))
 
     def by_unit(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of some units as (units, numbers)."""
+        """Return a tensor with the values of some units, of shape (units, numbers)."""
         units = tensor.shape[self.dim] // self.width
         return tensor.movedim(self.dim, 0).reshape(units, self.numbers)
 
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """Units that can be shed: the columns of a layer, or the hidden units of a pair."""
+    """Units that can be left out or lent: columns of a layer, or hidden units of a pair."""
 
     tp: TensorGroup
     units: int  # of this rank without a plan
@@ -110,7 +110,8 @@ class Site:
     kind: Kind = Kind.HIDDEN_UNIT
     imputation: Imputation = Imputation.ZERO
     previous: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Numbers of the matrices without a plan; the time of the products is proportional to it.
+    # Number of elements of the matrices without a plan, to which the time of the products is
+    # proportional
     work: int = field(init=False)
     rows: int = 0  # rows of inputs since the last reset
 
@@ -122,7 +123,7 @@ class Site:
 def restore(
     site: Site, shed: Shed, matrix: str, parts: Sequence[tuple[Kept | slice, torch.Tensor]]
 ) -> torch.Tensor:
-    """Return a gradient with all columns from computed `parts`, this rank's own first.
+    """Return a gradient of all columns from the computed `parts`, this rank's own part first.
 
     `matrix` is the name of the gradient, to find its last value.
     """
@@ -143,7 +144,7 @@ def restore(
 
 
 def remember(site: Site, matrix: str, full: torch.Tensor) -> None:
-    """Keep a complete gradient if a later step needs it."""
+    """Store a complete gradient if a later step needs it."""
     if site.imputation is Imputation.SAME:
         site.previous[matrix] = full.detach().clone()
 
@@ -158,12 +159,12 @@ def _imputed(site: Site, shed: Shed, matrix: str, own: torch.Tensor) -> torch.Te
     return last[:, shed.pruned]
 
 
-# A unit: the rank that has it without a plan, and its number there.
+# A unit: the rank that holds it without a plan, and its index on this rank.
 Unit = tuple[int, int]
 
 
 class _Lend(torch.autograd.Function):  # type: ignore[misc]
-    """Sends units to the ranks that compute them in this step, and their gradients back."""
+    """Sends units to the ranks that compute them in this step, and returns their gradients."""
 
     @staticmethod
     def forward(
@@ -174,7 +175,7 @@ class _Lend(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         ctx.tp, ctx.loan, ctx.numbers = tp, loan, rows.shape[1]
         mine = loan.source == tp.rank
-        # A unit is a column for `lend`.
+        # `lend` sends columns, so the rows of units are transposed.
         lent = rows.t() if mine else None
         return tp.lend(loan, lent, rows.shape[1], rows).t().contiguous()
 
@@ -190,7 +191,7 @@ class _Lend(torch.autograd.Function):  # type: ignore[misc]
 
 
 def units_of_step(site: Site) -> tuple[torch.Tensor, ...]:
-    """Return the members of a site for this step: remaining units, then borrowed ones."""
+    """Return the members of a site for this step: units that remain, then borrowed units."""
     members = site.members
     shed = site.shed
     if shed is None:
@@ -241,7 +242,7 @@ def _unpack(members: tuple[Member, ...], rows: torch.Tensor) -> list[torch.Tenso
 
 
 def table_of(division: Division, size: int) -> tuple[tuple[Unit, ...], ...]:
-    """Return which units each rank holds under a plan, its own first."""
+    """Return the units that each rank holds under a plan, its own units first."""
     held: list[list[Unit]] = [
         [(rank, unit) for unit in range(division.own(rank))] for rank in range(size)
     ]
@@ -254,12 +255,12 @@ def table_of(division: Division, size: int) -> tuple[tuple[Unit, ...], ...]:
 
 
 def home_table(size: int, units: int) -> tuple[tuple[Unit, ...], ...]:
-    """Return which units each rank holds without a plan."""
+    """Return the units that each rank holds without a plan."""
     return tuple(tuple((rank, unit) for unit in range(units)) for rank in range(size))
 
 
 class Placement:
-    """The ranks of the hidden units of a pair of layers, with their optimizer's state.
+    """The ranks that hold the hidden units of a pair of layers, with their optimizer state.
 
     Moving units changes the length of the parameters on each rank. Afterwards they are computed and
     updated like any others, without communication.
@@ -272,18 +273,18 @@ class Placement:
 
     @property
     def away(self) -> bool:
-        """Whether any unit is on another rank than without a plan."""
+        """Whether any unit is held by another rank than without a plan."""
         return self.table != self._home
 
     def restore(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Move every unit back to its own rank."""
+        """Move every unit back to the rank that holds it without a plan."""
         self.move(self._home, optimizer)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def move(
         self, table: tuple[tuple[Unit, ...], ...], optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """Move units, on all ranks together, between two steps.
+        """Move units between two steps; call it on all ranks together.
 
         `table` contains the units of each rank, in order. Optimizer state of a parameter's shape
         moves with it; other state, such as counts of steps, is the same for all units and stays.
@@ -340,16 +341,17 @@ class _Slot:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor now."""
+        """The present tensor."""
         return self._member.parameter.data if self._state is None else self._state[self._key]
 
     def replace(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor by one of another length."""
+        """Replace the tensor by a tensor of another length."""
         if self._state is not None:
             self._state[self._key] = tensor
             return
-        # The last step's graph may still exist, with the node that accumulates this parameter's
-        # gradient and has its old shape. PyTorch creates a new node only for another type.
+        # The autograd graph of the last step may still exist, with the node that accumulates this
+        # parameter's gradient and expects its old shape. PyTorch creates a new node only if the
+        # type changes.
         other = torch.float32 if tensor.dtype != torch.float32 else torch.float64
         self._member.parameter.data = tensor.new_empty(0, dtype=other)
         self._member.parameter.data = tensor

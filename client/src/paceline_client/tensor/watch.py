@@ -1,4 +1,4 @@
-"""The time of a step's matrix products, and of the step without waiting.
+"""Measurement of the time of a step's matrix products, and of the step without waits.
 
 Neither the device nor the training waits: on a GPU, events are recorded on the stream of the
 products and read after the device has passed them.
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One rank's step."""
+    """The times of one rank in a step."""
 
     step: int
     time_s: float  # without waiting at collectives: T of the paper's Eq. 1
@@ -24,23 +24,23 @@ class StepTime:
 
 
 class Watch(Protocol):
-    """Measures the parts of a step."""
+    """The interface that measures the parts of a step."""
 
     def matmul(self, flops: int) -> AbstractContextManager[None]:
-        """Time a matrix product of this number of floating-point operations."""
+        """Measure a matrix product with this number of floating-point operations."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Time a wait of this rank: collectives, transfers, other ranks."""
+        """Measure a wait of this rank for collectives, transfers or other ranks."""
 
     def end_step(self, step: int) -> None:
         """End a step and begin the next."""
 
     def finished(self) -> list[StepTime]:
-        """Return the steps whose times are known, each once; never waits."""
+        """Return the steps whose times are known, each only once; never waits."""
 
 
 class NoWatch:
-    """Measures nothing."""
+    """A watch that measures nothing."""
 
     def matmul(self, flops: int) -> AbstractContextManager[None]:
         """Do nothing."""
@@ -72,7 +72,7 @@ class Pace:
 
 
 class CpuWatch:
-    """Measures with a CPU's clock.
+    """A watch that measures with the clock of a CPU.
 
     With `pace`, each product is prolonged by sleeping, and times are those of the emulated
     processor: products have their planned duration, and the rest is this thread's CPU time, without
@@ -92,7 +92,7 @@ class CpuWatch:
 
     @contextmanager
     def matmul(self, flops: int) -> Iterator[None]:
-        """Time a product and prolong it."""
+        """Measure a product, and prolong it according to `pace`."""
         began_s, began_ns = time.perf_counter(), self._clock()
         yield
         taken_ns = self._clock() - began_ns
@@ -104,7 +104,7 @@ class CpuWatch:
         self._matmul_ns += taken_ns
 
     def _sleep_until(self, end_s: float) -> None:
-        """Sleep; the next sleep is shorter by the time that this one is too long."""
+        """Sleep until a time; an excess is subtracted from the next sleep."""
         left_s = end_s - self._overslept_s - time.perf_counter()
         if left_s <= 0:
             self._overslept_s = min(self._overslept_s, -left_s)
@@ -115,7 +115,7 @@ class CpuWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time a wait, including nested ones."""
+        """Measure a wait, including nested waits."""
         self._waits += 1
         began_ns = self._clock()
         try:
@@ -126,7 +126,7 @@ class CpuWatch:
             self._waited_ns += self._clock() - began_ns
 
     def end_step(self, step: int) -> None:
-        """Compute the times of the step."""
+        """End a step, and compute its times."""
         now_ns = self._clock()
         rest_ns = now_ns - self._began_ns - self._waited_ns - self._in_products_ns
         time_ns = rest_ns + self._matmul_ns
@@ -142,7 +142,7 @@ class CpuWatch:
 
 
 class Event(Protocol):
-    """The used part of `torch.cuda.Event`."""
+    """The interface of `torch.cuda.Event` that is used here."""
 
     def record(self) -> None:
         """Record the time at which the stream reaches this point."""
@@ -151,12 +151,12 @@ class Event(Protocol):
         """Return whether the stream has reached this point."""
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - of the same class
-        """Return the milliseconds from this event to another."""
+        """Return the time from this event to another event in milliseconds."""
 
 
 @dataclass(slots=True)
 class _Recorded:
-    """The events of a step: pairs around products and waits."""
+    """The recorded events of a step: pairs around products and waits."""
 
     began: Event
     products: list[tuple[Event, Event]]
@@ -164,7 +164,7 @@ class _Recorded:
 
 
 class CudaWatch:
-    """Measures with events from a pool, recorded on the current stream.
+    """A watch that measures with events from a pool, recorded on the current stream.
 
     `new_event` is ``lambda: torch.cuda.Event(enable_timing=True)``. If more than `most_steps` steps
     are outstanding, the oldest are dropped.
@@ -185,7 +185,7 @@ class CudaWatch:
 
     @contextmanager
     def matmul(self, flops: int) -> Iterator[None]:
-        """Record events around a product."""
+        """Record events before and after a product."""
         del flops
         began = self._record()
         yield
@@ -193,7 +193,7 @@ class CudaWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Record events around a wait, including nested ones."""
+        """Record events before and after a wait, including nested waits."""
         if self._waiting:
             yield
             return
@@ -206,7 +206,7 @@ class CudaWatch:
         self._now.waits.append((began, self._record()))
 
     def end_step(self, step: int) -> None:
-        """Record the end of the step, the begin of the next."""
+        """Record the event that ends the step and begins the next."""
         ended = self._record()
         self._outstanding.append((step, self._now, ended))
         self._now = _Recorded(ended, [], [])
@@ -215,7 +215,7 @@ class CudaWatch:
             self._release(dropped)
 
     def finished(self) -> list[StepTime]:
-        """Return the steps whose last event the device has passed."""
+        """Return the steps whose last event the device has reached."""
         steps: list[StepTime] = []
         while self._outstanding and self._outstanding[0][2].query():
             step, recorded, ended = self._outstanding.popleft()

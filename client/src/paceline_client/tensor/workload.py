@@ -1,4 +1,4 @@
-"""The work of a model under a plan: which units each rank leaves out, lends or holds.
+"""A model's work under a plan: the units that each rank leaves out, lends or holds.
 
 `Selector` is Algorithm 1 of the paper (section III-B): random (Rd), by priority (Pri), and by
 priority with a separate ratio for each layer (PriDiff).
@@ -28,13 +28,13 @@ from paceline_client.tensor.units import (
     table_of,
 )
 
-# The least ratio of a layer, as a share of the plan's ratio.
+# Minimum ratio of left-out units of a layer, relative to the plan's ratio.
 _DECAY: Final = 0.8
 _BISECTIONS: Final = 60
 
 
 class Selection(Enum):
-    """How units to leave out are chosen."""
+    """The method by which the units to leave out are chosen."""
 
     RANDOM = "random"
     PRIORITY = "priority"
@@ -43,7 +43,7 @@ class Selection(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Tracked:
-    """The changes of a site's units."""
+    """The measured changes of a site's units."""
 
     site: Site
     old: list[torch.Tensor]  # the members at the begin of the epoch
@@ -53,7 +53,7 @@ class _Tracked:
 
 
 class Selector:
-    """Chooses units, from their changes if the selection depends on these.
+    """Chooses the units to leave out, from their changes if the selection depends on them.
 
     `sites` have the same names on all ranks. `seed` is that of random choices, also between units
     of equal change. `PRIORITY` and `PRIORITY_BY_LAYER` keep a copy of the weights, compared once
@@ -69,7 +69,7 @@ class Selector:
         }
 
     def end_epoch(self) -> None:
-        """Compare the weights with those at the begin of the epoch.
+        """Measure how much the weights have changed since the beginning of the epoch.
 
         Units that were left out keep their earlier variation: their weights did not change because
         of that, and they would never be computed again.
@@ -82,7 +82,7 @@ class Selector:
             if tracked.variation is not None:
                 changed = torch.where(tracked.pruned, tracked.variation, changed)
             elif bool(tracked.pruned.any()):
-                # Not computed for a whole epoch: the average variation.
+                # A unit that was not computed in the whole epoch gets the average variation.
                 fresh = changed[~tracked.pruned]
                 mean = fresh.mean() if fresh.numel() else changed.new_zeros(())
                 changed = torch.where(tracked.pruned, mean, changed)
@@ -91,7 +91,7 @@ class Selector:
             tracked.pruned = torch.zeros_like(tracked.pruned)
 
     def counts(self, wanted: dict[str, int], most: dict[str, int]) -> dict[str, int]:
-        """Return how many units each site leaves out.
+        """Return the number of units that each site leaves out.
 
         `wanted` are the numbers of the plan, `most` those from which a site can choose.
         """
@@ -120,11 +120,12 @@ class Selector:
         return {name: round(ratios[name] * units[name]) for name in wanted}
 
     def choose(self, name: str, count: int, among: int) -> torch.Tensor:
-        """Return which of a site's first `among` units to leave out, ascending."""
+        """Return which of a site's first `among` units to leave out, in ascending order."""
         tracked = self._tracked[name]
         order = torch.randperm(among, generator=self._generator)
         if self._selection is not Selection.RANDOM and tracked.variation is not None:
-            # A stable sort of a random order chooses between equal units at random.
+            # A stable sort of a random permutation chooses at random between units with equal
+            # variation.
             order = order[torch.argsort(tracked.variation[:among][order], stable=True)]
         chosen = order[:count].sort().values
         tracked.pruned[chosen] = True
@@ -137,7 +138,7 @@ class Selector:
 
 
 def _variation(site: Site, old: list[torch.Tensor]) -> torch.Tensor:
-    """Return the mean absolute change of each unit's numbers."""
+    """Return the mean absolute change of the elements of each unit."""
     total = torch.zeros(site.units, dtype=torch.float64)
     numbers = 0
     for member, before in zip(site.members, old, strict=True):
@@ -155,7 +156,7 @@ def project(
     low: float,
     high: dict[str, float],
 ) -> dict[str, float]:
-    """Return the ratios nearest to these whose weighted mean is `mean`, each within its bounds.
+    """Return the nearest ratios with weighted mean `mean`, each within its bounds.
 
     `low` is at most `mean`. If the bounds `high` do not allow the mean, all of them are reached.
     """
@@ -180,7 +181,7 @@ def project(
 
 @dataclass(slots=True)
 class _Saved:
-    """The pruned part of a parameter and of its optimizer state, before a step."""
+    """The left-out part of a parameter and of its optimizer state, before a step."""
 
     parameter: torch.nn.Parameter
     dim: int
@@ -190,7 +191,7 @@ class _Saved:
 
 
 class Restorer:
-    """Wraps the steps of an optimizer by its hooks; keeps the pruned units of `sites` unchanged.
+    """Hooks of an optimizer's steps that keep the left-out units of `sites` unchanged.
 
     The optimizer has its state per parameter, in tensors of the parameter's shape.
     """
@@ -240,7 +241,7 @@ class Restorer:
             for saved in self._saved:
                 saved.parameter.data.index_copy_(saved.dim, saved.index, saved.data)
                 for key, value in self._state(saved.parameter).items():
-                    # New state begins with zeros, as for a zero gradient.
+                    # New optimizer state begins with zeros, as it would for a zero gradient.
                     before = saved.state.get(key)
                     if before is None:
                         value.index_fill_(saved.dim, saved.index, 0)
@@ -259,7 +260,7 @@ class Lineage:
 
 
 class Workload:
-    """The layers of a model whose work can be shed, and the plan in force.
+    """The layers of a model whose work can be left out or lent, and the applied plan.
 
     Parameters
     ----------
@@ -308,7 +309,7 @@ class Workload:
         if not sites:
             raise ValueError("the model has no layer whose work can be shed")
         self._sites = sites
-        # All layers, also if hidden units are shed instead of their columns.
+        # All layers, even if hidden units are given up instead of the layers' columns.
         self._layers = list(columns.values())
         self._share = 1.0
         for site in sites.values():
@@ -321,7 +322,7 @@ class Workload:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force."""
+        """The plan that is applied at present."""
         return self._plan
 
     @property
@@ -332,13 +333,13 @@ class Workload:
 
     @property
     def columns(self) -> int:
-        """The most units of a site, the unit of plans."""
+        """The largest number of units of a site, which is the unit of plans."""
         placed = (placement.site for placement in self._placements.values())
         return max(site.units for site in (*self._sites.values(), *placed))
 
     @property
     def share(self) -> float:
-        """The work of this rank, as a share of its work without a plan."""
+        """The work of this rank, relative to its work without a plan."""
         return self._share
 
     def _computed(self) -> float:
@@ -351,7 +352,7 @@ class Workload:
             computed += site.work * (kept + borrowed) / site.units
         for placement in self._placements.values():
             held = len(placement.table[self._tp.rank])
-            # In addition to columns of its layers, none of which are shed while units have moved.
+            # Added to the work of columns, none of which are given up while units have moved.
             computed += placement.site.work * (held / placement.site.units - 1)
         return computed / whole
 
@@ -361,14 +362,14 @@ class Workload:
         return bool(self._placements)
 
     def take_rows(self) -> int:
-        """Return how many rows of inputs a layer processed since the last call."""
+        """Return the number of input rows that a layer processed since the last call."""
         rows = max(site.rows for site in self._layers)
         for site in self._layers:
             site.rows = 0
         return rows
 
     def sizes(self, rows: int) -> list[dict[str, object]]:
-        """Return the sizes of each kind of layers for a report; `rows` are those of a step."""
+        """Return the sizes of each kind of layers for a report; `rows` are the rows of a step."""
         in_steps = {id(site) for site in self._sites.values()}
         once = {id(placement.site) for placement in self._placements.values()}
         sites = list(self._sites.values())
@@ -402,14 +403,14 @@ class Workload:
         return list(sizes.values())
 
     def _state_bytes(self, parameter: nn.Parameter) -> int:
-        """Return the bytes of each number of a parameter, including its optimizer's state."""
+        """Return the bytes of an element of a parameter, including its optimizer state."""
         state = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
         tensors = [value for value in state.values() if torch.is_tensor(value)]
         alike = [value for value in tensors if value.shape == parameter.shape]
         return int(parameter.element_size() + sum(value.element_size() for value in alike))
 
     def lineage(self) -> list[Lineage]:
-        """Return the units that this rank computes, of sites where it sheds some."""
+        """Return the units that this rank computes, for sites of which it gives up some."""
         rows: list[Lineage] = []
         for name, site in self._sites.items():
             if site.shed is not None:
@@ -419,7 +420,7 @@ class Workload:
         return rows
 
     def apply(self, plan: Plan | None) -> None:
-        """Apply a plan, or none, between two steps and on all ranks together."""
+        """Apply a plan or None between two steps; call it on all ranks together."""
         if plan is not None and not plan.sheds:
             plan = None
         moves = plan is not None and plan.method is Method.STICKY
@@ -433,14 +434,14 @@ class Workload:
         self._shed_all()
 
     def end_epoch(self) -> None:
-        """Compare the weights with those at the begin of the epoch, and choose units again."""
+        """Measure the changes of the weights in the epoch, and choose units again."""
         with self.whole():
             self._selector.end_epoch()
         self._shed_all()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Return moved units to their ranks inside the context, on all ranks together.
+        """Hold all units on their own ranks inside the context; enter it on all ranks together.
 
         There, the `state_dict` of model and optimizer is that of a model without a plan.
         """
@@ -460,7 +461,7 @@ class Workload:
             self._restorer.remove()
 
     def _shed_all(self) -> None:
-        """Divide the plan over all sites, and compute this rank's share of its work."""
+        """Divide the plan over all sites, and compute this rank's share of its own work."""
         plan = self._plan
         if plan is None or plan.method is Method.STICKY:
             for site in self._sites.values():

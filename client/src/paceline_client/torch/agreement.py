@@ -22,16 +22,16 @@ from typing import Any, Final
 _log = logging.getLogger("paceline_client")
 
 _ANSWER_WITHIN: Final = timedelta(seconds=60)
-# Poll intervals of a rank; the store answers at most about 4,000 requests a second.
+# Intervals of a rank's polls; the store answers at most about 4,000 requests a second.
 _FIRST_POLL_S: Final = 0.01
 _POLL_EVERY_S: Final = 0.25
 _RANKS_A_SECOND: Final = 4096
-# The time for a running request, one round trip, when the process ends.
+# Time limit in seconds for a running request, one round trip, when the process ends.
 _EXIT_WAIT_S: Final = 2.0
 
 
 class Agreement:
-    """Messages of rank 0 to all ranks of a job.
+    """Messages from rank 0 to all ranks of a job.
 
     `store` is that of the default process group, or None for a single rank; `prefix` is the prefix
     of the keys, the same on all ranks.
@@ -43,7 +43,7 @@ class Agreement:
         self._prefix = prefix
         self._messages = 0
         self._every_s = _POLL_EVERY_S + world / _RANKS_A_SECOND
-        # The time within which all ranks read a new message.
+        # Time in seconds within which all ranks read a new message.
         self.message_delay_s = 2 * self._every_s
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -53,7 +53,7 @@ class Agreement:
     def of_job(
         rank: int, world: int, number: int, make: Callable[[], str]
     ) -> tuple[Agreement, str]:
-        """Return the agreement of the process group's ranks, and the text that rank 0 makes.
+        """Return the agreement of the group's ranks, and the text that rank 0 made for all.
 
         `number` counts the agreements of a process; each text of `make` is unique. Raises the
         store's exception if rank 0 does not answer in time.
@@ -66,7 +66,7 @@ class Agreement:
             return Agreement(None, rank, world, ""), make()
         from torch.distributed import distributed_c10d  # noqa: PLC0415 - available then
 
-        # A separate connection, so that polling does not block the job's own requests.
+        # A separate connection to the store, so that polling does not block the job's own requests.
         store = distributed_c10d._get_default_store().clone()
         root = f"paceline/{number}"
         if rank == 0:
@@ -81,7 +81,7 @@ class Agreement:
         return Agreement(store, rank, world, f"{root}/{text}"), text
 
     def put(self, key: str, value: str) -> None:
-        """Store a value for `collect`."""
+        """Store the value of a key for `collect`."""
         if self._store is not None:
             self._store.set(self._name(key), value)
 
@@ -90,20 +90,20 @@ class Agreement:
         self._start(self._collect, keys, receive)
 
     def broadcast(self, text: str) -> None:
-        """Send a message to all ranks, in order; on rank 0 only."""
+        """Send a message to all ranks; messages arrive in order. Only for rank 0."""
         if self._store is not None:
             self._store.set(self._name(f"told/{self._messages}"), text)
             self._messages += 1
 
     def listen(self, receive: Callable[[str], None]) -> None:
-        """Call `receive` on a thread with each message of rank 0, until the store or this ends."""
+        """Call `receive` on a thread with each message of rank 0, until the store ends."""
         if self._rank != 0:
             self._start(self._listen, receive)
 
     def close(self) -> None:
-        """End the threads; afterwards none is inside the store. Also called at exit."""
+        """End the threads, so that none is inside the store afterwards; also called at exit."""
         if os.getpid() != self._pid:
-            # A fork has no threads, and its locks may never be released.
+            # A forked child has no threads, and its copies of locks may never be released.
             return
         self._closed.set()
         threads, self._threads = self._threads, []
@@ -120,7 +120,7 @@ class Agreement:
         thread.start()
 
     def _answer(self, root: str, text: str) -> None:
-        """Answer the requests of all ranks, also those of an earlier start."""
+        """Answer the requests of all ranks, including requests from an earlier start."""
         number = 1
         while (request := self._await(f"{root}/ask/{number}")) is not None:
             self._store.set(f"{root}/answer/{request}", text)
@@ -139,7 +139,8 @@ class Agreement:
 
     def _await(self, name: str) -> str | None:
         """Return the value of a key of the store; None if this job or its store ends before."""
-        # Values that all ranks write at once arrive soon: the first polls are short.
+        # Values that all ranks write at the same time arrive soon, so the first polls follow
+        # quickly.
         pause_s = _FIRST_POLL_S
         try:
             while not self._closed.is_set():

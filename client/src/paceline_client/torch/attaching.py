@@ -1,4 +1,4 @@
-"""Attach to a training job: find its layout, agree on its run, and install the hooks."""
+"""Attachment to a training job: find its layout, agree on its run, and install the hooks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from paceline_client.version import VERSION
 _log = logging.getLogger("paceline_client")
 
 _ATTACHED: Final = itertools.count()
-# From this number of ranks on, one rank of a host sends for all of them.
+# From this number of ranks, one rank of each host sends for all ranks of the host.
 _NODE_RELAY_FROM: Final = 16
 
 LevelName = Literal["compute", "p2p", "all"]
 
 
 def default_relay(world: int) -> Literal["rank", "node"]:
-    """Return the `relay` of `attach` for a job of `world` ranks."""
+    """Return the default value of `relay` of `attach` for a job with `world` ranks."""
     has_local_ranks = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys()
     return "node" if has_local_ranks and world >= _NODE_RELAY_FROM else "rank"
 
@@ -218,7 +218,7 @@ def _timeline() -> Timeline:
 
 
 def _new_run() -> str:
-    """Return a new run for each call of `attach`, as JSON; all ranks use that of rank 0.
+    """Return a run for this call of `attach` as JSON; all ranks use rank 0's run.
 
     The launcher's run is not enough: a process may attach several times.
     """
@@ -236,8 +236,8 @@ def _install_hooks(job: Job, level: Level, *, pulse: bool) -> tuple[list[Undo], 
     left_out: list[str] = []
     hooks = level
     if pulse and level is Level.P2P:
-        # The pulse has to tell waits inside of computations from computing, also those that
-        # sessions of this level do not contain.
+        # To distinguish computing from waits inside computations, the pulse needs hooks that
+        # sessions of this level do not need.
         hooks = Level.ALL
         job.tap.hidden = SHARED
     for instrumentation in INSTRUMENTATIONS:
@@ -269,7 +269,8 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
         },
     }
     if job.megatron_config is None:
-        # Of collectives inside of computations only the waits; Megatron-Core's are recorded whole.
+        # Inside computations only the waits for collectives are recorded, but Megatron-Core's
+        # collectives as a whole.
         meta["recorded_by"]["inside"] = "waits"
     if layout.ep > 1:
         meta["ep"] = layout.ep
@@ -285,7 +286,7 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
 def _add_layers(
     agreement: Agreement, sender: Sender, job: Job, layers: Sequence[int] | None
 ) -> None:
-    """Send the number of this stage's layers to rank 0, whose metadata have those of all stages."""
+    """Send the number of this stage's layers to rank 0, whose metadata contain all stages."""
     layout = sender.layout
     if layers is not None:
         sender.meta["layers"] = list(layers)

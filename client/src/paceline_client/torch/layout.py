@@ -1,4 +1,4 @@
-"""The place of a rank in the DP × PP × TP × CP grid, and its process groups."""
+"""The position of a rank in the DP × PP × TP × CP grid, and its process groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 _EXPERT_DIMENSIONS: Final = frozenset({"ep", "expert_parallel", "dp_shard_in_ep"})
-# Usual names of the dimensions of a device mesh. Ranks that share experts are data-parallel ones.
+# Common names of the dimensions of a device mesh. Ranks that share experts are data-parallel ranks.
 _NAMES: Final = {
     "dp": {
         *("dp", "ddp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
@@ -21,12 +21,12 @@ _NAMES: Final = {
 
 
 class LayoutError(Exception):
-    """The job's layout is unknown; the message says which argument is missing."""
+    """The job's layout is unknown; the message names the missing argument."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the grid, and a rank's place in it."""
+    """The sizes of the grid, and a rank's position in it."""
 
     dp: int = 1
     pp: int = 1
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return self.dp * self.pp * self.tp * self.cp
 
     @property
@@ -50,7 +50,7 @@ class Layout:
         return self.tp_rank == 0 and self.cp_rank == 0
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes for a session's metadata."""
+        """Return the sizes of the grid for a session's metadata."""
         names = ("dp", "pp", "tp", "cp", "vpp", "world")
         return {name: getattr(self, name) for name in names}
 
@@ -88,14 +88,14 @@ def _size_of_dimension(name: str) -> str | None:
 
 
 def consecutive(ranks: Sequence[int], among: Sequence[int]) -> int:
-    """Return the number of ranks if they are consecutive among others, else 1."""
+    """Return the number of given ranks if they are consecutive among all ranks, else 1."""
     size = len(ranks)
     blocks = [list(among[at : at + size]) for at in range(0, len(among), size)]
     return size if len(among) % size == 0 and sorted(ranks) in blocks else 1
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """Return this rank's stages of a schedule of `torch.distributed.pipelining`, in model order."""
+    """Return this rank's stages of a `torch.distributed.pipelining` schedule, in model order."""
     stages = getattr(schedule, "_stages", None)
     if stages is None:
         stage = getattr(schedule, "_stage", None)
@@ -135,13 +135,13 @@ def _of_mesh(mesh: Any) -> dict[str, int]:
         layout[f"{size}_rank"] = layout.get(f"{size}_rank", 0) * length + mesh.get_local_rank(name)
         layout[size] = layout.get(size, 1) * length
         if size == "dp":
-            # Consecutive only if this is the innermost data-parallel dimension.
+            # Ranks are consecutive only if this is the innermost data-parallel dimension.
             layout["ep"] = length if str(name).lower() in _EXPERT_DIMENSIONS else 1
     return layout
 
 
 def _of_pipeline(stage: Any, rank: int, world: int, *, has_dp: bool) -> dict[str, int]:
-    """Return the place in the pipeline, and without `has_dp` that of the pipeline among others."""
+    """Return the position in the pipeline; without `has_dp`, also the pipeline's own position."""
     import torch.distributed as dist  # noqa: PLC0415 - available then
 
     group = stage.group or dist.group.WORLD
@@ -154,7 +154,7 @@ def _of_pipeline(stage: Any, rank: int, world: int, *, has_dp: bool) -> dict[str
     if list(ranks) != list(range(ranks[0], ranks[0] + stride * pp, stride)):
         message = "the pipeline's ranks have no regular distance; pass mesh= to attach()"
         raise LayoutError(message)
-    # The ranks of a pipeline are consecutive, or those of a stage are.
+    # Either the ranks of a pipeline or the ranks of a stage are consecutive.
     dp_rank = rank // pp if stride == 1 else rank % stride + stride * (rank // (stride * pp))
     return result | {"dp": world // pp, "dp_rank": dp_rank}
 
@@ -179,7 +179,7 @@ def _of_megatron() -> Layout:
 
 
 def _experts_of_megatron(state: Any) -> int:
-    """Return how many consecutive data-parallel ranks share experts.
+    """Return the number of consecutive data-parallel ranks that share experts.
 
     With context parallelism, or experts without tensor parallelism, their groups contain other than
     data-parallel ranks.
@@ -196,7 +196,7 @@ def _experts_of_megatron(state: Any) -> int:
 
 
 def layers_of(modules: Sequence[Any]) -> int | None:
-    """Return the layers of a stage: the length of its longest list of modules; None without one."""
+    """Return the number of layers of a stage: the length of its longest module list, or None."""
     total = 0
     for module in modules:
         lists = [
@@ -219,7 +219,7 @@ _KINDS: Final = (EXPERT, CONTEXT, DATA)
 def find_groups(
     *, mesh: Any = None, megatron: bool = False, given: Mapping[str, Any] | None = None
 ) -> Mapping[str, str]:
-    """Return the kinds of this rank's groups, ``ep``, ``cp`` or ``dp``, by the groups' names.
+    """Return the kind of each of this rank's groups, ``ep``, ``cp`` or ``dp``, by group name.
 
     `given` are groups by kind, which take precedence over those of Megatron's parallel state (if
     `megatron`) or the mesh. Raises `LayoutError` for other kinds.
@@ -263,7 +263,7 @@ def _groups_of_megatron() -> dict[str, Any]:
         (EXPERT, "get_expert_model_parallel_group"),
         (CONTEXT, "get_context_parallel_group"),
     ):
-        # Older versions do not have all of them.
+        # Older versions lack some of these functions.
         get = getattr(state, name, None)
         if get is not None:
             groups[kind] = get(check_initialized=False)

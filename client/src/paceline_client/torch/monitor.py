@@ -1,4 +1,4 @@
-"""The interface of an attached job: steps, recordings, spans, and the end."""
+"""The interface of an attached job: steps, recordings, spans, and closing."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from paceline_client.torch.tap import Span, Tap
 _log = logging.getLogger("paceline_client")
 
 _EXIT_WAIT_S: Final = 5.0
-# The time for one short request, even after the time for shares.
+# Time limit in seconds for a short request, even if the time for shares is over.
 _LEAST_WAIT_S: Final = 1.0
-# The monitors of this process that record.
+# The monitors of this process that can record.
 _OPEN: Final[set[Monitor]] = set()
 
 
 class Monitor:
-    """Returned by `attach`; its methods never raise into the training.
+    """The result of `attach`; its methods never raise into the training.
 
     `tap` is the switch of the hooks, which stays off if the job cannot be recorded.
     """
@@ -68,7 +68,7 @@ class Monitor:
         *,
         records: bool,
     ) -> None:
-        """Start; called by `attach`."""
+        """Start the threads and hooks; called by `attach`."""
         self._job = job
         self._undo = undo
         self._sender = sender
@@ -86,22 +86,22 @@ class Monitor:
             self._pulse = pulse
             pulse.start(self._record_on_request)
             self._switch_on()
-        # At exit, the retries of spooled shares are left to a later process.
+        # At exit, spooled shares are not retried; a later process sends them.
         atexit.register(self._close, at_exit=True)
 
     @property
     def recording(self) -> bool:
-        """Whether the current step is recorded."""
+        """Whether the current step is being recorded."""
         return self._session is not None
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of this rank's shares so far."""
+        """The present outcomes of this rank's shares."""
         return [session.recorder.outcome() for session in self._sessions]
 
     @property
     def pulse_counts(self) -> Counts | None:
-        """Numbers of rows of this rank's pulse; None without a pulse."""
+        """The numbers of rows of this rank's pulse; None without a pulse."""
         return None if self._pulse is None else self._pulse.counts
 
     def step(self, tokens: int | None = None) -> None:
@@ -118,7 +118,7 @@ class Monitor:
             self._break(error)
 
     def record(self, steps: int | None = None, *, at: int | None = None) -> None:
-        """Record an additional session of `steps` steps, by default as many as the periodic ones.
+        """Record an additional session of `steps` steps, by default as in periodic sessions.
 
         `at` is the first step to record; every rank has to call this with the same value before
         that step. Without it, the call of rank 0 counts, and all ranks begin shortly afterwards.
@@ -133,7 +133,7 @@ class Monitor:
             self._sampling.request(steps)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record the code inside as one operation, for loops without hooks.
+        """Record the code inside the context as one operation, for loops without hooks.
 
         `op` is the operation type, such as ``forward-compute``; `mb` is the microbatch and `mc` the
         model chunk within the stage.
@@ -145,7 +145,7 @@ class Monitor:
         )
 
     def between(self, op: str) -> Span:
-        """Record the code inside as an operation of this rank between steps.
+        """Record the code inside the context as an operation of this rank between steps.
 
         `op` is ``data-loading``, ``checkpoint`` or ``evaluation``. No operation inside counts as
         part of a step. PyTorch's loaders, `torch.save` and `torch.distributed.checkpoint.save` are
@@ -159,7 +159,7 @@ class Monitor:
         return self._tap.between(op)
 
     def watch(self, op: str, work: Any, mb: int | None = None, mc: int | None = None) -> Any:
-        """Record asynchronous work, such as that of `isend`, from now until it completes.
+        """Record asynchronous work, such as from `isend`, from now until it completes.
 
         Returns the object to wait for instead of `work`.
         """
@@ -173,7 +173,7 @@ class Monitor:
             return work
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Add to the metadata of the current session, such as ``sequence_lengths``."""
+        """Add metadata to the current session, such as ``sequence_lengths``."""
         session = self._session
         if session is not None:
             try:
@@ -192,7 +192,7 @@ class Monitor:
         return latest.recorder.wait(timeout_s) if latest.finished.wait(timeout_s) else None
 
     def close(self, wait_s: float = _EXIT_WAIT_S) -> None:
-        """Send the complete steps of the current session and remove the hooks; also at exit.
+        """Send the current session's complete steps and remove the hooks; also called at exit.
 
         Waits up to `wait_s` for shares that are being sent; the others stay in the spool. Rank 0
         then reports the end of the job to the server, unless an exception ends it: the job's
@@ -205,7 +205,8 @@ class Monitor:
             return
         _OPEN.discard(self)
         if self._agreement is not None:
-            # Also if recording has ended early: its threads must end before the interpreter.
+            # Closed even if recording has ended early, because its threads must end before the
+            # interpreter.
             self._agreement.close()
         if self._broken:
             return
@@ -229,7 +230,7 @@ class Monitor:
             _log.warning("closing: %r", error)
 
     def _wait_for_threads(self, give_up_at: float) -> None:
-        """Wait for shares, then for the end of the pulse, which is worth less."""
+        """Wait for the shares, then for the end of the pulse, which is less important."""
         if self._pulse is not None:
             self._pulse.end(give_up_at, finished=not _failing())
         for session in self._sessions:
@@ -239,7 +240,7 @@ class Monitor:
             self._pulse.wait(give_up_at)
 
     def _is_last(self, sender: Sender) -> bool:
-        """Return whether this is rank 0, and no other monitor of the process records the job."""
+        """Return whether this is rank 0 and no other monitor of the process records the job."""
         senders = [other._sender for other in _OPEN if not other._broken]
         pages = {other.page for other in senders if other is not None}
         return self._decides and sender.page not in pages
@@ -249,7 +250,7 @@ class Monitor:
         try:
             finish_job(sender.server, sender.job, min(timeout_s, sender.retry.timeout_s))
         except DeliveryError as error:
-            # By an older server or none, the job is taken for silent.
+            # Without the report, the server considers the job silent.
             _log.info("the end of the job was not reported to the server: %s", error)
 
     def _next_step(self, tokens: int | None) -> None:
@@ -280,7 +281,7 @@ class Monitor:
         self._prepare(step)
 
     def _prepare(self, step: int) -> None:
-        """Switch the hooks on before a window, and begin its session."""
+        """Switch the hooks on before a window of steps, and begin its session."""
         window, sampling = self._window, self._sampling
         if window is None or sampling is None or not self._records:
             return
@@ -301,7 +302,7 @@ class Monitor:
     def _end(self, before: int | None = None) -> None:
         session, self._session = self._session, None
         if session is None or self._window == session.window:
-            # Otherwise this rank lags, and has received the next window already.
+            # Otherwise this rank is behind, and has already received the next window.
             self._window = None
         self._tap.sink = None
         self._switch_off()
@@ -313,7 +314,7 @@ class Monitor:
             session.finish(before=before)
             self._recorded += 1
         elif session is not None:
-            # No step is complete.
+            # No step of the session is complete.
             session.finished.set()
             self._sessions.remove(session)
 
@@ -336,7 +337,7 @@ class Monitor:
             undo()
 
     def _record_on_request(self, steps: int) -> bool:
-        """Record a session that the server requests, on the pulse's thread; return whether."""
+        """Request a session for the server, on the pulse's thread; return whether accepted."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False
@@ -344,7 +345,7 @@ class Monitor:
         return True
 
     def _receive_window(self, text: str) -> None:
-        """Receive a window from rank 0, on the listener's thread."""
+        """Receive a window of steps from rank 0, on the listener's thread."""
         if not self._broken:
             self._window = Window.read(text)
 
@@ -357,7 +358,7 @@ class Monitor:
         _log.warning("recording ends: %r", error, exc_info=error)
 
     def _forked(self) -> None:
-        """Stop in a forked child, which has no threads; its parent continues the session."""
+        """Stop recording in a forked child, which has no threads; its parent continues."""
         self._broken = True
         self._tap.on = False
         self._tap.sink = None

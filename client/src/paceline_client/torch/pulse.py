@@ -26,21 +26,22 @@ _log = logging.getLogger("paceline_client")
 
 RecordWhen = Literal["auto", "ask"] | RecordBudget
 
-# The most events of a step on a GPU; each operation has two.
+# Maximum number of events in a step on a GPU; each operation has two events.
 _MOST_EVENTS: Final = 64
-# The clocks of device and host are compared again after this number of steps.
+# Number of steps after which the clocks of device and host are compared again.
 _STEPS_A_CLOCK: Final = 128
 _FINISHED: Final = "finished"
 _COMPUTE: Final = "compute"
-# The innermost frames of a stack.
+# Maximum of innermost frames in a reported stack.
 MOST_FRAMES: Final = 40
 MOST_BYTES: Final = 64 << 10
-# The first pending collectives are those that the rank waits for; the others are queued behind.
+# Maximum of reported pending collectives: the rank waits for the first of them, and further
+# collectives are queued behind.
 _FEW_ENTRIES: Final = 16
 
 
 class StepRows:
-    """Sums the operations of each step to one row; the tap's sink for the pulse.
+    """The tap's sink for the pulse, which sums the operations of each step to one row.
 
     Takes operations inside of a computation before the computation itself. All calls are on one
     thread: that of the training on CPUs, the one that reads events on GPUs.
@@ -62,11 +63,11 @@ class StepRows:
         self._gc_ns = 0
         self._gc_outside_ns = 0
         self._first_ns: int | None = None  # start of the first operation
-        # Operations that are neither computing nor waiting, as (type, start, duration).
+        # Operations that are neither computing nor waiting, as (type, start, duration)
         self._aside: list[tuple[str, int, int]] = []
 
     def inside(self, op: str, _start_ns: int, duration_ns: int, *_where: int | None) -> None:
-        """Take an operation inside of a computation."""
+        """Add an operation inside a computation."""
         if op == GC:
             self._gc_ns += duration_ns
         elif op == COMPILE:
@@ -75,7 +76,7 @@ class StepRows:
             self._inside_ns += duration_ns
 
     def outside(self, op: str, start_ns: int, duration_ns: int, *_where: int | None) -> None:
-        """Take a computation, or an operation outside of computations."""
+        """Add a computation, or an operation outside of computations."""
         if self._compiled_ns and op.endswith(_COMPUTE):
             duration_ns -= min(duration_ns, self._compiled_ns)
             self._compiled_ns = 0
@@ -108,7 +109,7 @@ class StepRows:
             waited[1] += duration_ns
 
     def between(self, op: str, start_ns: int, duration_ns: int, *_where: int | None) -> None:
-        """Take an operation between steps."""
+        """Add an operation between steps."""
         self._aside.append((op, start_ns, duration_ns))
 
     def end(  # noqa: PLR0913, PLR0917 - the parts of a step that tap and timeline know
@@ -186,7 +187,7 @@ def training_stack(thread: int) -> bytes:
 
 
 def pending_collectives() -> bytes | None:
-    """Return the pending collectives of PyTorch's flight recorder as JSON; None without one.
+    """Return the pending collectives in PyTorch's flight recorder as JSON; None without one.
 
     The recorder is that of NCCL or of another backend. Completed entries are kept one for each
     group: only entries have the name of the group whose sequence numbers the recorder has.
@@ -215,7 +216,7 @@ def pending_collectives() -> bytes | None:
 
 
 class RankPulse:
-    """Sums each step of a rank to a row, and sends these on a thread.
+    """Sums each step of a rank to a row, and sends the rows on a thread.
 
     `gpu` reads the state of its GPU. The server may request sessions within the budget `record`
     (``"auto"`` is the default one), or not at all (``"ask"``). With `stacks`, while no step ends
@@ -257,12 +258,12 @@ class RankPulse:
 
     @property
     def wanted(self) -> bool:
-        """False once the server has answered that it takes no pulses."""
+        """False once the server has answered that it accepts no pulses."""
         return self._pulse.wanted
 
     @property
     def counts(self) -> Counts:
-        """Numbers of rows."""
+        """The numbers of rows, see `Counts`."""
         return self._pulse.counts
 
     def start(self, record: Callable[[int], bool]) -> None:
@@ -282,16 +283,17 @@ class RankPulse:
         if tap.sink is not None:
             return
         if operations:
-            # Measure as few microbatches as keep the events of a step few; each operation has two.
+            # Measure only one of `every` microbatches, so that a step has few events; each
+            # operation has two events.
             every = max(1, math.ceil(2 * operations * tap.every / _MOST_EVENTS))
-            # A little fewer events than before are no reason for a change.
+            # A slightly smaller number of events does not justify a change.
             if every > tap.every or 2 * every <= tap.every:
                 tap.every = every
         if tap.step % _STEPS_A_CLOCK == 0:
             tap.timeline.begin()
 
     def end(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Start to send the rest, and whether the job has `finished`."""
+        """Begin to send the rest, and whether the job has `finished`; returns at once."""
         self._tap.pulse = None
         self._pulse.end(give_up_at_s, finished=finished)
 
@@ -300,7 +302,7 @@ class RankPulse:
         self._pulse.wait(give_up_at_s)
 
     def forked(self) -> None:
-        """Stop in a forked child."""
+        """Stop sending in a forked child."""
         self._tap.pulse = None
         self._pulse.forked()
 
@@ -331,7 +333,7 @@ class RankPulse:
         if budget is None:
             _log.info("the server asks for a session (%s); this job does not record for it", reason)
             return
-        # Requests of people do not count in the budget.
+        # Sessions that users request do not count in the budget.
         if not request.by_person and not budget.has_room(self._tap.step, now_s):
             _log.info("the server asks for a session (%s) beyond the budget of this job", reason)
         elif self._record(request.steps):

@@ -1,4 +1,4 @@
-"""When sessions are recorded, and one session of one rank."""
+"""The choice of the steps to record, and a session of one rank."""
 
 from __future__ import annotations
 
@@ -27,37 +27,43 @@ _UNITS_S: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d
 _TIME: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _MINUTE_S: Final = 60.0
 
-# All ranks must know a window before it begins, although their steps drift apart.
+# Time in seconds between the choice of a window and its begin, within which all ranks must receive
+# it although their steps drift apart.
 _LEAD_S: Final = 1.0
 _LEAD_STEPS: Final = 2
-# The first steps compile and connect; the step time is known afterwards.
+# Number of first steps that are not recorded: they compile and connect, and afterwards the step
+# time is known.
 _FIRST_STEPS: Final = 3
-# The server's verdict has no confidence interval below this; only explicit requests may be shorter.
+# Minimum number of steps of a session, below which the server's verdict has no confidence interval;
+# only explicit requests may be shorter.
 _LEAST_STEPS: Final = 5
-# For work that the job never waits for, such as transfers whose peer has ended.
+# Time limit in seconds for work that the job never waits for, such as transfers whose peer has
+# ended.
 _SETTLE_S: Final = 30.0
-# How often a rank sends its operations: a job of a thousand ranks makes 16 requests a second.
+# Interval in seconds at which a rank sends its operations; a job of a thousand ranks then makes 16
+# requests a second.
 _CHUNK_EVERY_S: Final = 10.0
 _RANKS_A_SECOND: Final = 20
-# If a session has neither, waiting for other ranks is indistinguishable from computing.
+# If a session contains neither type, waiting for other ranks cannot be distinguished from
+# computing.
 _COLLECTIVES: Final = frozenset({PARAMETERS, GRADIENTS})
 
 
 @dataclass(frozen=True)
 class Window:
-    """Steps to record."""
+    """The steps to record in a session."""
 
     start: int
     steps: int
 
     @property
     def end(self) -> int:
-        """The step after the last."""
+        """The step after the last step of the window."""
         return self.start + self.steps
 
     @property
     def session(self) -> int:
-        """Number of the session: its first step, counted from 1."""
+        """The number of the session: the first step of its window, counted from 1."""
         return self.start + 1
 
     def text(self) -> str:
@@ -72,7 +78,7 @@ class Window:
 
 
 def seconds(time: str | float | None, argument: str = "every") -> float | None:
-    """Return the seconds of ``"30min"``, ``"2h"`` or a number; None for None.
+    """Return the seconds in a duration such as ``"30min"``, ``"2h"`` or a number; None for None.
 
     Raises `ValueError` for anything else, with the name of the `argument`.
     """
@@ -91,7 +97,7 @@ def seconds(time: str | float | None, argument: str = "every") -> float | None:
 
 
 class Sampling:
-    """Decides, on global rank 0, when the next window begins.
+    """Decides on global rank 0 when the next window begins.
 
     `every_s` is the time between the starts of two windows, or None to record on request only.
     A periodic window has `steps` steps, or fewer where these would take longer than `longest_s`.
@@ -120,7 +126,7 @@ class Sampling:
         self._step_starts_s: list[float] = []
 
     def request(self, steps: int) -> None:
-        """Request a window of `steps` steps as soon as possible."""
+        """Request a window of `steps` steps that begins as soon as possible."""
         self._requested_steps = steps
 
     def decide(self, step: int, now_s: float) -> Window | None:
@@ -145,7 +151,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Sender:
-    """The destination and the common data of a rank's shares."""
+    """The destination of a rank's shares, and the data that all its shares have in common."""
 
     server: str
     job: str
@@ -165,7 +171,7 @@ class Sender:
         return f"{self.server.rstrip('/')}/jobs/{quote(self.job, safe='')}"
 
     def announce(self, window: Window, every_s: float | None) -> None:
-        """Print which steps are recorded, and, from a thread, whether the server is available.
+        """Print which steps are recorded and, on a thread, whether the server is available.
 
         Called once, on rank 0.
         """
@@ -195,7 +201,7 @@ class Sender:
             _log.debug("the server was not checked", exc_info=True)
 
     def warn_without_collectives(self, window: Window, op_types: Collection[str]) -> None:
-        """Print a warning on rank 0 if a session of data-parallel ranks has no collectives."""
+        """Print a warning on rank 0 if a session of data-parallel ranks contains no collectives."""
         expected = self.layout.dp > 1 and self.level >= Level.P2P
         if self.rank == 0 and expected and _COLLECTIVES.isdisjoint(op_types):
             _print(
@@ -207,19 +213,20 @@ class Sender:
 
 
 def _print(line: str) -> None:
-    # Not by logging, whose configuration may hide it: the job's log shows where it is recorded.
+    # Printed instead of logged, because the logging configuration may hide it: the job's output
+    # should show where the job is recorded.
     print(f"paceline: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line a job
 
 
 @dataclass
 class Session:
-    """A window that is being recorded."""
+    """The recording of a window on this rank."""
 
     window: Window
     sender: Sender
     timeline: Timeline
     recorder: Recorder = field(init=False)
-    # Set when all operations have reached the recorder and it is finished.
+    # Set once all operations have reached the recorder and it has finished
     finished: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -255,7 +262,7 @@ class Session:
         )
 
     def finish(self, *, before: int | None = None) -> None:
-        """Send the session in the background, without incomplete steps, from `before` on."""
+        """Send the session in the background, without the incomplete steps from `before` on."""
         if before is not None:
             self.recorder.leave_out(range(before, self.window.end))
         threading.Thread(target=self._finish, name="paceline-session", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The state that all hooks share: the switch, the current step, and the clock of the device."""
+"""The state that all hooks share: the switch, the current step, and the device's clock."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ PARAMETERS: Final = "params-all-gather"
 GRADIENTS: Final = "grads-reduce-scatter"
 OPTIMIZER: Final = "optimizer"
 GC: Final = "gc"
-# Operations between steps; they are no part of a step wherever they happen.
+# Operations between steps, which are not part of a step wherever they occur.
 DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
-# Neither computing nor waiting; for the pulse only.
+# Operations that are neither computing nor waiting; only the pulse contains them.
 COMPILE: Final = "compile"
-# Prefixes of operation types of tensor-, context- and expert-parallel ranks.
+# Prefixes of the types of operations among tensor-, context- and expert-parallel ranks.
 SHARED: Final = ("tp-", "cp-", "ep-")
 
-# Operation, start and duration in nanoseconds since the epoch, step, microbatch, model chunk.
+# Parameters: operation type, start and duration in nanoseconds since the epoch, step, microbatch,
+# model chunk.
 Sink = Callable[[str, int, int, int, "int | None", "int | None"], None]
 
 
-# The end of a step in nanoseconds since the epoch; its duration in nanoseconds; and its end by the
-# clock of the operations.
+# Parameters: end of a step in nanoseconds since the epoch, its duration in nanoseconds, and its end
+# by the operations' clock.
 StepEnded = Callable[[int, int, int], None]
 
 
 class PulseSink(Protocol):
-    """Takes all operations of all steps, by the clock of the end in `StepEnded`."""
+    """Receives all operations of all steps, timed by the clock of the end in `StepEnded`."""
 
     def inside(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
-        """Take an operation inside of a computation."""
+        """Add an operation inside a computation."""
 
     def outside(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
-        """Take a computation, or an operation outside of these."""
+        """Add a computation, or an operation outside of computations."""
 
     def between(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
-        """Take an operation between steps."""
+        """Add an operation between steps."""
 
 
 class Timeline(Protocol):
-    """The clock of a device; only the timeline that made a mark with `now` can read it."""
+    """The clock of a device; a mark can only be read by the timeline whose `now` returned it."""
 
     name: str
 
     def now(self) -> Any:
-        """Mark this point of the training's stream."""
+        """Return a mark of the present point in the training's stream."""
 
     def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
         self, sink: Sink, op: str, start: Any, end: Any, step: int, mb: int | None, mc: int | None
@@ -62,51 +63,51 @@ class Timeline(Protocol):
         """Pass an operation between two marks to `sink`, at once or later."""
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Call `done` with the mark at which `work` completes; return the object to wait for."""
+        """Call `done` with the mark of `work`'s completion; return the object to wait for."""
 
     def begin(self) -> None:
-        """Relate the clock to the host's, at the start of a session."""
+        """Relate the device's clock to the host's clock, at the start of a session."""
 
     def end_step(self, ended: StepEnded | None = None) -> int:
-        """End a step, and return its number of operations.
+        """End a step, and return the number of its operations.
 
         `ended` is called when all of them have reached their sink, at once or later.
         """
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all operations have reached their sink; not on the training's thread."""
+        """Wait until all operations have reached their sink; not for the training's thread."""
 
     def measured(self) -> dict[str, int]:
-        """Return measurements of the clock for the session's metadata."""
+        """Return measurements of the clock, for the session's metadata."""
 
 
 class Tap:
-    """The switch that all hooks check first."""
+    """The switch that all hooks check first, and the state of the current step."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.on = False  # if not, hooks call the original function only
         self.step = 0  # the current one
         self.sink: Sink | None = None  # takes operations; None while the hooks warm up
         self.depth = 0  # nested computations that are running
-        # The mark at the end of the step's last recorded operation; None without one.
+        # The mark at the end of the step's last recorded operation; None if there is none
         self.ended: Any = None
         self.timeline = timeline
         self.now = timeline.now
-        # Its marks are then nanoseconds of the monotonic clock.
+        # On the host, marks are nanoseconds of the monotonic clock
         self._on_host = timeline.name == "host"
         self.quiet = 0  # above 0, another hook records the collectives that are called
-        # A wait as (type, start, end) that a following one of the same type prolongs.
+        # A wait as (type, start, end), which a directly following wait of the same type prolongs
         self._wait: tuple[str, Any, Any] | None = None
-        # The pulse, which takes operations between sessions as well.
+        # The sink for the pulse, which gets operations between sessions as well
         self.pulse: PulseSink | None = None
         self.aside = 0  # above 0, the running code is no part of a step
-        # The tokens of this rank in the step, as far as hooks know them.
+        # Number of tokens of this rank in the step, as far as hooks know it
         self.tokens = 0
-        # Operation types with these prefixes are for the pulse only.
+        # Operations whose types have these prefixes are sent to the pulse only
         self.hidden: tuple[str, ...] = ()
-        # The type and the start, by the monotonic clock, of the operation that began last.
+        # Type and monotonic start time of the operation that began last
         self.phase: tuple[str, int] | None = None
-        # Without a session, one of this many microbatches is measured.
+        # Outside of sessions, one of this number of microbatches is measured
         self.every = 1
         self.skipped: dict[str, int] = {}  # the step's operations that were not measured, by type
         self.skips = False  # whether the running computation is not measured
@@ -118,7 +119,7 @@ class Tap:
         return self.sink is not None or (self.pulse is not None and not self.aside)
 
     def begins(self, op: str, mb: int | None = None) -> Any:
-        """Mark the start of an operation; return None if it is not measured."""
+        """Return a mark of the start of an operation, or None if it is not measured."""
         if self._on_host:
             start = self.now()
             self.phase = op, start
@@ -133,7 +134,7 @@ class Tap:
         return self.now()
 
     def resumes(self, op: str) -> None:
-        """Note that an operation continues, after the one that began last has ended."""
+        """Record that an outer operation continues, because the nested operation has ended."""
         self.phase = op, time.monotonic_ns()
 
     def ends(self, op: str, start: Any, mb: int | None = None, mc: int | None = None) -> None:
@@ -142,7 +143,7 @@ class Tap:
             self.add(op, start, self.now(), mb, mc)
 
     def ends_waiting(self, op: str, start: Any) -> None:
-        """Record a wait of the training for a collective until now; see `add_waiting`."""
+        """Record a wait of the training for a collective that ends now; see `add_waiting`."""
         if start is not None:
             self.add_waiting(op, start, self.now())
 
@@ -162,7 +163,7 @@ class Tap:
     def add_aside(
         self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
     ) -> None:
-        """Record an operation that other ranks may not have, such as a garbage collection."""
+        """Record an operation that other ranks may lack, such as a garbage collection."""
         sink = self.sink
         if sink is not None and not (self.hidden and op.startswith(self.hidden)):
             self.timeline.add(sink, op, start, end, self.step, mb, mc)
@@ -170,7 +171,7 @@ class Tap:
             self.add_to_pulse(op, start, end)
 
     def add_to_pulse(self, op: str, start: Any, end: Any) -> None:
-        """Pass an operation, or a wait inside of a recorded operation, to the pulse only."""
+        """Pass an operation, or a wait inside a recorded operation, to the pulse only."""
         pulse = self.pulse
         if pulse is None:
             return
@@ -210,7 +211,7 @@ class Tap:
         self._wait = (op, start, end)
 
     def flush(self) -> None:
-        """Record the wait that may have been prolonged until now."""
+        """Record the stored wait, which no further wait prolongs."""
         wait, self._wait = self._wait, None
         if wait is not None:
             self.add(*wait)
@@ -222,12 +223,12 @@ class Tap:
         return self.timeline.end_step(ended)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record the code inside as one operation, including its collectives."""
+        """Record the code inside the context as one operation, including its collectives."""
         return _CollectiveSpan(self, op, mb, mc)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Disable other hooks of collectives inside; the calling hook records them."""
+        """Disable other hooks on collectives inside the context; the calling hook records them."""
         self.quiet += 1
         try:
             yield
@@ -235,17 +236,17 @@ class Tap:
             self.quiet -= 1
 
     def computing(self, op: str, mb: int | None, mc: int | None) -> Span:
-        """Record the code inside as a computation, in which collectives are nested."""
+        """Record the code inside the context as a computation with nested collectives."""
         return _ComputeSpan(self, op, mb, mc)
 
     def between(self, op: str) -> Span:
-        """Record the code inside as one operation between steps, and no operations in it."""
+        """Record the code inside as one operation between steps, without nested operations."""
         return _BetweenSpan(self, op, None, None)
 
     def watch(
         self, op: str, work: Any, start: Any, mb: int | None = None, mc: int | None = None
     ) -> Any:
-        """Record asynchronous work from a mark until it completes; return what to wait for."""
+        """Record asynchronous work from a mark to its completion; return an object to wait for."""
         sink, step = self.sink, self.step
         if work is None:
             return work
@@ -262,7 +263,7 @@ class Tap:
 
 
 class _PulseWork:
-    """A proxy of a work that passes the waits for it to the pulse."""
+    """A proxy of a work that passes the waits for the work to the pulse."""
 
     def __init__(self, tap: Tap, op: str, work: Any, mb: int) -> None:
         self._tap = tap
@@ -271,7 +272,7 @@ class _PulseWork:
         self._mb = mb
 
     def wait(self, *timeout: Any) -> Any:
-        """Wait as `Work.wait` does."""
+        """Wait like `Work.wait`."""
         tap = self._tap
         if not tap.on or tap.pulse is None or tap.aside:
             return self._work.wait(*timeout)
@@ -286,7 +287,7 @@ class _PulseWork:
 
 
 class Span:
-    """An operation from entering to leaving the context; not recorded if the code raises."""
+    """An operation from entry to exit of the context; not recorded if the code inside raises."""
 
     __slots__ = ("_mb", "_mc", "_op", "_start", "_tap")
 
@@ -316,7 +317,7 @@ class Span:
 
 
 class _CollectiveSpan(Span):
-    """A span of collectives that no other hook records."""
+    """A span of collectives, inside of which no other hook records."""
 
     __slots__ = ()
 
@@ -335,7 +336,7 @@ class _CollectiveSpan(Span):
 
 
 class _ComputeSpan(Span):
-    """A span in which collectives are nested."""
+    """A span of a computation with nested collectives."""
 
     __slots__ = ("_skips",)
 
@@ -345,7 +346,7 @@ class _ComputeSpan(Span):
         if tap.on:
             self._start = tap.begins(self._op, self._mb)
             if self._start is None and not tap.skips:
-                # Operations inside of a computation that is not measured are not measured either.
+                # Operations nested in a computation that is not measured are not measured either.
                 self._skips = tap.skips = True
         tap.depth += 1
 
@@ -364,7 +365,7 @@ class _ComputeSpan(Span):
 
 
 class _BetweenSpan(Span):
-    """A span between steps.
+    """A span of an operation between steps.
 
     Operations inside, such as those of an evaluation, belong to no step and are not recorded.
     """
@@ -388,10 +389,11 @@ class _BetweenSpan(Span):
         tap = self._tap
         tap.aside -= 1
         if self._before is not None:
-            # The next operation is not known yet.
+            # The operation that follows is not known yet.
             tap.resumes(self._before[0])
         if tap.step == self._step and tap.sink is None:
-            # Not if a step has ended inside, which may have ended the session.
+            # Restore the sink, unless a step has ended inside, because this may have ended the
+            # session.
             tap.sink = self._sink
         super().__exit__(kind, error, trace)
 

@@ -1,4 +1,4 @@
-"""Clocks of operations: the host's, and that of a GPU by events of its streams."""
+"""Clocks for operations: the clock of the host, and the clock of a GPU through stream events."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline_client.torch.tap import Sink, StepEnded
 
 _log = logging.getLogger("paceline_client")
 
-# The most threads. Further work is recorded when the job waits for it.
+# Maximum number of threads; further work is recorded when the job waits for it.
 _MOST_WAITERS: Final = 96
-# When the process ends: the time for work to complete, and for threads to return.
+# Time limits in seconds at the end of the process: for work to complete, and for threads to return.
 _GRACE_S: Final = 1.0
 _NO_TIME: Final = timedelta(milliseconds=1)
-# The tag of a receive to which no rank ever sends.
+# The tag of a receive operation to which no rank ever sends.
 _UNUSED_TAG: Final = (1 << 31) - 1
 
 
 class HostTimeline:
-    """The timeline of a job on CPUs: marks are readings of the monotonic clock.
+    """The timeline of a job on CPUs, whose marks are readings of the monotonic clock.
 
     Threads wait for asynchronous work. Before Python 3.14, an interpreter that ends while a thread
     is inside PyTorch's `wait` ends with SIGABRT as soon as that returns; so the work that is still
@@ -52,7 +52,7 @@ class HostTimeline:
         sink(op, start + self._offset_ns, end - start, step, mb, mc)
 
     def watch(self, done: Callable[[int], None], work: Any) -> Any:
-        """Wait for the work in a thread, and return a proxy for it.
+        """Wait for the work on a thread, and return a proxy for the work.
 
         Gloo's transfers can be waited for only once, and do not report completion before.
         """
@@ -62,11 +62,11 @@ class HostTimeline:
         return awaited
 
     def begin(self) -> None:
-        """Read both clocks."""
+        """Read the monotonic clock and the time since the epoch."""
         self._offset_ns = self._offset()
 
     def end_step(self, ended: StepEnded | None = None) -> int:
-        """Call `ended` with the end of the step; operations are passed on at once, not counted."""
+        """Call `ended` with the end of the step; the number of operations is not counted."""
         began, self._step_began = self._step_began, time.monotonic_ns()
         if ended is not None:
             end = self._step_began
@@ -78,12 +78,12 @@ class HostTimeline:
         self._waiters.settle(timeout_s)
 
     def measured(self) -> dict[str, int]:
-        """Return how much the host's clock was adjusted since the session began."""
+        """Return the adjustment of the host's clock since the session began."""
         return {"clock_set_ns": self._offset() - self._offset_ns}
 
     @staticmethod
     def _offset() -> int:
-        # The median of three: the thread may lose the CPU between two readings.
+        # Use the median of three, because the thread may lose the CPU between two readings.
         readings = sorted(time.time_ns() - time.monotonic_ns() for _ in range(3))
         return readings[1]
 
@@ -100,7 +100,7 @@ class _AwaitedWork:
         self.on_wait = False
 
     def complete(self) -> None:
-        """Wait for the work and report the time."""
+        """Wait for the work, and report the time of its completion."""
         try:
             self._result = self._work.wait()
             self._done(time.monotonic_ns())
@@ -110,14 +110,14 @@ class _AwaitedWork:
             self._completed.set()
 
     def end(self) -> None:
-        """End the work by a timeout, upon which gloo's transfers end with an error."""
+        """End the work with a timeout, after which gloo's transfers fail with an error."""
         try:
             self._work.wait(_NO_TIME)
         except Exception as error:  # noqa: BLE001 - the timeout
             _log.debug("ended at exit: %s", error)
 
     def wait(self, *timeout: Any) -> Any:
-        """Wait until the work is complete, as `Work.wait` does."""
+        """Wait like `Work.wait` until the work is complete."""
         if self.on_wait:
             self.on_wait = False
             self.complete()
@@ -137,7 +137,7 @@ class _AwaitedWork:
 
 
 class _Waiters:
-    """Threads, one for each awaited work."""
+    """Threads that wait, each for one work."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class _Waiters:
         self._pid = os.getpid()
 
     def run(self, job: _AwaitedWork) -> bool:
-        """Wait on a thread; return False if all are busy, as work may wait for other work."""
+        """Wait for the work on a thread; return False if all are busy, instead of queuing it."""
         with self._lock:
             if len(self._busy) >= _MOST_WAITERS:
                 return False
@@ -162,14 +162,14 @@ class _Waiters:
         return True
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no thread is busy; return whether that is so."""
+        """Wait until no thread is busy; return False after the time limit."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._busy, timeout_s)
 
     def _end(self) -> None:
-        """End all awaited work: the process ends, and its connections with it."""
+        """End all awaited work, because the process ends and closes its connections."""
         if os.getpid() != self._pid or self.settle(_GRACE_S):
-            # A fork has no threads, and its locks may never be released.
+            # A forked child has no threads, and its copies of locks may never be released.
             return
         for end in (self._end_transfers, _end_groups):
             end()
@@ -192,7 +192,7 @@ class _Waiters:
 
 
 def _end_groups() -> None:
-    """End the collectives of gloo's groups, which have no timeout of their own.
+    """End the collectives of gloo's groups, which have no timeout themselves.
 
     A receive that times out closes the connections of its group.
     """
@@ -213,9 +213,9 @@ def _end_group(group: Any) -> None:
 
 
 _NS_PER_MS: Final = 1e6
-# The number of streams that wait for asynchronous work instead of the training's stream.
+# Number of streams that wait for asynchronous work instead of the training's stream.
 _SIDE_STREAMS: Final = 8
-# The time for the device to reach the last steps when the process ends.
+# Time limit in seconds for the device to reach the last steps when the process ends.
 _EXIT_WAIT_S: Final = 5.0
 
 
@@ -232,7 +232,7 @@ class _Operation:
 
 @dataclass
 class _Step:
-    """A step's operations."""
+    """The operations of a step, and its events."""
 
     operations: list[_Operation]
     end: Any  # the event at its end
@@ -240,7 +240,7 @@ class _Step:
 
 
 class DeviceTimeline:
-    """The timeline of a job on GPUs: marks are events, read by a thread after their step.
+    """The timeline of a job on GPUs; marks are events, which a thread reads after their step.
 
     Each step is measured from an event at its start, so that single-precision milliseconds are
     exact. The thread compares the first and the last event of a session with `time.time_ns`, for
@@ -276,7 +276,7 @@ class DeviceTimeline:
         self._pending.append(_Operation(sink, op, start, end, step, mb, mc))
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Record an event after the work, on a separate stream."""
+        """Record an event after the work on a separate stream."""
         if len(self._side) < _SIDE_STREAMS:
             self._side.append(self._cuda.Stream())
         self._turn += 1
@@ -300,7 +300,7 @@ class DeviceTimeline:
         self._put((self._start,))
 
     def end_step(self, ended: StepEnded | None = None) -> int:
-        """Pass the step's operations to the thread."""
+        """Pass the step's operations to the thread that reads events."""
         if self._start is None:
             return 0
         operations, self._pending = self._pending, []
@@ -308,16 +308,16 @@ class DeviceTimeline:
         return len(operations)
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until the thread has read everything."""
+        """Wait until the thread has read all events."""
         with self._all_read:
             self._all_read.wait_for(lambda: self._unread == 0, timeout_s)
 
     def measured(self) -> dict[str, int]:
-        """Return the drift of the device's clock against the host's over the session."""
+        """Return the drift of the device's clock relative to the host's during the session."""
         return {"clock_drift_ns": self._drift_ns}
 
     def _end(self) -> None:
-        """End the thread: the interpreter must not end while it is inside PyTorch."""
+        """End the thread, as the interpreter must not end while the thread is in PyTorch."""
         if self._thread is not None and os.getpid() == self._pid:
             self._steps.put(None)
             self._thread.join(_EXIT_WAIT_S)
@@ -331,7 +331,8 @@ class DeviceTimeline:
         try:
             return self._pool.popleft()
         except IndexError:
-            # Blocking: otherwise a thread that waits for the event keeps a processor busy.
+            # Blocking events, because a thread that waits for another kind of event keeps a
+            # processor busy.
             return self._cuda.Event(enable_timing=True, blocking=True)
 
     def _read(self) -> None:
@@ -360,8 +361,8 @@ class DeviceTimeline:
         used = {}
         for operation in step.operations:
             operation.end.synchronize()
-            # Both relative to one event: times are single-precision, and an operation must not
-            # start before the end of the one before it.
+            # Both times are relative to the same event: times are single-precision, and an
+            # operation must not start before its predecessor ends.
             start_ns = round(reference.elapsed_time(operation.start) * _NS_PER_MS)
             end_ns = round(reference.elapsed_time(operation.end) * _NS_PER_MS)
             operation.sink(

@@ -1,4 +1,4 @@
-"""The instrumentation of PyTorch, Megatron-Core and Python, by hooks and callbacks."""
+"""The instrumentation of PyTorch, Megatron-Core and Python through hooks and callbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_client.torch.instrumentation.loop import BETWEEN, COMPILING, GARBA
 from paceline_client.torch.instrumentation.megatron import MEGATRON, TENSOR_PARALLEL
 from paceline_client.torch.instrumentation.pipelining import PIPELINING
 
-# In the order of attachment: functions before those that they call.
+# In order of attachment: a function is hooked before the functions that it calls.
 INSTRUMENTATIONS: Final[tuple[Instrumentation, ...]] = (
     PIPELINING,
     MEGATRON,

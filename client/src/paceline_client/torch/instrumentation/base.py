@@ -1,4 +1,4 @@
-"""Hooks of a framework's functions, and the job whose operations they record."""
+"""Hooks on a framework's functions, and the job whose operations they record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Shared = TypeVar("_Shared")
 
 
 class Level(enum.IntEnum):
-    """How much is recorded; each level includes those before it."""
+    """How much is recorded; each level includes the levels before it."""
 
     COMPUTE = 0  # forward, backward, optimizer and garbage collection
     P2P = 1  # transfers between stages and data-parallel collectives
@@ -31,7 +31,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """The parts of a job on this rank that hooks use."""
+    """The parts of a job on this rank that hooks need."""
 
     tap: Tap
     layout: Layout
@@ -39,28 +39,30 @@ class Job:
     schedule: Any = None
     megatron_config: Any = None
     rank: int = 0
-    # The kinds of process groups, ``ep``, ``cp`` or ``dp``, by their names.
+    # The kinds of process groups, ``ep``, ``cp`` or ``dp``, by group name
     groups: Mapping[str, str] = field(default_factory=dict)
-    # Called on the training's thread when recording begins; the results are called when it ends.
+    # Functions called on the training's thread when recording begins; the functions that they
+    # return are called when it ends
     on_record: list[Callable[[], Undo]] = field(default_factory=list)
-    # Called with the steps of a session when it ends; the results are added to its metadata.
+    # Functions called with the steps of a session when it ends; the mappings that they return are
+    # added to its metadata
     notes: list[Callable[[range], Mapping[str, Any]]] = field(default_factory=list)
     _shared: dict[type, Any] = field(default_factory=dict)
 
     def while_recording(self, begin: Callable[[], Undo]) -> Undo:
-        """Call `begin` when recording begins, until the returned function is called."""
+        """Call `begin` whenever recording begins, until the returned function is called."""
         self.on_record.append(begin)
         return lambda: self.on_record.remove(begin)
 
     def shared(self, kind: type[_Shared]) -> _Shared:
-        """Return the job's object of a class, which several hooks share."""
+        """Return the job's instance of a class, which several hooks share."""
         if kind not in self._shared:
             self._shared[kind] = kind()
         shared: _Shared = self._shared[kind]
         return shared
 
     def models(self) -> list[Any]:
-        """Return the chunks of the model on this rank."""
+        """Return the model's chunks on this rank."""
         if self.model is None:
             return []
         return list(self.model) if isinstance(self.model, list | tuple) else [self.model]
@@ -68,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Hook:
-    """Replaces a function of a framework by one that records and calls it."""
+    """Replaces a framework's function by a function that records the operation and calls it."""
 
     where: str  # ``package.module:Class.function`` or ``package.module:function``
     parameters: Sequence[str]  # the function's first ones, which the replacement uses
@@ -85,7 +87,7 @@ class Hook:
         return function
 
     def fault(self) -> str | None:
-        """Return why the hook does not fit this version of the framework; None if it does."""
+        """Return why the hook does not fit this version of the framework; None if it fits."""
         try:
             actual = list(inspect.signature(self.function()).parameters)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -103,7 +105,8 @@ class Hook:
         setattr(owner, name, replacement)
 
         def undo() -> None:
-            # If other code has wrapped it since, it stays and only calls the original.
+            # If other code has wrapped the replacement since, it remains and only calls the
+            # original.
             if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
 
@@ -120,19 +123,19 @@ class Hook:
 
 @dataclass(frozen=True)
 class Instrumentation:
-    """A framework, or a part of one, that is recorded."""
+    """A framework, or a part of it, whose operations are recorded."""
 
     name: str  # for metadata
     title: str  # for messages
     wanted: Callable[[Job], bool]  # whether the job uses it
     hooks: Sequence[Hook] = ()
-    # Installs callbacks where hooks do not suffice; returns a function that removes them.
+    # Installs callbacks if hooks do not suffice; returns a function that removes the callbacks.
     install: Callable[[Job, Level], Undo] | None = None
 
     def attach(
         self, job: Job, level: Level, hooks: Level | None = None
     ) -> tuple[list[Undo], list[str]]:
-        """Attach all hooks that fit; return how to revert them, and the names of the others.
+        """Attach all hooks that fit; return how to revert them, and the names of the other hooks.
 
         `hooks` is their level if it is another one than that of sessions.
         """

@@ -1,4 +1,4 @@
-"""Collectives of expert-, context- and data-parallel process groups.
+"""Hooks on collectives of expert-, context- and data-parallel process groups.
 
 For expert- and context-parallel groups, the group determines what a collective is for. Therefore
 one hook per function of `torch.distributed` is enough for Megatron-Core's token dispatcher,
@@ -35,17 +35,17 @@ from paceline_client.torch.tap import GRADIENTS, PARAMETERS
 
 _log = logging.getLogger("paceline_client")
 
-# The number of steps of a session with a count of tokens; all ranks choose the same steps.
+# Number of steps of a session in which tokens are counted; all ranks choose the same steps.
 _STEPS_COUNTED: Final = 8
 _TOKENS_KEY: Final = "expert_tokens"
-# Names of operations, to be prefixed with the kind of the group.
+# Names of operations, without the prefix for the kind of the group.
 _ALL_TO_ALL: Final = "all-to-all"
 _ALL_GATHER: Final = "all-gather"
 _REDUCE_SCATTER: Final = "reduce-scatter"
 
 
 class _Experts:
-    """Counts the exchanges with experts of a step, and the tokens for this rank's experts."""
+    """Counts the exchanges with experts in a step, and the tokens for this rank's experts."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -53,7 +53,7 @@ class _Experts:
         self.tokens: dict[int, int] = {}
 
     def exchanged(self, step: int, tokens: int) -> None:
-        """Count an exchange.
+        """Count an exchange with experts.
 
         The first and every second one after it bring tokens to the experts; the others return the
         results. In a backward, they carry gradients of the same tokens.
@@ -78,7 +78,7 @@ def _group_collective(
 
     def collective(*args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # Code that is being compiled does not run.
+        # Hooks do not run in code that is being compiled.
         if not tap.on or torch.compiler.is_compiling():
             return original(*args, **kwargs)
         group = argument(args, kwargs, group_at) or torch.distributed.group.WORLD
@@ -104,7 +104,7 @@ def _group_collective(
 
 def _carries_activations(kind: str, what: str, tensor: Any) -> bool:
     if kind == EXPERT:
-        # Tokens have a row each; probabilities and counts do not.
+        # Tokens are rows of a floating-point matrix; probabilities and counts are not.
         return bool(what == _ALL_TO_ALL and tensor.is_floating_point() and tensor.dim() > 1)
     return bool(tensor.is_floating_point())
 
@@ -119,13 +119,13 @@ def _hook(function: str, what: str, parameters: tuple[str, ...]) -> Hook:
 
 
 def _install_token_counts(job: Job, level: Level) -> Undo:
-    """Add the tokens for this rank's experts to the metadata of sessions."""
+    """Add the number of tokens for this rank's experts to the metadata of sessions."""
     if level < Level.ALL or EXPERT not in job.groups.values():
         return lambda: None
 
     def note(steps: range) -> Mapping[str, Any]:
         tokens = job.shared(_Experts).tokens
-        # The same steps on every rank, distributed over the session.
+        # The same steps on every rank, evenly distributed over the session.
         chosen = steps[:: max(1, -(-len(steps) // _STEPS_COUNTED))]
         counts = {str(step): {str(job.rank): tokens[step]} for step in chosen if step in tokens}
         tokens.clear()
@@ -172,7 +172,7 @@ _METHODS: Final[Mapping[str, str]] = {
     "all_gather_single_coalesced": PARAMETERS,
     "broadcast": PARAMETERS,
 }
-# Operation types of functional collectives, with the position of the group among their arguments.
+# Operation types of functional collectives, each with the position of the group in its arguments.
 _FUNCTIONAL: Final = "torch.distributed._functional_collectives"
 _FUNCTIONS: Final[Mapping[str, tuple[str, int]]] = {
     "all_reduce": (GRADIENTS, 2),
@@ -187,12 +187,12 @@ _FUNCTIONS: Final[Mapping[str, tuple[str, int]]] = {
     "all_gather_single_coalesced": (PARAMETERS, 1),
     "broadcast": (PARAMETERS, 2),
 }
-# The attribute of a functional collective's result with its operation type.
+# Name of the attribute with the operation type, on the result of a functional collective.
 _LABEL: Final = "_paceline_op"
 
 
 class _RecordedWork:
-    """A proxy of a work whose wait is recorded, from `start` on if it was called synchronously."""
+    """A proxy of a work whose wait is recorded; of a synchronous call, the time from `start`."""
 
     def __init__(self, job: Job, op: str, work: Any, start: Any) -> None:
         self._job = job
@@ -201,7 +201,7 @@ class _RecordedWork:
         self._start = start
 
     def wait(self, *timeout: Any) -> Any:
-        """Wait as `Work.wait` does."""
+        """Wait like `Work.wait`."""
         tap = self._job.tap
         if not tap.on or tap.quiet:
             return self._work.wait(*timeout)
@@ -216,9 +216,9 @@ class _RecordedWork:
 
 
 def _is_data_parallel(job: Job, group: Any) -> bool:
-    """Return whether a group, given as object or name, is one of data-parallel ranks."""
+    """Return whether a group, given as object or name, is a group of data-parallel ranks."""
     kind = job.groups.get(str(getattr(group, "group_name", group)))
-    # Without other parallelism all groups are.
+    # Without other parallelism all groups are data-parallel.
     return kind == DATA if kind is not None else job.layout.world == job.layout.dp
 
 
@@ -247,7 +247,7 @@ def _method(job: Job, op: str, original: Function) -> Function:
 
 def _function(job: Job, op: str, group_at: int, original: Function) -> Function:
     def collective(*args: Any, **kwargs: Any) -> Any:
-        # First, so that what is compiled does not depend on whether the job is recorded.
+        # Checked first, so that compiled code does not depend on whether the job is recorded.
         if torch.compiler.is_compiling() or not job.tap.on or job.tap.quiet:
             return original(*args, **kwargs)
         result = original(*args, **kwargs)
@@ -255,7 +255,7 @@ def _function(job: Job, op: str, group_at: int, original: Function) -> Function:
             group = kwargs.get("group", args[group_at] if len(args) > group_at else None)
             if _is_data_parallel(job, sys.modules[_FUNCTIONAL]._resolve_group(group)):
                 for tensor in result if isinstance(result, list) else [result]:
-                    # `wait_tensor` gets the tensor inside.
+                    # `wait_tensor` gets the inner tensor, so the label is set on it.
                     setattr(getattr(tensor, "elem", tensor), _LABEL, op)
         except Exception as error:  # noqa: BLE001 - the training continues
             _log.debug("a collective is not recorded: %r", error)
@@ -281,13 +281,14 @@ def _wait(job: Job, original: Function) -> Function:
 
 
 def _replace(owner: Any, name: str, wrap: Callable[[Function], Function]) -> Undo:
-    # To be restored as the class has it: getattr unwraps the descriptor of a C++ method.
+    # Taken from the class's dictionary to restore it, because getattr unwraps the descriptor of a
+    # C++ method.
     attribute, original = vars(owner)[name], getattr(owner, name)
     replacement = functools.wraps(original)(wrap(original))
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        # If other code has wrapped it since, it stays and only calls the original.
+        # If other code has wrapped the replacement since, it remains and only calls the original.
         if vars(owner)[name] is replacement:
             setattr(owner, name, attribute)
 
@@ -311,7 +312,8 @@ def _install_process_groups(job: Job, level: Level) -> Undo:
     undo = []
     functional = sys.modules.get(_FUNCTIONAL)
     if functional is not None and hasattr(functional, "_resolve_group"):
-        # Once and not for each window, after which compiled code would be compiled again.
+        # Once, not for each window, because compiled code would be compiled again after each
+        # change.
         undo = [
             _replace(functional, name, partial(_function, job, op, group_at))
             for name, (op, group_at) in _FUNCTIONS.items()
@@ -322,7 +324,7 @@ def _install_process_groups(job: Job, level: Level) -> Undo:
 
 
 def _undo_all(parts: list[Undo]) -> Undo:
-    """Return a function that calls all parts, the last one first."""
+    """Return a function that calls all given functions in reverse order."""
 
     def undo() -> None:
         for part in reversed(parts):
@@ -334,7 +336,7 @@ def _undo_all(parts: list[Undo]) -> Undo:
 PROCESS_GROUPS: Final = Instrumentation(
     "process-groups",
     "collectives of data-parallel process groups",
-    # Megatron-Core's own hooks know what each of its collectives is for.
+    # Megatron-Core has its own hooks, which know the purpose of each of its collectives.
     wanted=lambda job: job.megatron_config is None and job.layout.dp > 1,
     install=_install_process_groups,
 )

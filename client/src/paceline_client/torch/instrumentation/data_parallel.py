@@ -1,4 +1,4 @@
-"""Data parallelism: DistributedDataParallel (DDP) and FSDP2 (`fully_shard`).
+"""Hooks on DistributedDataParallel (DDP) and FSDP2 (`fully_shard`).
 
 DDP: the wait at the end of a backward is recorded, without a communication hook. DDP accepts one
 communication hook only, and it would change how gradients are rounded. Autograd calls the callbacks
@@ -31,7 +31,7 @@ _DDP_MODULE: Final = "torch.nn.parallel.distributed"
 
 
 class _BackwardCallbacks:
-    """Queues the callbacks in each backward of a DDP module that reduces gradients."""
+    """Queues the callbacks of each backward pass of a DDP module that reduces gradients."""
 
     def __init__(self, job: Job, module: Any) -> None:
         self._tap = job.tap
@@ -40,7 +40,8 @@ class _BackwardCallbacks:
         self._start: Any = None
 
     def attach(self) -> Undo:
-        # This hook runs before the reducer's hook of the same parameter, which queues its callback.
+        # This hook runs before the reducer's hook on the same parameter, so its callback is queued
+        # first.
         last = [p for p in self._module.module.parameters() if p.requires_grad][-1]
         undo: Undo = last.register_post_accumulate_grad_hook(self._gradient_ready).remove
         return undo
@@ -84,7 +85,8 @@ def _install_ddp(job: Job, level: Level) -> Undo:
         kind.forward = forward
 
         def stop() -> None:
-            # If other code has wrapped it since, it stays and only calls the original.
+            # If other code has wrapped the replacement since, it remains and only calls the
+            # original.
             if kind.forward is forward:
                 kind.forward = original
             for undo in watched.values():
@@ -108,7 +110,7 @@ _GROUP: Final = f"{_FSDP2_MODULE}:FSDPParamGroup"
 
 
 def _synchronous(group: Any, result: Any) -> bool:
-    """Whether an all-gather is complete when its call returns, as on CPUs."""
+    """Return whether an all-gather is complete when its call returns, as on CPUs."""
     return result.all_gather_work is None and group.device.type == "cpu"
 
 
@@ -126,7 +128,7 @@ def _unshard(job: Job, original: Function) -> Function:
         if _synchronous(group, result):
             tap.ends(PARAMETERS, start)
         elif tap.depth == 0 and result.all_gather_work is not None:
-            # Before the computation. FSDP waits for the work itself.
+            # The wait precedes the computation. FSDP waits for the work itself.
             tap.watch(PARAMETERS, result.all_gather_work, start)
         return value
 
@@ -148,8 +150,8 @@ def _wait_for_unshard(job: Job, original: Function) -> Function:
 def _post_backward(job: Job, original: Function) -> Function:
     def post_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # On a GPU this queues the reduction, which runs in parallel with the backward. Before that,
-        # the computing stream waits until earlier reductions have freed their buffers.
+        # On a GPU this queues the reduction, which runs in parallel with the backward pass. Before
+        # that, the computing stream waits until earlier reductions have freed their buffers.
         if not tap.on or tap.quiet or not group.reduce_grads:
             return original(group, *args, **kwargs)
         with tap.span(GRADIENTS):
@@ -164,7 +166,7 @@ def _final(job: Job, original: Function) -> Function:
         on_cpu = getattr(getattr(state, "_device", None), "type", "cpu") == "cpu"
         if not tap.on or tap.quiet or on_cpu:
             return original(state, *args, **kwargs)
-        # Here the backward waits for the remaining reductions.
+        # The backward pass waits here for the remaining reductions.
         with tap.span(GRADIENTS):
             return original(state, *args, **kwargs)
 

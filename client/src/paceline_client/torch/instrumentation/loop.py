@@ -1,4 +1,4 @@
-"""Parts of any training loop: computations, optimizers, loaders, checkpoints, compilations."""
+"""Hooks on any training loop: computations, optimizers, loaders, checkpoints, compilations."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _log = logging.getLogger("paceline_client")
 
 
 class _Microbatches:
-    """Counts the forwards and backwards of a step."""
+    """Counts the forward and backward passes of a step."""
 
     def __init__(self) -> None:
         self._step = -1
         self._passes = {FORWARD: 0, BACKWARD: 0}
 
     def next(self, op: str, step: int) -> int:
-        """Return the microbatch of the next forward or backward."""
+        """Return the microbatch of the next forward or backward pass."""
         if step != self._step:
             self._step = step
             self._passes = {FORWARD: 0, BACKWARD: 0}
@@ -52,7 +52,7 @@ class _Microbatches:
 
 
 class _ModuleHook:
-    """A hook of a module that copies and pickles of the module do not contain."""
+    """A hook of a module that is not included in copies and pickles of the module."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -64,8 +64,8 @@ class _ModuleHook:
         return nullcontext().__exit__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A function of the standard library that accepts any arguments and does nothing: a saved
-        # model can be loaded without the client.
+        # Pickled as a function of the standard library that accepts any arguments and does nothing,
+        # so that a saved model can be loaded without the client.
         return getattr, (nullcontext(), "__exit__")
 
 
@@ -88,7 +88,7 @@ def _install_forwards(job: Job, _level: Level) -> Undo:
         spans: list[Any] = []
 
         def before(*_: Any) -> None:
-            # While code is compiled, it does not run.
+            # Hooks do not run in code that is being compiled.
             if torch.compiler.is_compiling() or not tap.on or tap.depth:
                 return
             if torch.is_grad_enabled():
@@ -102,7 +102,7 @@ def _install_forwards(job: Job, _level: Level) -> Undo:
             if not torch.compiler.is_compiling() and spans:
                 spans.pop().__exit__(None, None, None)
 
-        # Before FSDP's own hook, and after all others.
+        # Hooks that run before FSDP's own hook, and after all other hooks.
         handles = [
             model.register_forward_pre_hook(_ModuleHook(before), prepend=True),
             model.register_forward_hook(_ModuleHook(after), always_call=True),
@@ -130,7 +130,7 @@ LOOP: Final = Instrumentation(
 
 
 def _install_optimizers(job: Job, _level: Level) -> Undo:
-    """Record optimizers by the global hooks of their steps.
+    """Record optimizers through the global hooks of their steps.
 
     The rank's own work between its last recorded operation and the optimizer, such as unscaling and
     clipping gradients, is recorded with the optimizer.
@@ -150,10 +150,10 @@ def _install_optimizers(job: Job, _level: Level) -> Undo:
 
         def after(*_: Any) -> None:
             start = starts.pop() if starts else None
-            # The step of a nested optimizer belongs to the outer one.
+            # The step of a nested optimizer is part of the outer optimizer's step.
             if start is not None and tap.on and not starts:
                 tap.flush()
-                # Computations of a closure, such as Lightning's, are not part of the optimizer.
+                # Computations in a closure, such as Lightning's, are not part of the optimizer.
                 tap.add(OPTIMIZER, start if tap.ended is None else tap.ended, tap.now())
 
         handles = [
@@ -175,7 +175,8 @@ OPTIMIZERS: Final = Instrumentation(
 )
 
 
-# Collections of the youngest generation take microseconds and occur hundreds of times per step.
+# Minimum duration of a recorded collection: those of the youngest generation take microseconds and
+# occur hundreds of times per step.
 _SHORTEST_NS: Final = 100_000
 
 
@@ -210,7 +211,7 @@ GARBAGE: Final = Instrumentation(
 
 
 def _between_steps(op: str, job: Job, original: Function) -> Function:
-    """Record a function as an operation between steps.
+    """Record the calls of a function as operations between steps.
 
     On the main thread only: a checkpoint that another thread saves does not delay a step.
     """
@@ -248,12 +249,12 @@ BETWEEN: Final = Instrumentation(
 )
 
 
-# Imported only by jobs that compile: importing it takes a second.
+# Imported only in jobs that compile, because the import takes a second.
 _CALLBACKS: Final = "torch._dynamo.callback"
 
 
 class _Compilations:
-    """Callbacks of TorchDynamo at the start and the end of a compilation, inner ones included.
+    """Callbacks of TorchDynamo at the start and the end of a compilation, including nested ones.
 
     While code is compiled, a rank neither computes nor waits for others. In sessions a compilation
     is part of the computation in which it happens; the pulse separates it, so that a rank that
@@ -267,11 +268,11 @@ class _Compilations:
         self._begun = False
 
     def register(self, tap: Tap) -> None:
-        """Register the callbacks if TorchDynamo is imported and does not have them."""
+        """Register the callbacks if TorchDynamo is imported and has not registered them."""
         self._tap = tap
         handler = getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
         try:
-            # Resetting the compiler removes them.
+            # A reset of the compiler removes the callbacks.
             if handler is not None and self._begins not in handler.start_callbacks:
                 handler.register_start_callback(self._begins)
                 handler.register_end_callback(self._ends)

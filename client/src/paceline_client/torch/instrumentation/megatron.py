@@ -1,4 +1,4 @@
-"""Megatron-Core: computations by its timers, transfers by requests, collectives by buckets."""
+"""Hooks on Megatron-Core: computations by timers, transfers by requests, collectives by buckets."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _OF_TENSOR: Final = {
     "tensor_recv_next": "backward-recv",
 }
 _OF_REQUEST: Final = {name.removeprefix("tensor_"): op for name, op in _OF_TENSOR.items()}
-# Collectives at the end of a step that are not of buckets.
+# Collectives at the end of a step that do not reduce buckets.
 _OF_TIMER: Final = {
     "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce": "embedding-grads-all-reduce",
 }
-# The arguments of a step whose product is its number of tokens.
+# The arguments of a step whose product is the step's number of tokens.
 _SIZES: Final = ("num_microbatches", "micro_batch_size", "seq_length")
-# The most forwards without a backward: evaluations with gradients have no backward.
+# Maximum of stored forward passes without a backward pass, since evaluations have none.
 _MOST_FORWARDS: Final = 4096
 
 
 class _Current:
-    """The microbatch and chunk of the current computation.
+    """The microbatch and the model chunk of the current computation.
 
     Forwards have them as arguments. A backward belongs to the oldest forward without a backward, of
     the chunk in the schedule's table.
@@ -54,18 +54,18 @@ class _Current:
         self.mc: int | None = None
 
     def begins(self, table: list[tuple[int, int]]) -> None:
-        """Store the order of microbatches and chunks of an interleaved step."""
+        """Store the order of microbatches and chunks in an interleaved step."""
         self._table = table
         self._backwards = 0
         self._waiting = {}
 
     def forward(self, mb: int | None, mc: int | None) -> None:
-        """Begin a forward."""
+        """Begin a forward pass."""
         self._waiting.setdefault(mc or 0, deque(maxlen=_MOST_FORWARDS)).append(mb)
         self.mb, self.mc = mb, mc
 
     def backward(self, chunks: int) -> None:
-        """Begin a backward."""
+        """Begin a backward pass."""
         self.mb, self.mc = None, None
         if chunks > 1:
             if self._table is None or self._backwards >= len(self._table):
@@ -78,7 +78,7 @@ class _Current:
 
 
 def _trains(tap: Tap) -> bool:
-    # Evaluation steps have no gradients.
+    # Evaluation steps run without gradients.
     return tap.on and bool(torch.is_grad_enabled())
 
 
@@ -112,7 +112,7 @@ def _schedule_table(job: Job, original: Function) -> Function:
 
 
 def _passes(job: Job, original: Function) -> Function:
-    """Count the tokens of a replica's step by its arguments, unless lengths vary."""
+    """Count the tokens of a replica's step from its arguments, unless lengths vary."""
 
     def forward_backward(*args: Any, **kwargs: Any) -> Any:
         varies = getattr(job.megatron_config, "variable_seq_lengths", False)
@@ -126,7 +126,7 @@ def _passes(job: Job, original: Function) -> Function:
 
 
 class _Timer:
-    """Records an operation, and calls the job's own timer of this name if there is one."""
+    """Records an operation, and calls the job's own timer of the same name if it exists."""
 
     def __init__(self, tap: Tap, current: _Current, name: str, original: Any) -> None:
         self._tap = tap
@@ -172,7 +172,7 @@ class _Timer:
 
 
 class _Timers:
-    """A replacement for `megatron.core.timers.Timers`, which calls the job's own."""
+    """Replaces `megatron.core.timers.Timers`, and calls the job's own timers."""
 
     def __init__(self, tap: Tap, current: _Current, original: Any) -> None:
         self._tap = tap
@@ -185,7 +185,7 @@ class _Timers:
         timer = self._timers.get(name)
         if timer is None:
             timer = self._timers[name] = _Timer(self._tap, self._current, name, original)
-        # Depending on its level, the job's timer may be a different one than before.
+        # The job's timer may be another object than before, depending on its log level.
         timer._original = original
         return timer
 
@@ -194,7 +194,7 @@ class _Timers:
 
 
 def _requests(job: Job, original: Function) -> Function:
-    """Record each transfer of a call, from its posting to its end."""
+    """Record each transfer of a call, from its start to its completion."""
 
     def p2p_ops(**kwargs: Any) -> Any:
         tap = job.tap
@@ -213,7 +213,7 @@ def _requests(job: Job, original: Function) -> Function:
                 tap.watch(op, request, start) for op, request in zip(ops, requests, strict=True)
             ]
         if len(requests) == 1:
-            # Coalesced: one work for all transfers.
+            # For coalesced transfers there is a single work.
             for op in ops:
                 requests = [tap.watch(op, requests[0], start)]
         return requests
@@ -222,7 +222,7 @@ def _requests(job: Job, original: Function) -> Function:
 
 
 def _start(op: str, handle: str, job: Job, original: Function) -> Function:
-    """Record a collective of a group of buckets: its call, or until its handle completes."""
+    """Record the collective of a group of buckets: its call, or until its handle completes."""
 
     def start_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
@@ -255,7 +255,7 @@ def _finish(op: str, handle: str, job: Job, original: Function) -> Function:
 
 
 class _Reductions:
-    """Counts the reductions of gradients that hooks have recorded."""
+    """Counts the gradient reductions that hooks have recorded."""
 
     seen = 0
 
@@ -285,7 +285,7 @@ def _finalized(job: Job, finalize: Function) -> Function:
 
 
 def _install(job: Job, level: Level) -> Undo:
-    """Set the timers, and record the job's function that finalizes gradients."""
+    """Install the timers, and record the job's function that finalizes gradients."""
     config = job.megatron_config
     timers, finalize = config.timers, config.finalize_model_grads_func
     config.timers = _Timers(job.tap, job.shared(_Current), timers)

@@ -1,4 +1,4 @@
-"""`torch.distributed.pipelining`, all schedules: computations, transfers, FSDP's reduction."""
+"""Hooks on all schedules of `torch.distributed.pipelining`, with FSDP's reduction."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline_client.torch.tap import BACKWARD, FORWARD, GRADIENTS
 
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
-# The attribute of a `P2POp` with its operation type, microbatch and chunk.
+# Name of the attribute of a `P2POp` with its operation type, microbatch and chunk.
 _LABEL: Final = "paceline_label"
 
 
 def _chunk(job: Job, stage: Any) -> int:
-    """Return the index of a stage among this rank's chunks, in the order of the model."""
+    """Return the index of a stage among this rank's chunks, in model order."""
     stages = enumerate(stages_of(job.schedule))
     return next((index for index, own in stages if own is stage), 0)
 
 
 def _records(job: Job, stage: Any) -> bool:
-    # Evaluation steps have no backward.
+    # Evaluation steps have no backward pass.
     return bool(job.tap.on and stage.has_backward)
 
 
@@ -38,8 +38,8 @@ def _forward(job: Job, original: Function) -> Function:
 
 def _backward(job: Job, original: Function) -> Function:
     def backward_one_chunk(stage: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        # A split backward is recorded by its part for the input, which other stages wait for. The
-        # first stage does not have that part; its part for the weights is recorded.
+        # Of a split backward pass, the part for the input is recorded, because other stages wait
+        # for it. The first stage has no such part, so its part for the weights is recorded.
         whole = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
         if not _records(job, stage) or (stage.is_first and not whole):
             return original(stage, bwd_chunk_id, *args, **kwargs)
@@ -80,7 +80,7 @@ def _batch(job: Job, original: Function) -> Function:
             if tap.on and hasattr(transfer, _LABEL)
         ]
         if not labels or len(labels) < len(p2p_ops):
-            # Off, or the exchange of shapes before the first step.
+            # Recording is off, or these operations exchange shapes before the first step.
             return original(p2p_ops, *args, **kwargs)
         start = tap.begins(labels[0][0]) if tap.sink is not None else None
         works = original(p2p_ops, *args, **kwargs)
@@ -90,7 +90,7 @@ def _batch(job: Job, original: Function) -> Function:
                 for work, (op, mb, mc) in zip(works, labels, strict=True)
             ]
         if len(works) == 1:
-            # Coalesced: one work for all transfers.
+            # For coalesced transfers there is a single work.
             work = works[0]
             for op, mb, mc in labels:
                 work = tap.watch(op, work, start, mb, mc)
@@ -105,7 +105,7 @@ def _reduce(job: Job, original: Function) -> Function:
         tap = job.tap
         if not _records(job, stage) or not hasattr(stage.submod, "set_is_last_backward"):
             return original(stage, *args, **kwargs)
-        # FSDP's groups, one after the other, without their own hooks.
+        # FSDP's groups reduce one after the other, and their own hooks are disabled.
         with tap.span(GRADIENTS):
             return original(stage, *args, **kwargs)
 
