@@ -138,7 +138,7 @@ import app, migrations, workers.child
 from app.bootstrap import build
 from app.web.assets import STATIC_DIR
 from app.web.pages import TEMPLATES_DIR
-from app.db import migrate
+from app.platform.database import migrate
 from app.platform.settings import Settings
 from app.run.application import create_app
 

@@ -252,9 +252,9 @@ def _number(client: httpx.Client, name: str) -> float:
 )
 def test_what_the_environment_says_is_used_or_named(environment: dict[str, str], said: str) -> None:
     program = (
-        "from app.system.telemetry import export, spans\n"
-        "try:\n    export.start('here')\nexcept Exception as error:\n    print(error)\n"
-        "print('on' if spans.is_on() else 'off')"
+        "from app.platform import telemetry\n"
+        "try:\n    telemetry.start('here')\nexcept Exception as error:\n    print(error)\n"
+        "print('on' if telemetry.is_on() else 'off')"
     )
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     ran = subprocess.run(  # noqa: S603 - the test's own

@@ -27,8 +27,8 @@ SESSIONS: Final = 80
 # With transactions so small that it is killed between many of them.
 SWEEP: Final = """
 from app.bootstrap import build
-from app.services.access import moves
-from app.services.retention import rules
+from app.access import moves
+from app.retention import rules
 from app.platform.settings import Settings
 rules.ROWS = rules.PARTS = moves.PARTS = moves.JOBS = 1
 container = build(Settings(), application_name="sweeper of a test")

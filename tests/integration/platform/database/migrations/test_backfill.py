@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UPGRADE: Final = """
 import sys
 from pathlib import Path
-from app.db import migrate
+from app.platform.database import migrate
 migrate.files = lambda _: Path(sys.argv[2])
 migrate.upgrade(sys.argv[1])
 """
