@@ -69,9 +69,9 @@ class _OpenSession:
     number: int
     state: SessionState
     sent_before: bool
-    """Whether it has a chunk of the same producer."""
+    """Whether the session has a chunk of the same producer."""
     refused: bool
-    """Whether any of its chunks was refused."""
+    """Whether any chunk of the session was refused."""
 
 
 class _AlreadyStoredError(Exception):
@@ -106,7 +106,7 @@ def receive_chunk(
         Whether it is the producer's last chunk. Once every producer is complete, the session is
         sealed.
     pressure : Pressure, optional
-        Refuses chunks while workers are behind; without it none is refused for that.
+        Refuses chunks while workers are behind; by default the backlog is not checked.
 
     Raises
     ------
@@ -201,8 +201,8 @@ def _add_now(
     Raises
     ------
     _NotAppendedError
-        The chunk belongs in the inbox after all, as another one created the session: an equal
-        chunk may wait there.
+        Another request has created the session meanwhile: the chunk has to go to the inbox, where
+        an equal chunk may be waiting.
     """
     decoded = decode(
         body.source,
@@ -347,15 +347,15 @@ def receive_together(
 ) -> list[ChunkReceipt | None]:
     """Store chunks of one session durably in one transaction; return their receipts in order.
 
-    Handles the common case: an open session, room under the quotas, new and small chunks. The
-    others get None instead of a receipt: pass these to `receive_chunk` one by one.
+    Handles the common case: an open session, room under the quotas, new and small chunks. Other
+    chunks get None instead of a receipt: pass these to `receive_chunk` one by one.
 
     Parameters
     ----------
     path : SessionPath
-        Their session.
+        Path of the session.
     chunks : sequence of ArrivedChunk
-        Their paths are checked by `check_path`.
+        The chunks; `check_path` has checked their paths.
     """
     wanted: dict[ChunkName, ArrivedChunk] = {}
     for chunk in chunks:
@@ -399,7 +399,7 @@ def receive_each(
     Raises
     ------
     InboxFullError
-        None is stored.
+        No chunk is stored.
     """
     pressure.check(container.everywhere())
     outcomes: list[ChunkReceipt | PacelineError] = []
