@@ -148,7 +148,7 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The format of a file, detected from its beginning."""
+    """A file with its format, detected from the file's beginning."""
 
     name: str
     known: TraceFormat | None  # None if it is no recording
@@ -209,14 +209,14 @@ def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = No
     Parameters
     ----------
     where : str
-        Words for the folder or archive, for the refusal.
+        Name of the folder or archive in the refusal's message.
     wanted : TraceFormat or None
-        Format of the recordings; None takes the only file there is.
+        Format of the recordings; None if all recordings have the same format.
 
     Raises
     ------
     InvalidFolderError
-        ``file.no_trace``; ``file.mixed_formats``: there are several formats.
+        ``file.no_trace``: there is no recording; ``file.mixed_formats``: they have several formats.
     """
     examples: dict[str, Looked] = {}
     for file in looked:

@@ -58,7 +58,7 @@ class FolderLook:
     """The files of a folder that the browser has to send."""
 
     folder: str
-    """SHA-256 of the files' names, sizes, beginnings and ends: the same folder has the same."""
+    """SHA-256 of the files' names, sizes, beginnings and ends; equal folders have equal digests."""
     format: str
     """The name of the recordings' format."""
     title: str
@@ -66,9 +66,9 @@ class FolderLook:
     files: tuple[str, ...]
     """The recordings, by name."""
     ranks: int | None
-    """How many there are, where their names say that they are those of all ranks; else null."""
+    """Number of recordings if their names show that all ranks are present; else null."""
     meta: str | None
-    """The file of metadata, which goes along with each recording."""
+    """The metadata file, which has to be sent with each recording."""
     not_read: tuple[NotRead, ...]
     """The other files."""
 

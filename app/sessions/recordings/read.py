@@ -122,8 +122,8 @@ def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: st
     Raises
     ------
     UnanalyzableError
-        They contradict each other: see `merge`, `in_order`, `check_one_recording`, `check_cells`
-        and `check_ranks`.
+        The files contradict each other: see `merge`, `in_order`, `check_one_recording`,
+        `check_cells` and `check_ranks`.
     """
     ordered = list(chunks)
     if FORMATS[trace_format].whole_steps:
