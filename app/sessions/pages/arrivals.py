@@ -326,12 +326,12 @@ class ArrivalsView:
 
 
 def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
-    """Return the view of the arrivals; None without collectives over ranks.
+    """Return the view of the arrivals; None if the report has no collectives over ranks.
 
     Parameters
     ----------
     collective : str
-        The opened collective, ``group.place``; unknown ones are ignored.
+        Key of the collective to open, ``group.place``; an unknown key is ignored.
     """
     arrivals = report.arrivals
     if arrivals is None:

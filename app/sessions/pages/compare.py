@@ -65,7 +65,7 @@ MOVED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SideView:
-    """One of the two compared sessions, in words."""
+    """One of the two compared sessions, as the page shows it."""
 
     url: str
     number: int
@@ -194,7 +194,7 @@ def _signed(share: float) -> str:
 def _fix(comparison: Comparison) -> Recommendation | None:
     """Return the fix with the largest predicted gain, if possible among the applied fixes.
 
-    Upper bounds are no predictions.
+    Fixes whose gain is only an upper bound are left out.
     """
     if comparison.a.report is None:
         return None
@@ -575,6 +575,7 @@ def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
     ValueError
         An id is malformed.
     NotFoundError
+        The sessions, the incident or the job do not exist, or the job has too few sessions.
     """
     if incident:
         first, second, over = sessions_of_incident(tx, uuid.UUID(incident))

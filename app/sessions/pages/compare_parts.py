@@ -54,10 +54,12 @@ def chance(
 
     Parameters
     ----------
+    steps : Difference
+        The difference to judge.
     of : str
-        Name of the compared items.
+        Name of the compared items, in the singular.
     within : Difference or None
-        Difference of the steps within sessions, used where the sessions are too few.
+        Difference of the steps within sessions, used if the sessions are too few.
     """
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"

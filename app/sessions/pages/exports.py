@@ -143,7 +143,7 @@ def fixes_csv(report: Report) -> Table:
 
 
 def recovered_csv(report: Report) -> Table:
-    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
+    """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s = report.m_w, report.m_s
     none = (None, None)
     return Table(

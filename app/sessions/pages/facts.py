@@ -58,7 +58,8 @@ def _lost_fact(report: Report) -> Fact:
 
 
 def _lost_by_all(report: Report) -> dict[str, float]:
-    """Return the losses in GPU-hours that the slowdown does not include, if they are relevant."""
+    """Return the losses in GPU-hours that the slowdown does not include, if they are large enough.
+    """
     budget = report.budget
     if budget is None:
         return {}

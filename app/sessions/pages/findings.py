@@ -58,8 +58,8 @@ def against(shown: Headline) -> str:
 def step_slowdowns(report: Report) -> list[float]:
     """Return the slowdown of each step; their mean is the slowdown of the job.
 
-    Reports have simulated ÷ ideal time, whose mean is S. Where the job's slowdown is relative to
-    the job without its causes, every step is scaled by the same factor.
+    Reports contain simulated ÷ ideal time of each step, whose mean is S. If the job's slowdown is
+    relative to the job without its causes, every step is scaled by the same factor.
     """
     factor = report.headline.slowdown / report.slowdown
     return [value * factor for value in report.step_slowdown]

@@ -153,9 +153,9 @@ def report_view(
     Parameters
     ----------
     step, dp, pp : int, optional
-        The selected step and worker; unknown ones are ignored.
+        The selected step and worker; values that the report lacks are ignored.
     collective : str
-        The selected collective; an unknown one is ignored.
+        Key of the selected collective; an unknown key is ignored.
     """
     chosen = _choose(report, step, dp, pp)
     times_s = report.step_times
@@ -522,7 +522,7 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
 
 
 def _unreplayed(view: SessionView, report: Report) -> Body:
-    """Return the head for a report without a replay: it has arrivals, but no slowdown."""
+    """Return the head for a report that has arrivals, but no replay and thus no slowdown."""
     row, arrivals, recorded = view.row, report.arrivals, report.step_times.recorded
     facts = [
         Fact(

@@ -237,7 +237,7 @@ def attribution_table(report: Report) -> Attribution:
 
 
 def recovered_rows(report: Report) -> tuple[Row, ...]:
-    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
+    """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s, k50 = report.m_w, report.m_s, report.k50
     stage = report.sizes.pp - 1
     rows = [
