@@ -135,7 +135,7 @@ def compare_sessions(
     Parameters
     ----------
     a, b : UUID
-        The session before and the one after, in any order of time.
+        The session before and the session after; `a` may be the later one.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
     Raises
     ------
     NotFoundError
-        There are fewer.
+        The job has fewer than two sessions with a verdict.
     """
     choices = _choices(tx, job)
     if len(choices) < 2:  # noqa: PLR2004 - two sides
@@ -306,9 +306,11 @@ class TimesComparison:
     a: TimeSide
     b: TimeSide
     step_times: Difference | None
-    """Of the sessions' median steps; None where a side has none."""
+    """Difference of the sessions' median step times; None if a range has no session with a verdict.
+    """
     within: Difference | None
-    """Of the steps of all sessions; None where a side has none."""
+    """Difference of the step times in all sessions; None if a range has no session with a verdict.
+    """
     causes: tuple[CauseCount, ...]  # the largest change of the share of sessions first
 
     @property

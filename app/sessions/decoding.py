@@ -1,4 +1,4 @@
-"""Decode received bodies, in a thread next to the transaction that stores them; states of sessions.
+"""Decode received bodies in a thread while a transaction stores them; read the states of sessions.
 
 A body in a storable format is stored as it was sent, while it is decoded; any other is stored in
 the format of `app.analysis.trace.storage` once it is decoded.
@@ -90,7 +90,7 @@ class Decoding:
         Raises
         ------
         InvalidTraceError, UnsupportedFormatError
-            It is in no known format.
+            The body is in no known format.
         """
         body = self._body
         if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
@@ -112,7 +112,9 @@ class Decoding:
         return self._reading
 
     def result(self) -> Read:
-        """Return the decoded body once it is complete; raises as `decode` and `read_files`."""
+        """Return the decoded body once it is complete; raises the errors of `decode` and
+        `read_files`.
+        """
         return self.begin().result()
 
     def as_it_came(self) -> Iterator[bytes]:
@@ -125,7 +127,9 @@ class Decoding:
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the decoded operations, packed for storage, in parts; raises as `result`."""
+        """Yield the decoded operations, packed for storage, in parts; raises the errors of
+        `result`.
+        """
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:
@@ -225,7 +229,8 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
     since_s : float
         Age of the oldest change, in seconds of the database's clock.
     after_us : int, optional
-        A `StateChange.changed_us`: changes since then too, if that is longer ago.
+        A `StateChange.changed_us`; if it is earlier than `since_s` ago, changes from it on are
+        returned too.
     """
     begin = func.now() - timedelta(seconds=since_s)
     if after_us is not None:
@@ -260,17 +265,17 @@ class Body:
     """A request body that was received completely."""
 
     source: Path | bytes
-    """A file with its bytes, or the bytes themselves."""
+    """The path of a file with the body's bytes, or the bytes themselves."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     digest: bytes | None
-    """SHA-256 of the bytes; None where it was not computed while they came."""
+    """SHA-256 of the bytes; None if it was not computed while the bytes arrived."""
     content_type: str | None
     """Media type; None if the decoder detects the format."""
     meta: SessionMeta | None
-    """None where the body itself contains the metadata."""
+    """Metadata of the session; None if the body itself contains the metadata."""
     format_name: str | None = None
-    """Name of its format; None if the decoder detects it."""
+    """Name of the body's format; None if the decoder detects the format."""
     own: OwnRanges | None = None
     """The job's labels of profiler ranges."""
     names: FileNames | None = None
@@ -293,7 +298,7 @@ class Body:
         Raises
         ------
         TypeError
-            It is in memory.
+            The body is in memory.
         """
         if isinstance(self.source, bytes):
             raise TypeError("the body is in memory")

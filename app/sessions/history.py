@@ -161,9 +161,9 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     since, until : datetime, optional
-        Time range of their reception.
+        Time range in which the sessions were received.
     slow : float
-        From this slowdown on a session is slow.
+        Slowdown from which on a session counts as slow.
     """
     in_range = [Job.name == job]
     if since is not None:

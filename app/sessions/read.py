@@ -180,7 +180,7 @@ class SessionView:
     work: WorkStatus | None
     """None if its analysis was never queued."""
     intake: IntakeView | None
-    """None where the session came in one body."""
+    """None if the session was received in one body."""
     has_report: bool
     has_heatmaps: bool
     now: datetime
@@ -205,7 +205,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     Raises
     ------
     NotFoundError
-        If there is no such session.
+        There is no such session.
     """
     latest_run: Select[*tuple[Any, ...]] = (
         select(

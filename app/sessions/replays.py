@@ -94,7 +94,7 @@ def perfetto_timeline(
     UnanalyzableError
         The trace cannot be replayed.
     BusyError
-        All turns stay taken. Like the others, raised before the first piece.
+        No turn became free in time. Like the other errors, it is raised before the first piece.
     """
     with whole_session():
         trace = stored.unpack()
@@ -121,7 +121,7 @@ def whole_session() -> Iterator[None]:
     Raises
     ------
     BusyError
-        All turns stay taken.
+        No turn became free in time.
     """
     # Callers have no open database connection and no trace in memory while they wait.
     if not _turns.acquire(timeout=WAIT_S):
@@ -186,7 +186,7 @@ class PreparedSessions:
         Raises
         ------
         BusyError
-            Others keep the session locked.
+            Other requests kept the session locked for too long.
         """
         with self._lock:
             place = self._places.setdefault(key, _Place())
@@ -246,11 +246,11 @@ def prepared_session(
     Raises
     ------
     NotFoundError
-        There is no such session, or no trace of it.
+        There is no such session, or its trace is not stored.
     UnanalyzableError
         The trace cannot be replayed.
     BusyError
-        Others keep the session or all turns.
+        Other requests kept the session locked for too long, or no turn became free in time.
     """
     with container.reading() as tx:
         blob = trace_blob(tx, session_id)
@@ -283,13 +283,13 @@ def answer_question(
     Raises
     ------
     InvalidQuestionError
-        It selects steps, ranks or types that the session does not have.
+        The question selects steps, ranks or types that the session does not have.
     NotFoundError
         There is no such session.
     ConflictError
         The session has no verdict: its replay says nothing about the job.
     BusyError
-        Others keep the session or all turns.
+        Other requests kept the session locked for too long, or no turn became free in time.
     """
     with container.reading() as tx:
         row = get_session(tx, session_id, container.settings).row
