@@ -112,9 +112,7 @@ class Decoding:
         return self._reading
 
     def result(self) -> Read:
-        """Return the decoded body once it is complete; raises the errors of `decode` and
-        `read_files`.
-        """
+        """Wait for the decoded body; raises the errors of `decode` and `read_files`."""
         return self.begin().result()
 
     def as_it_came(self) -> Iterator[bytes]:
@@ -127,9 +125,7 @@ class Decoding:
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the decoded operations, packed for storage, in parts; raises the errors of
-        `result`.
-        """
+        """Yield the decoded operations in parts, packed for storage; raises what `result` raises."""
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:

@@ -58,8 +58,7 @@ def _lost_fact(report: Report) -> Fact:
 
 
 def _lost_by_all(report: Report) -> dict[str, float]:
-    """Return the losses in GPU-hours that the slowdown does not include, if they are large enough.
-    """
+    """Return the losses in GPU-hours that the slowdown does not include, unless they are small."""
     budget = report.budget
     if budget is None:
         return {}
