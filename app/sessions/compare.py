@@ -306,7 +306,7 @@ class TimesComparison:
     a: TimeSide
     b: TimeSide
     step_times: Difference | None
-    """Difference of the sessions' median step times; None if a range lacks sessions with a verdict."""
+    """Difference of the sessions' median step times; None if a range has none with a verdict."""
     within: Difference | None
     """Difference of the step times in all sessions; None if a range has none with a verdict."""
     causes: tuple[CauseCount, ...]  # the largest change of the share of sessions first

@@ -125,7 +125,7 @@ class Decoding:
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the decoded operations in parts, packed for storage; raises what `result` raises."""
+        """Yield the decoded operations, packed for storage, in parts; raises as `result` does."""
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:

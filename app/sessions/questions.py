@@ -176,9 +176,7 @@ class WrittenQuestion(Written):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise `InvalidQuestionError`, which callers do not mistake for their own validation
-        error.
-        """
+        """Raise `InvalidQuestionError`: callers would take a ValidationError for one of theirs."""
         try:
             question = inner(value)
         except ValidationError as error:
