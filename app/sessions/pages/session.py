@@ -23,7 +23,7 @@ from app.sessions.history import Around, verdict_values
 from app.sessions.pages import figures, findings
 from app.sessions.pages.arrivals import (
     ArrivalsView,
-    BreakdownTable,
+    BreakdownView,
     arrivals_view,
     breakdown_view,
     unsaid_rows,
@@ -107,7 +107,7 @@ class ReportView:
     verdict: bool
     replayed: bool
     arrivals: ArrivalsView | None
-    breakdown: BreakdownTable | None
+    breakdown: BreakdownView | None
     unsaid: tuple[Row, ...]
     budget: BudgetTable | None
     exact: tuple[Row, ...]
@@ -140,8 +140,9 @@ class ReportView:
     data: Mapping[str, Any]
 
 
-def report_view(
+def report_view(  # noqa: PLR0913 - what the address of a page selects
     report: Report,
+    path: str = "",
     *,
     step: int | None = None,
     dp: int | None = None,
@@ -152,6 +153,8 @@ def report_view(
 
     Parameters
     ----------
+    path : str
+        Path of the session's page, which begins the URLs of its CSV files.
     step, dp, pp : int, optional
         The selected step and worker; values that the report lacks are ignored.
     collective : str
@@ -165,8 +168,8 @@ def report_view(
     return ReportView(
         verdict=report.fidelity.verdict,
         replayed=report.fidelity.replayed,
-        arrivals=arrivals_view(report, collective),
-        breakdown=breakdown_view(report),
+        arrivals=arrivals_view(report, path, collective),
+        breakdown=breakdown_view(report, path),
         unsaid=unsaid_rows(report),
         budget=budget_table(report),
         exact=exact_rows(report) if report.fidelity.verdict else (),
