@@ -132,7 +132,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
             for collective in group.collectives
         )
     )
-    ranks = sorted({collective for _, group in shown for collective in group.ranks})
+    ranks = sorted({rank for _, group in shown for rank in group.ranks})
     late = _table(shown, names, ranks) / arrivals.step_s
     late, firsts = _folded(late, ranks)
     rows, columns = late.shape
@@ -144,7 +144,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
         height=min(max(rows * ROW_HEIGHT, low), high),
         dense=dense,
         paths=tuple(_paths(late)),
-        row_labels=_labels([str(collective) for collective in firsts], ROW_LABELS),
+        row_labels=_labels([str(first) for first in firsts], ROW_LABELS),
         column_labels=_labels([f"{abbreviated(op)}{order}" for op, order in names], COLUMN_LABELS),
         legend=", ".join(
             f"{short} {_LONG.get(short, short)}"
