@@ -39,7 +39,7 @@ from app.sessions.recordings.choose import (
     NotRead,
     archive_at,
     choose,
-    look_at,
+    inspect_files,
     metadata_among,
     metadata_of,
     other_archive,
@@ -183,7 +183,7 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     wanted = None if body.format_name is None else format_named(body.format_name)
     directory = spool_directory(settings)
     with unpacked(body.source, limits, directory=directory, nameless=True) as files:
-        chosen = choose(look_at(files), "the archive", wanted)
+        chosen = choose(inspect_files(files), "the archive", wanted)
         metadata_file = metadata_among(files)
         meta = body.meta
         if meta is None and metadata_file is not None:
@@ -192,7 +192,7 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
         recorded = read_files(
             [file for file in files if file.name in names],
             meta,
-            Reading(limits, together=True, format_name=chosen.known.name, own=body.own),
+            Reading(limits, together=True, format_name=chosen.trace_format.name, own=body.own),
         )
     trace = with_not_read(recorded, chosen.not_read).trace
     return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
