@@ -296,29 +296,17 @@ def session_body(row: SessionRow) -> SessionBody:
     return SessionBody(**_session(row))
 
 
+# Fields of a session's body that are columns of its row.
+_OF_ROW: Final = SessionBody.model_fields.keys() & SessionRow.__dataclass_fields__.keys()
+
+
 def _session(row: SessionRow) -> dict[str, Any]:
     verdict = row.verdict
     published = verdict and verdict.published
     return {
-        "id": row.id,
-        "job": row.job,
-        "attempt": row.attempt,
+        **{name: getattr(row, name) for name in _OF_ROW},
         "session": row.number,
-        "state": row.state,
-        "received_at": row.received_at,
-        "state_changed_at": row.state_changed_at,
-        "sizes": SizesBody(
-            dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world
-        ),
-        "trace_format": row.trace_format,
-        "body_bytes": row.body_bytes,
-        "operations": row.operations,
-        "steps": row.steps,
-        "reason_code": row.reason_code,
-        "reason": row.reason,
-        "pinned": row.pinned,
-        "trace_removed_at": row.trace_removed_at,
-        "report_removed_at": row.report_removed_at,
+        "sizes": SizesBody.model_validate(row, from_attributes=True),
         "slowdown": published and published.slowdown,
         "slowdown_ci95": published and published.ci95,
         "waste": published and published.waste,

@@ -320,13 +320,7 @@ def folders_router() -> APIRouter:
         upload = folder_upload(container, job, folder)
         if upload is None:
             return FolderBody()
-        return FolderBody(
-            session=upload.session,
-            number=upload.number,
-            state=upload.state,
-            files=list(upload.files),
-            sealed=upload.sealed,
-        )
+        return FolderBody.model_validate(upload, from_attributes=True)
 
     @routes.put(
         f"{FOLDER_ROUTE}/file",
