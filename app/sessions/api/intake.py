@@ -227,18 +227,23 @@ UNDECLARED: Final = frozenset(
 )
 # Media types of compressed bodies.
 COMPRESSED: Final = frozenset(
-    media_type for known in COMPRESSIONS for media_type in known.media_types
+    media_type for compression in COMPRESSIONS for media_type in compression.media_types
 )
 DECLARED: Final = frozenset(
-    media_type for known in FORMATS.values() for media_type in known.media_types
+    media_type for trace_format in FORMATS.values() for media_type in trace_format.media_types
 )
 # Media types of text formats: only these may have a Content-Encoding, which the decoder undoes.
 TEXT: Final = frozenset(
-    media_type for known in FORMATS.values() if known.text for media_type in known.media_types
+    media_type
+    for trace_format in FORMATS.values()
+    if trace_format.text
+    for media_type in trace_format.media_types
 )
 
 # Magic bytes that start a body, by its Content-Encoding.
-ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
+ENCODINGS: Final = {
+    coding: compression.magic for compression in COMPRESSIONS for coding in compression.codings
+}
 
 # nginx's status for a connection that the client closed; it appears only in logs.
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -246,7 +251,7 @@ CLIENT_CLOSED_REQUEST: Final = 499
 
 def _content(*more: str) -> dict[str, Any]:
     """Return the OpenAPI request body of a route that takes traces and the media types `more`."""
-    types = (*(known.media_types[0] for known in FORMATS.values()), *more)
+    types = (*(trace_format.media_types[0] for trace_format in FORMATS.values()), *more)
     return {
         "requestBody": {
             "required": True,
@@ -551,7 +556,7 @@ def _encoding(request: Request, media_type: str) -> str | None:
     if encoding == "identity":
         return None
     if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT | ARCHIVES:
-        titles = ", ".join(known.title for known in FORMATS.values() if known.text)
+        titles = ", ".join(listed.title for listed in FORMATS.values() if listed.text)
         raise UnsupportedEncodingError(
             f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
         )
