@@ -52,7 +52,7 @@ from app.sessions.pages.tables import (
     attribution_table,
     coverage_rows,
     fixes_table,
-    launch_rows,
+    launches_table,
     recovered_rows,
     session_tensor,
     unmapped_rows,
@@ -66,6 +66,7 @@ from app.web.format import age, byte_size, count, percent, plural, seconds, size
 from app.web.links import QueryText, asked_for
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, Row, StateLabel, sparkline
+from app.web.tables import Drawn
 
 # Limit of the timeline lanes drawn at a time; each lane is one worker.
 LANES: Final = 32
@@ -131,7 +132,7 @@ class ReportView:
     scatter_title: str
     scatter_note: str
     launch_title: str
-    launches: tuple[Row, ...]
+    launches: Drawn
     recorded_title: str
     coverage_title: str
     coverage: tuple[Row, ...]
@@ -186,7 +187,7 @@ def report_view(  # noqa: PLR0913 - what the address of a page selects
         workers=workers_table(report),
         fixes=fixes_table(report),
         what_if=what_if_form(report),
-        attribution=attribution_table(report),
+        attribution=attribution_table(report, path),
         causes_title=findings.causes_finding(report),
         causes=causes_table(report),
         named=bool(report.causes),
@@ -197,7 +198,7 @@ def report_view(  # noqa: PLR0913 - what the address of a page selects
         scatter_note="Forward against backward time of a microbatch on stage "
         f"{correlation.stage}; {count(drawn)} of {count(correlation.points)} drawn",
         launch_title=findings.launch_finding(report),
-        launches=launch_rows(report),
+        launches=launches_table(report, path),
         recorded_title=findings.recorded_finding(report),
         coverage_title=findings.coverage_finding(report),
         coverage=(*coverage_rows(report), *chunk_rows(report)),
@@ -503,8 +504,8 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
             "without launch delays",
         ),
     ]
-    known = known_fact(report)
-    facts += [known] if known else []
+    known_loss = known_fact(report)
+    facts += [known_loss] if known_loss else []
     fixable = bool(report.recommendations)
     shown = "the cause and its fix, " if fixable else ""
     off = "S and the map" if fixable else "S, the map and fixes"

@@ -19,6 +19,7 @@ from app.analysis.trace.metadata import Unmapped
 from app.analysis.wording import hours
 from app.sessions.pages import findings
 from app.tensor.pages.parts import CRITERIA, METHOD_NAMES, RISKS, ColumnsBar, columns_bar
+from app.web import html
 from app.web.format import (
     SCALE_HIGH,
     SCALE_LOW,
@@ -34,6 +35,7 @@ from app.web.format import (
     worker,
 )
 from app.web.parts import Row
+from app.web.tables import Drawn, Shown, drawn
 from app.web.terms import term
 
 # Rows of the worker table that are visible at first; a button shows the other rows.
@@ -121,11 +123,10 @@ class Fixes:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Slowdown by operation type, as bars from 1.0 to `top`."""
+    """Slowdown S_t by operation type, with bars from 1.0."""
 
     title: str
-    rows: tuple[BarRow, ...]
-    top: str
+    table: Drawn
 
 
 def workers_table(report: Report) -> Workers:
@@ -220,20 +221,23 @@ def fixes_table(report: Report) -> Fixes:
     )
 
 
-def attribution_table(report: Report) -> Attribution:
-    """Return the slowdown by operation type, the slowest type first."""
-    by_type = report.by_optype
-    top = max(1.1, math.ceil(max(by_type.values()) * 10 + 1e-9) / 10)
-    rows = [
-        BarRow(
-            name,
-            100 * max(0.0, value - 1) / (top - 1),
-            times(value, 3),
-            percent(report.waste_by_optype[name]),
-        )
-        for name, value in sorted(by_type.items(), key=lambda item: -item[1])
-    ]
-    return Attribution(findings.attribution_finding(report), tuple(rows), f"1.0 to {top:.1f}")
+def attribution_table(report: Report, path: str) -> Attribution:
+    """Return the slowdown by operation type, the slowest type first; `path` is the page's."""
+    slowdowns = report.by_optype
+    types = sorted(slowdowns, key=lambda name: -slowdowns[name])
+    top = max(1.1, math.ceil(slowdowns[types[0]] * 10 + 1e-9) / 10)
+
+    def bar(name: str) -> Markup:
+        return html.bar(100 * max(0.0, slowdowns[name] - 1) / (top - 1))
+
+    columns: tuple[Shown[str], ...] = (
+        Shown("Operation type", lambda name: name, of_cells="nowrap"),
+        Shown(f"1.0 to {top:.1f}", bar, classes="wide"),
+        Shown(Markup("S<sub>t</sub>"), lambda name: times(slowdowns[name], 3), classes="num"),
+        Shown("Waste", lambda name: percent(report.waste_by_optype[name]), classes="num"),
+    )
+    table = drawn(columns, types, csv=f"{path}/optypes.csv", classes="plain optypes")
+    return Attribution(findings.attribution_finding(report), table)
 
 
 def recovered_rows(report: Report) -> tuple[Row, ...]:
@@ -283,10 +287,15 @@ def _share(value: float | None) -> str:
     return "unknown: too little lost" if value is None else rough_percent(value)
 
 
-def launch_rows(report: Report) -> tuple[Row, ...]:
-    """Return the operation types with the longest launch delays."""
-    shares = sorted(report.launch_by_optype.items(), key=lambda item: -item[1])
-    return tuple(Row(name, percent(share, 2)) for name, share in shares[:LAUNCH_ROWS] if share > 0)
+def launches_table(report: Report, path: str) -> Drawn:
+    """Return the operation types with the longest launch delays; `path` is the page's."""
+    delays = report.launch_by_optype
+    longest = sorted(delays, key=lambda name: -delays[name])[:LAUNCH_ROWS]
+    columns: tuple[Shown[str], ...] = (
+        Shown("Launched late", lambda name: name, of_cells="nowrap"),
+        Shown("Share of a step", lambda name: percent(delays[name], 2), classes="num"),
+    )
+    return drawn(columns, [name for name in longest if delays[name] > 0], csv=f"{path}/optypes.csv")
 
 
 def coverage_rows(report: Report) -> tuple[Row, ...]:
