@@ -44,7 +44,7 @@ class JobSummary:
     name: str
     sessions: tuple[SessionRow, ...]
     archived: bool = False
-    finished: bool = False  # reported its end
+    finished: bool = False  # whether the job has reported its end
 
     @property
     def latest(self) -> SessionRow:
@@ -143,7 +143,7 @@ class JobHistory:
 class Around:
     """A session with the earlier sessions and the next session of its job."""
 
-    sessions: Sequence[SessionRow]  # it and those before it, oldest first
+    sessions: Sequence[SessionRow]  # the session and the earlier ones, oldest first
     after: SessionRow | None
 
 

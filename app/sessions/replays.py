@@ -210,7 +210,7 @@ class PreparedSessions:
             total = sum(place.size_bytes for place in self._places.values())
             for key, place in list(self._places.items()):
                 if place.turn.locked():
-                    continue  # its holder tidies afterwards
+                    continue  # its user drops unused sessions afterwards
                 if (
                     place.replayed is None
                     or place.used_at_s <= before_s

@@ -86,7 +86,7 @@ class Option:
     label: str
     is_a: bool
     is_b: bool
-    received: When | None = None  # where it is in the label
+    received: When | None = None  # time in the label; None if the label has no time
 
 
 @dataclass(frozen=True, slots=True)

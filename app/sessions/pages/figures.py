@@ -125,14 +125,14 @@ class StepBars:
     """A bar chart over steps, which bars.js draws."""
 
     values: list[float | None]
-    base: float  # where bars begin
-    range: tuple[float, float]  # of the upright axis
+    base: float  # value at which bars begin
+    range: tuple[float, float]  # of the vertical axis
     ticks: list[Label]
     words: list[str]  # hint of each bar
-    unit: str = ""  # above the upright axis
-    right: tuple[Label, ...] = ()  # other units at the right
+    unit: str = ""  # above the vertical axis
+    right: tuple[Label, ...] = ()  # labels of the axis on the right, in other units
     level: Level | None = None
-    marks: tuple[float | None, ...] = ()  # a line for each step
+    marks: tuple[float | None, ...] = ()  # value of a horizontal line for each step
     starts: tuple[int, ...] = ()  # positions at which another recorded stretch begins
 
 

@@ -277,9 +277,9 @@ class Kept:
 
     note: str  # parts deleted by retention; empty if none
     pinned: bool
-    again: bool  # whether it can be analyzed again
+    again: bool  # whether the session can be analyzed again
     trace: bool  # whether operations are stored, for timelines and questions
-    heatmaps: bool  # whether those of single steps are stored; the report has the mean
+    heatmaps: bool  # whether heatmaps of single steps are stored; the report has the mean
 
 
 def kept(view: SessionView) -> Kept:

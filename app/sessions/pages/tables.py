@@ -64,7 +64,7 @@ class WorkerRow:
     slowdown: float
     slowdown_text: str
     hint: str
-    share: float  # of the scale of colors
+    share: float  # position on the color scale, 0 to 1
     color: str
     forward: float | None
     forward_text: str

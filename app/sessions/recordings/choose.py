@@ -151,8 +151,8 @@ class InspectedFile:
     """A file with its format, detected from the file's beginning."""
 
     name: str
-    trace_format: TraceFormat | None  # None if it is no recording
-    why: str  # reason that it is none; empty for a recording
+    trace_format: TraceFormat | None  # None if the file is no recording
+    why: str  # why the file is no recording; empty for a recording
 
 
 @dataclass(frozen=True, slots=True)
