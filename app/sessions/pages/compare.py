@@ -44,15 +44,17 @@ from app.sessions.pages.compare_parts import (
     chance,
     change_s,
     changed_causes,
+    difference_fact,
     histogram,
     map_title,
     moved_workers,
     slowdowns,
+    step_time_fact,
     times_page,
     workers_title,
 )
 from app.web import html
-from app.web.format import count, listing, percent, plural, seconds, sizes, times, worker
+from app.web.format import count, listing, percent, plural, sizes, times, worker
 from app.web.links import QueryText, compare_url
 from app.web.lists import in_files
 from app.web.moments import Form, When
@@ -72,7 +74,6 @@ class SideView:
 
     url: str
     number: int
-    attempt: int
     received_at: datetime
     title: str
     note: str
@@ -109,7 +110,6 @@ class ComparePage:
     map_title: str
     histogram: Histogram | None
     histogram_title: str
-    histogram_note: str
     steps_csv: str  # URL
     causes: Drawn
     causes_title: str
@@ -173,7 +173,6 @@ def compare_page(comparison: Comparison) -> ComparePage:
         else f"The mean step changed by {change_s(steps.change_s)}"
         if steps.real
         else "Step times overlap",
-        histogram_note="Steps by recorded time; gray before, blue after",
         steps_csv=csv("steps"),
         causes=drawn(_CAUSES, comparison.causes, csv=csv("causes"), classes="plain changes"),
         causes_title=changed_causes(gone, came)
@@ -269,10 +268,9 @@ def _facts(
     steps, a, b = comparison.step_times, comparison.a.report, comparison.b.report
     if steps is None or a is None or b is None:
         return []
-    low, high = steps.ci95_s or (None, None)
     gone, came = gone_and_came
     return [
-        Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
+        step_time_fact(steps),
         Fact(
             "Slowdown",
             times(b.headline.slowdown, 3),
@@ -284,14 +282,7 @@ def _facts(
             hours(b.lost_gpu_hours_per_hour),
             f"was {hours(a.lost_gpu_hours_per_hour)} GPU-hours",
         ),
-        Fact(
-            "Difference",
-            change_s(steps.change_s),
-            "too few steps for an interval"
-            if low is None or high is None
-            else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
-            "Of the means; bootstrap interval over the steps of both",
-        ),
+        difference_fact(steps, "step", "Of the means; bootstrap interval over the steps of both"),
         Fact("Chance or change?", *chance(steps)),
         _moved(a, b)
         or Fact(
@@ -342,7 +333,6 @@ def _side(side: Side, word: str) -> SideView:
     return SideView(
         url=f"/sessions/{row.id}",
         number=row.number,
-        attempt=row.attempt,
         received_at=row.received_at,
         title=f"{word}: {state}",
         note=f"Slowdown of each worker alone, session {count(row.number)}",

@@ -58,6 +58,21 @@ def change_s(value: float) -> str:
     return f"{MINUS}{text}" if value < 0 else f"+{text}"
 
 
+def step_time_fact(steps: Difference) -> Fact:
+    """Return the step time after the change and before it."""
+    return Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}")
+
+
+def difference_fact(steps: Difference, of: str, hint: str = "") -> Fact:
+    """Return a difference with its interval; `of` names the compared items, in the singular."""
+    if steps.ci95_s is None:
+        note = f"too few {of}s for an interval"
+    else:
+        low, high = steps.ci95_s
+        note = f"95{NBSP}%: {change_s(low)} to {change_s(high)}"
+    return Fact("Difference", change_s(steps.change_s), note, hint)
+
+
 def chance(
     steps: Difference, of: str = "step", within: Difference | None = None
 ) -> tuple[str, str, str]:
@@ -471,22 +486,15 @@ def _facts(comparison: TimesComparison) -> list[Fact]:
     a, b, steps = comparison.a, comparison.b, comparison.step_times
     if steps is None:
         return []
-    low, high = steps.ci95_s or (None, None)
     return [
-        Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
+        step_time_fact(steps),
         Fact(
             "Slowdown",
             "none" if b.slowdown is None else times(b.slowdown, 3),
             "" if a.slowdown is None else f"was {times(a.slowdown, 3)}",
             "Median of the sessions, against the job without its causes, else S",
         ),
-        Fact(
-            "Difference",
-            change_s(steps.change_s),
-            "too few sessions for an interval"
-            if low is None or high is None
-            else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
-        ),
+        difference_fact(steps, "session"),
         Fact("Chance or change?", *chance(steps, "session", comparison.within)),
     ]
 

@@ -38,6 +38,7 @@ from app.sessions.pages.facts import (
     known_fact,
     launch_fact,
     quality_fact,
+    received_fact,
     underway,
     verdict_facts,
     without_report,
@@ -488,16 +489,9 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     row = view.row
     if not report.fidelity.replayed:
         return _unreplayed(view, report)
-    recorded, simulated = (
-        report.step_times.recorded,
-        report.step_times.simulated,
-    )
+    simulated = report.step_times.simulated
     facts = [
-        Fact(
-            "Step recorded",
-            seconds(sum(recorded) / len(recorded)),
-            f"mean of {plural(len(recorded), 'step')}",
-        ),
+        _step_recorded(report),
         Fact(
             "Step replayed",
             seconds(sum(simulated) / len(simulated)),
@@ -510,7 +504,7 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     shown = "the cause and its fix, " if fixable else ""
     off = "S and the map" if fixable else "S, the map and fixes"
     facts += [quality_fact(report), launch_fact(report)]
-    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
+    facts.append(received_fact(view))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no verdict",
@@ -525,23 +519,23 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     )
 
 
+def _step_recorded(report: Report) -> Fact:
+    recorded = report.step_times.recorded
+    mean_s = sum(recorded) / len(recorded)
+    return Fact("Step recorded", seconds(mean_s), f"mean of {plural(len(recorded), 'step')}")
+
+
 def _unreplayed(view: SessionView, report: Report) -> Body:
     """Return the head for a report that has arrivals, but no replay and thus no slowdown."""
-    row, arrivals, recorded = view.row, report.arrivals, report.step_times.recorded
-    facts = [
-        Fact(
-            "Step recorded",
-            seconds(sum(recorded) / len(recorded)),
-            f"mean of {plural(len(recorded), 'step')}",
-        )
-    ]
+    row, arrivals = view.row, report.arrivals
+    facts = [_step_recorded(report)]
     if arrivals is not None:
         worst = arrivals.worst
         facts += [
             Fact("Comes last", f"Rank {worst.rank}", f"at {percent(worst.last_share, 0)} of all"),
             Fact("Others wait", seconds(worst.waited_for_s), "for it, each of them in a step"),
         ]
-    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
+    facts.append(received_fact(view))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no slowdown" if arrivals is None else arrivals.sentence,
