@@ -40,6 +40,7 @@ AT_ONCE: Final = 2
 WAIT_S: Final = 10.0
 
 _turns = BoundedSemaphore(AT_ONCE)
+_OTHERS: Final = "Others are asking; try again in a few seconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def whole_session() -> Iterator[None]:
     """
     # Callers have no open database connection and no trace in memory while they wait.
     if not _turns.acquire(timeout=WAIT_S):
-        raise BusyError("Others are asking; try again in a few seconds.")
+        raise BusyError(_OTHERS)
     try:
         yield
     finally:
@@ -192,7 +193,7 @@ class PreparedSessions:
             place = self._places.setdefault(key, _Place())
             self._places.move_to_end(key)
         if not place.turn.acquire(timeout=WAIT_S):
-            raise BusyError("Others are asking; try again in a few seconds.")
+            raise BusyError(_OTHERS)
         try:
             if place.replayed is None:
                 place.replayed = prepare()

@@ -470,3 +470,15 @@ def _has_waiting_chunks(
 def no_chunks(number: int) -> ConflictError:
     """Return the error for a chunk or a seal of a session that was received in one body."""
     return ConflictError(f"Session {number} came whole, in one body.", code="session.whole")
+
+
+def sealed_session(number: int) -> ConflictError:
+    """Return the error for a chunk of a session that is sealed."""
+    message = f"Session {number} is sealed: it accepts no more chunks."
+    return ConflictError(message, code="session.sealed")
+
+
+def different_chunk(producer: str, number: int) -> ConflictError:
+    """Return the error for a chunk whose session has other bytes of this producer and number."""
+    message = f"Chunk {number} of {producer} exists with other bytes."
+    return ConflictError(message, code="chunk.differs")

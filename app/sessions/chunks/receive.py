@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.storage import pack
-from app.errors import ConflictError, InvalidTraceError, PacelineError, TryLaterError
+from app.errors import InvalidTraceError, PacelineError, TryLaterError
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.states import InboxKind, SessionState
@@ -44,10 +44,12 @@ from app.sessions.chunks.intake import (
     DecodedChunk,
     chunk_writer,
     create_session,
+    different_chunk,
     is_complete,
     lock_intake,
     no_chunks,
     seal,
+    sealed_session,
 )
 from app.sessions.decoding import Body, trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
@@ -296,14 +298,9 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSe
     if body.sha256 in {row.sha256, row.waiting_sha256}:
         return ChunkReceipt(row.id, row.number, row.state, row.operations, created=False)
     if row.sealed_at is not None:
-        raise ConflictError(
-            f"Session {row.number} is sealed: it accepts no more chunks.", code="session.sealed"
-        )
+        raise sealed_session(row.number)
     if row.sha256 is not None or (row.waiting_sha256 is not None and row.code is None):
-        raise ConflictError(
-            f"Chunk {path.number} of {path.producer} exists with other bytes.",
-            code="chunk.differs",
-        )
+        raise different_chunk(path.producer, path.number)
     return _OpenSession(row.id, row.number, row.state, row.sent_before, row.refused_chunks > 0)
 
 

@@ -260,7 +260,7 @@ def _resolved(comparison: Comparison, fix: Recommendation | None) -> str:
 
 def _facts(
     comparison: Comparison,
-    gone_and_came: tuple[Sequence[str], Sequence[str]],
+    gone_and_came: tuple[list[str], list[str]],
     fix: Recommendation | None,
     *,
     done: bool,
