@@ -311,14 +311,6 @@ def kept(view: SessionView) -> Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbor:
-    """Link to the previous or the next session of the job."""
-
-    number: int
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
 class SessionPage:
     """The contents of a session's page; `report` is None if there is no report."""
 
@@ -329,8 +321,8 @@ class SessionPage:
     job_url: str
     number: int
     sizes: str
-    before: Neighbor | None
-    after: Neighbor | None
+    before: SessionRow | None  # the previous session of the job
+    after: SessionRow | None  # the next session of the job
     status: SessionState
     state: StateLabel
     line: tuple[str, ...]
@@ -378,8 +370,8 @@ def session_page(  # noqa: PLR0913 - parts of the page
         job_url=f"/jobs/{quote(row.job)}",
         number=row.number,
         sizes=f"{sizes(row.dp, row.pp, row.tp, row.cp, row.vpp)} · {where}",
-        before=_neighbor(around.sessions[-2] if len(around.sessions) > 1 else None),
-        after=_neighbor(around.after),
+        before=around.sessions[-2] if len(around.sessions) > 1 else None,
+        after=around.after,
         status=row.state,
         state=body.state,
         line=body.line,
@@ -544,10 +536,6 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
         facts=facts,
         why=report.fidelity.reason or "",
     )
-
-
-def _neighbor(session: SessionRow | None) -> Neighbor | None:
-    return None if session is None else Neighbor(session.number, f"/sessions/{session.id}")
 
 
 # Limit of the digits of a number in the query: a longer number is no valid step, and slow to parse.

@@ -13,7 +13,7 @@ from app.analysis.mitigation.tensor.document import Alternative, Method, RankSha
 from app.analysis.mitigation.tensor.session_advice import GroupAdvice
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import MadeAdaptation
-from app.analysis.report.document import Recovery, Report
+from app.analysis.report.document import Recommendation, Recovery, Report
 from app.analysis.report.session_verdict import BlamedGpu, GpuOfWorker
 from app.analysis.trace.metadata import Unmapped
 from app.analysis.wording import hours
@@ -62,14 +62,10 @@ class WorkerRow:
     gpu: str
     gpu_hint: str
     slowdown: float
-    slowdown_text: str
     hint: str
     share: float  # position on the color scale, 0 to 1
-    color: str
     forward: float | None
-    forward_text: str
     backward: float | None
-    backward_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +93,6 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class FixChoice:
-    """A fix that can be marked as applied."""
-
-    action: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fixes:
     """Fixes with their predicted step times, as bars from 0 with a mark at the reference.
 
@@ -116,7 +104,7 @@ class Fixes:
     reference_share: float
     reference: str
     detail: str
-    choices: tuple[FixChoice, ...]
+    choices: tuple[Recommendation, ...]  # fixes that can be marked as applied
     saves: str
     empty: str
 
@@ -155,7 +143,6 @@ def workers_table(report: Report) -> Workers:
 def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | None) -> WorkerRow:
     by_worker = report.by_worker
     slowdown = by_worker.exact[dp][pp]
-    forward, backward = by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp]
     return WorkerRow(
         dp=dp,
         pp=pp,
@@ -165,14 +152,10 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
         gpu=f"1 of {at.one_of}" if at.one_of > 1 else at.gpu or "",
         gpu_hint=at.words,
         slowdown=slowdown,
-        slowdown_text=times(slowdown, 3),
         hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",
         share=min(max(slowdown - SCALE_LOW, 0.0) / (SCALE_HIGH - SCALE_LOW), 1.0),
-        color=heat_color(slowdown),
-        forward=forward,
-        forward_text="" if forward is None else times(forward),
-        backward=backward,
-        backward_text="" if backward is None else times(backward),
+        forward=by_worker.forward_ratio[dp][pp],
+        backward=by_worker.backward_ratio[dp][pp],
     )
 
 
@@ -210,7 +193,7 @@ def fixes_table(report: Report) -> Fixes:
         reference_share=100 * reference_s / longest,
         reference=f"{against}, {seconds(reference_s)}",
         detail=best.detail if best else "",
-        choices=tuple(FixChoice(fix.action, fix.title) for fix in fixes),
+        choices=tuple(fixes),
         saves=f"{'up to ' if best.at_most else ''}{hours(per_hour)} GPU-hours each hour"
         if best
         else "",
