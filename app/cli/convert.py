@@ -22,7 +22,7 @@ from app.sessions.recordings.choose import (
     NotRead,
     archive_at,
     choose,
-    look_at,
+    inspect_files,
     metadata_among,
     other_archive,
 )
@@ -134,7 +134,7 @@ def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) ->
             meta = meta or (adjacent if adjacent.is_file() else None)
             continue
         with reading(path):
-            looked = look_at(inside)
+            looked = inspect_files(inside)
         chosen = choose(looked, str(path), wanted)
         names = set(chosen.names)
         files += [one for one in inside if one.name in names]

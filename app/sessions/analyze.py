@@ -55,7 +55,7 @@ class _Loaded:
     moved: tuple[MovedGpu, ...]
     earlier: tuple[EarlierSession, ...]  # the latest one first
     chunks: Chunks | None
-    """Coverage of merged chunks; None where the session came in one body."""
+    """Coverage of merged chunks; None if the session was received in one body."""
 
 
 def analyze_session(container: Container, claim: Claim) -> None:

@@ -71,10 +71,11 @@ LISTED: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A session that still takes chunks.
+    """A session that still receives chunks.
 
-    `cells` are DP × PP, `covered` those with operations; `longest_gap_s` is the longest between two
-    chunks, `refused` counts refused chunks, `missing` are producers in the metadata without one.
+    `cells` is the number of workers, DP × PP, `covered` that of workers with operations;
+    `longest_gap_s` is the longest time between two chunks, `refused` the number of refused chunks;
+    `missing` are the producers in the metadata that have sent no chunk.
     """
 
     id: uuid.UUID

@@ -92,7 +92,7 @@ class Side:
     row: SessionRow
     meta: Mapping[str, Any]
     report: Report | None
-    arrivals: Arrivals | None = None  # need no verdict
+    arrivals: Arrivals | None = None  # exist also without a verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Comparison:
     now: datetime
     a: Side
     b: Side
-    step_times: Difference | None  # recorded; None if one side has no verdict
+    step_times: Difference | None  # recorded times; None if a session has no verdict
     causes: tuple[CauseChange, ...]
-    arrivals: tuple[ArrivalChange, ...]  # empty if one side has none
+    arrivals: tuple[ArrivalChange, ...]  # empty if a session has no collectives
     metadata: MetadataChanges
-    choices: Sequence[Choice]  # of the job of `a`, the newest first
-    incident: Incident | None = None  # resolved between the two
+    choices: Sequence[Choice]  # sessions of the job of `a`, newest first
+    incident: Incident | None = None  # an incident resolved between the sessions
     applied: frozenset[str] = frozenset()  # titles of the fixes of `a` that were applied
 
     @property
@@ -135,7 +135,7 @@ def compare_sessions(
     Parameters
     ----------
     a, b : UUID
-        The session before and the one after, in any order of time.
+        The session before and the session after; `a` may be the later one.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
     Raises
     ------
     NotFoundError
-        There are fewer.
+        The job has fewer than two sessions with a verdict.
     """
     choices = _choices(tx, job)
     if len(choices) < 2:  # noqa: PLR2004 - two sides
@@ -262,8 +262,8 @@ class TimeSide:
 
     since: datetime
     until: datetime
-    sessions: Sequence[Facts]  # those with a verdict, oldest first
-    steps_s: Sequence[float]  # step times in their verdicts
+    sessions: Sequence[Facts]  # sessions with a verdict, oldest first
+    steps_s: Sequence[float]  # step times of all sessions, from their verdicts
 
     @property
     def step_times(self) -> list[float]:
@@ -306,10 +306,10 @@ class TimesComparison:
     a: TimeSide
     b: TimeSide
     step_times: Difference | None
-    """Of the sessions' median steps; None where a side has none."""
+    """Difference of the sessions' median step times; None if a range has none with a verdict."""
     within: Difference | None
-    """Of the steps of all sessions; None where a side has none."""
-    causes: tuple[CauseCount, ...]  # the largest change of the share of sessions first
+    """Difference of the step times in all sessions; None if a range has none with a verdict."""
+    causes: tuple[CauseCount, ...]  # sorted by the change of the share of sessions, largest first
 
     @property
     def same_sizes(self) -> bool:

@@ -1,4 +1,4 @@
-"""Decode received bodies, in a thread next to the transaction that stores them; states of sessions.
+"""Decode received bodies in a thread while a transaction stores them; read the states of sessions.
 
 A body in a storable format is stored as it was sent, while it is decoded; any other is stored in
 the format of `app.analysis.trace.storage` once it is decoded.
@@ -39,7 +39,7 @@ from app.sessions.recordings.choose import (
     NotRead,
     archive_at,
     choose,
-    look_at,
+    inspect_files,
     metadata_among,
     metadata_of,
     other_archive,
@@ -90,7 +90,7 @@ class Decoding:
         Raises
         ------
         InvalidTraceError, UnsupportedFormatError
-            It is in no known format.
+            The body is in no known format.
         """
         body = self._body
         if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
@@ -112,7 +112,7 @@ class Decoding:
         return self._reading
 
     def result(self) -> Read:
-        """Return the decoded body once it is complete; raises as `decode` and `read_files`."""
+        """Wait for the decoded body; raises the errors of `decode` and `read_files`."""
         return self.begin().result()
 
     def as_it_came(self) -> Iterator[bytes]:
@@ -125,7 +125,7 @@ class Decoding:
                 yield piece
 
     def packed(self) -> Iterator[bytes]:
-        """Yield the decoded operations, packed for storage, in parts; raises as `result`."""
+        """Yield the decoded operations, packed for storage, in parts; raises as `result` does."""
         yield from pack(self.result().decoded.trace)
 
     def end(self) -> None:
@@ -183,7 +183,7 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     wanted = None if body.format_name is None else format_named(body.format_name)
     directory = spool_directory(settings)
     with unpacked(body.source, limits, directory=directory, nameless=True) as files:
-        chosen = choose(look_at(files), "the archive", wanted)
+        chosen = choose(inspect_files(files), "the archive", wanted)
         metadata_file = metadata_among(files)
         meta = body.meta
         if meta is None and metadata_file is not None:
@@ -192,7 +192,7 @@ def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
         recorded = read_files(
             [file for file in files if file.name in names],
             meta,
-            Reading(limits, together=True, format_name=chosen.known.name, own=body.own),
+            Reading(limits, together=True, format_name=chosen.trace_format.name, own=body.own),
         )
     trace = with_not_read(recorded, chosen.not_read).trace
     return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
@@ -225,7 +225,8 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
     since_s : float
         Age of the oldest change, in seconds of the database's clock.
     after_us : int, optional
-        A `StateChange.changed_us`: changes since then too, if that is longer ago.
+        A `StateChange.changed_us`; if it is earlier than `since_s` ago, changes from it on are
+        returned too.
     """
     begin = func.now() - timedelta(seconds=since_s)
     if after_us is not None:
@@ -260,17 +261,17 @@ class Body:
     """A request body that was received completely."""
 
     source: Path | bytes
-    """A file with its bytes, or the bytes themselves."""
+    """The path of a file with the body's bytes, or the bytes themselves."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     digest: bytes | None
-    """SHA-256 of the bytes; None where it was not computed while they came."""
+    """SHA-256 of the bytes; None if it was not computed while the bytes arrived."""
     content_type: str | None
     """Media type; None if the decoder detects the format."""
     meta: SessionMeta | None
-    """None where the body itself contains the metadata."""
+    """Metadata of the session; None if the body itself contains the metadata."""
     format_name: str | None = None
-    """Name of its format; None if the decoder detects it."""
+    """Name of the body's format; None if the decoder detects the format."""
     own: OwnRanges | None = None
     """The job's labels of profiler ranges."""
     names: FileNames | None = None
@@ -293,7 +294,7 @@ class Body:
         Raises
         ------
         TypeError
-            It is in memory.
+            The body is in memory.
         """
         if isinstance(self.source, bytes):
             raise TypeError("the body is in memory")

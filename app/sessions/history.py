@@ -44,7 +44,7 @@ class JobSummary:
     name: str
     sessions: tuple[SessionRow, ...]
     archived: bool = False
-    finished: bool = False  # reported its end
+    finished: bool = False  # whether the job has reported its end
 
     @property
     def latest(self) -> SessionRow:
@@ -143,7 +143,7 @@ class JobHistory:
 class Around:
     """A session with the earlier sessions and the next session of its job."""
 
-    sessions: Sequence[SessionRow]  # it and those before it, oldest first
+    sessions: Sequence[SessionRow]  # the session and the earlier ones, oldest first
     after: SessionRow | None
 
 
@@ -161,9 +161,9 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     Parameters
     ----------
     since, until : datetime, optional
-        Time range of their reception.
+        Time range in which the sessions were received.
     slow : float
-        From this slowdown on a session is slow.
+        Slowdown from which on a session counts as slow.
     """
     in_range = [Job.name == job]
     if since is not None:

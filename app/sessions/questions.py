@@ -72,9 +72,9 @@ def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
     Raises
     ------
     BodyTooLargeError
-        It has over `MAX_BATCH_BYTES`.
+        The batch is longer than `MAX_BATCH_BYTES`.
     InvalidBatchError
-        The line is no valid list, or its sizes do not add up to the body's.
+        The first line is no valid list, or its sizes do not add up to the size of the body.
     """
     size = path.stat().st_size
     if size > MAX_BATCH_BYTES:
@@ -176,7 +176,7 @@ class WrittenQuestion(Written):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise `InvalidQuestionError`, which callers do not take for their validation error."""
+        """Raise `InvalidQuestionError`: callers would take a ValidationError for one of theirs."""
         try:
             question = inner(value)
         except ValidationError as error:

@@ -132,8 +132,8 @@ SESSIONS: Final = Listing(
 class WorkStatus:
     """The state of a session's latest analysis."""
 
-    state: TaskState  # of the task run
-    attempt: int  # counts from 1 once a worker has claimed it
+    state: TaskState  # state of the analysis' task run
+    attempt: int  # 1 for the first claim by a worker; 0 before it
     position: int | None  # place in the queue, from 1; None unless queued
     # error_code, error: why the task run is dead
     error_code: str | None
@@ -162,10 +162,10 @@ class IntakeView:
     last_chunk_at: datetime
     sealed_at: datetime | None
     sealed_by: SealedBy | None
-    seals_at: datetime | None  # when silence seals it; None if it is sealed
-    producers: tuple[ProducerView, ...]  # by name; at most `MAX_PRODUCERS`
-    waiting_chunks: int  # that came and are not decoded yet
-    refused: tuple[RefusedChunk, ...]  # the latest of those that were refused when decoded
+    seals_at: datetime | None  # time at which silence seals the session; None if it is sealed
+    producers: tuple[ProducerView, ...]  # sorted by name; at most `MAX_PRODUCERS`
+    waiting_chunks: int  # chunks that were received and are not decoded yet
+    refused: tuple[RefusedChunk, ...]  # latest chunks that were refused when decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class SessionView:
     work: WorkStatus | None
     """None if its analysis was never queued."""
     intake: IntakeView | None
-    """None where the session came in one body."""
+    """None if the session was received in one body."""
     has_report: bool
     has_heatmaps: bool
     now: datetime
@@ -205,7 +205,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     Raises
     ------
     NotFoundError
-        If there is no such session.
+        There is no such session.
     """
     latest_run: Select[*tuple[Any, ...]] = (
         select(

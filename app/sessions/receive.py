@@ -104,7 +104,7 @@ def check_job_name(name: str) -> None:
     Raises
     ------
     InvalidJobNameError
-        If it is empty, too long, not printable, or means a folder in an address.
+        The name is empty, too long, not printable, or means a folder in a URL, like ``..``.
     """
     fault = job_name_fault(name)
     if fault is not None:
@@ -117,7 +117,7 @@ def check_new_job_name(name: str) -> None:
     Raises
     ------
     InvalidJobNameError
-        As `check_job_name` does, and if the name looks like another one.
+        `check_job_name` refuses the name, or it looks like that of another job.
     """
     check_job_name(name)
     alike = lookalike(name)
@@ -136,11 +136,11 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
     Raises
     ------
     InvalidJobNameError
-        It is new, and its name looks like another one.
+        The job is new, and its name looks like that of another job.
     QuotaExceededError
-        It is new, and the project is at its quota of jobs.
+        The job is new, and the project is at its quota of jobs.
     BusyError
-        Others keep making and deleting it.
+        Other transactions keep creating and deleting the job.
     """
     for _ in range(TRIES):
         for job_id, now in _LOCKED_JOB.rows(tx.session, job=name):
@@ -164,7 +164,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     Parameters
     ----------
     job : str
-        Name of the job; made if it is new.
+        Name of the job; a new job is created.
 
     Raises
     ------
@@ -381,7 +381,7 @@ def finish_job(container: Container, job: str) -> None:
         ).scalar()
         if job_id is None:
             raise no_job(job)
-        # The next look at the job's alerts ends an incident about its silence.
+        # The next evaluation of the job's alerts ends an incident about its silence.
         tx.session.execute(
             update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
         )

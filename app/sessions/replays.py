@@ -40,6 +40,7 @@ AT_ONCE: Final = 2
 WAIT_S: Final = 10.0
 
 _turns = BoundedSemaphore(AT_ONCE)
+_OTHERS: Final = "Others are asking; try again in a few seconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def perfetto_timeline(
     UnanalyzableError
         The trace cannot be replayed.
     BusyError
-        All turns stay taken. Like the others, raised before the first piece.
+        No turn became free in time. Like the other errors, it is raised before the first piece.
     """
     with whole_session():
         trace = stored.unpack()
@@ -121,11 +122,11 @@ def whole_session() -> Iterator[None]:
     Raises
     ------
     BusyError
-        All turns stay taken.
+        No turn became free in time.
     """
     # Callers have no open database connection and no trace in memory while they wait.
     if not _turns.acquire(timeout=WAIT_S):
-        raise BusyError("Others are asking; try again in a few seconds.")
+        raise BusyError(_OTHERS)
     try:
         yield
     finally:
@@ -186,13 +187,13 @@ class PreparedSessions:
         Raises
         ------
         BusyError
-            Others keep the session locked.
+            Other requests kept the session locked for too long.
         """
         with self._lock:
             place = self._places.setdefault(key, _Place())
             self._places.move_to_end(key)
         if not place.turn.acquire(timeout=WAIT_S):
-            raise BusyError("Others are asking; try again in a few seconds.")
+            raise BusyError(_OTHERS)
         try:
             if place.replayed is None:
                 place.replayed = prepare()
@@ -210,7 +211,7 @@ class PreparedSessions:
             total = sum(place.size_bytes for place in self._places.values())
             for key, place in list(self._places.items()):
                 if place.turn.locked():
-                    continue  # its holder tidies afterwards
+                    continue  # its user drops unused sessions afterwards
                 if (
                     place.replayed is None
                     or place.used_at_s <= before_s
@@ -246,11 +247,11 @@ def prepared_session(
     Raises
     ------
     NotFoundError
-        There is no such session, or no trace of it.
+        There is no such session, or its trace is not stored.
     UnanalyzableError
         The trace cannot be replayed.
     BusyError
-        Others keep the session or all turns.
+        Other requests kept the session locked for too long, or no turn became free in time.
     """
     with container.reading() as tx:
         blob = trace_blob(tx, session_id)
@@ -283,13 +284,13 @@ def answer_question(
     Raises
     ------
     InvalidQuestionError
-        It selects steps, ranks or types that the session does not have.
+        The question selects steps, ranks or types that the session does not have.
     NotFoundError
         There is no such session.
     ConflictError
         The session has no verdict: its replay says nothing about the job.
     BusyError
-        Others keep the session or all turns.
+        Other requests kept the session locked for too long, or no turn became free in time.
     """
     with container.reading() as tx:
         row = get_session(tx, session_id, container.settings).row

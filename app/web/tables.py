@@ -41,6 +41,7 @@ class Shown(Generic[R]):
     # Returns the tooltip of a row's cell.
     title: Callable[[R], str] | None = None
     span: int = 1  # columns that its cells take
+    heads_row: bool = False  # whether each of its cells is the heading of its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Cell:
     classes: str = ""
     title: str = ""
     span: int = 1
+    heads_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class Line:
         """Return the row as markup, built without a template, which would be much slower."""
         own = "".join(f' {name}="{escape(value)}"' for name, value in self.attributes.items())
         cells = "".join(
-            f"<td{_given('class', cell.classes)}{_given('title', cell.title)}"
+            f"<{'th' if cell.heads_row else 'td'}{_given('scope', 'row' if cell.heads_row else '')}"
+            f"{_given('class', cell.classes)}{_given('title', cell.title)}"
             f"{_given('colspan', str(cell.span)) if cell.span > 1 else ''}>"
-            f"{escape(cell.content)}</td>"
+            f"{escape(cell.content)}</{'th' if cell.heads_row else 'td'}>"
             for cell in self.cells
         )
         return Markup(f"<tr{own}>{cells}</tr>")  # noqa: S704 - escaped here
@@ -126,6 +129,7 @@ def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
             " ".join(filter(None, (one.classes, one.of_cells))),
             "" if one.title is None else one.title(row),
             one.span,
+            one.heads_row,
         )
         for one in shown
     ]

@@ -1,4 +1,4 @@
-"""Routes that take chunks, seal sessions, announce starts of a job and note its end."""
+"""Routes that receive chunks, seal sessions, number the starts of jobs and record their ends."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class BatchBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the routes that take chunks and seal sessions."""
+    """Return the routes that receive chunks and seal sessions."""
     routes = api_router("ingest")
 
     @routes.put(
@@ -147,12 +147,13 @@ def router() -> APIRouter:
         | {"parameters": described(ChunkNames, "path") + described(ChunkQuery, "query")},
     )
     async def put_chunk(request: Request) -> Response:
-        """Store a chunk of a trace; answered only once the chunk is durable.
+        """Store a chunk of a trace; the response is sent once the chunk is durable.
 
-        Chunks may come in any order, late, and from several producers at once. The first one makes
-        the session, which stays `open` until it is sealed. Workers decode the others: what they
-        cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
-        in the answer to its seal; the same bytes again are answered with the reason.
+        Chunks may arrive in any order, and from several producers at once. The first chunk creates
+        the session, which stays `open` until it is sealed. Workers decode the other chunks later. A
+        chunk that fails to decode is listed in `refused`: in the response to the producer's next
+        chunk, in the session, and in the response to the seal. Sending the same bytes again returns
+        the reason.
         """
         container, ingest = here_of(request), ingest_of(request)
         path = asked(ChunkNames, "path", request.path_params).path()
@@ -197,8 +198,8 @@ def router() -> APIRouter:
         """Store chunks of a trace, each as `PUT …/chunks/{producer}/{n}` would store it.
 
         The body is a line of JSON, `{"chunks": [{"producer", "n", "final", "bytes"}]}`, followed by
-        the bytes of each chunk. Each is stored completely or not at all and has its own outcome; an
-        error that concerns all of them is an error of the request, and none is stored.
+        the bytes of each chunk. Each chunk is stored completely or not at all, and has its own
+        outcome. An error that concerns all chunks is the error of the request: no chunk is stored.
         """
         path, ingest = SessionPath(job, attempt, session), ingest_of(request)
 
@@ -299,7 +300,7 @@ class AttemptBody(BaseModel):
 
 
 def attempts_router() -> APIRouter:
-    """Return the routes that announce a job's starts and note its end."""
+    """Return the routes that number a job's starts and record its end."""
     routes = api_router("ingest")
 
     @routes.post("/api/v1/jobs/{job}/finish", status_code=204, summary="Say that a job has ended")
@@ -327,7 +328,7 @@ def attempts_router() -> APIRouter:
     ) -> JSONResponse:
         """Assign an attempt number to a start of the job, in the order of announcement.
 
-        The same run and restart are the same attempt, also for other clients.
+        Requests with the same run and restart get the same number, also from different clients.
         """
         receipt = announce_attempt(container, job, body.run_id, body.restart)
         answer = AttemptBody(

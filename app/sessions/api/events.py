@@ -14,8 +14,8 @@ from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from app.access.guard import Here, api_router
-from app.errors import NotFoundError
 from app.sessions.api.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
+from app.sessions.read import no_session
 
 # Limit of event ids, which are times in µs: the largest integer that is exact in JavaScript, in the
 # year 2255.
@@ -43,7 +43,7 @@ def router(live: LiveStates) -> APIRouter:
         with live.stream(container.project_id, session) as stream:
             current = await states(container, [session])
             if not current:
-                raise NotFoundError(f"There is no session {session}.")
+                raise no_session(session)
             stream.push(current)
             yield stream
 

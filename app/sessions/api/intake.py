@@ -83,14 +83,14 @@ class BatchWriter(Generic[Item, Outcome]):
     Parameters
     ----------
     store : callable
-        Takes bodies of one scope and group in a thread and returns the outcome of each; None if a
-        body needs more than the common path.
+        Stores bodies of one scope and group in a thread and returns the outcome of each; None for
+        a body that has to be stored alone.
     gather_s : float
-        Time that a body waits for others, unless a full transaction is waiting.
+        Time that a body waits for other bodies, unless a full transaction is waiting.
     many_gather_s : float
         The same after a transaction of at least eight bodies, if longer.
     most : int
-        Bodies of a transaction.
+        Limit of the bodies in a transaction.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class BatchWriter(Generic[Item, Outcome]):
         Parameters
         ----------
         size : int
-            Its bytes.
+            Size of the body in bytes.
         group : hashable, optional
-            Only bodies of one group share a transaction; without it, all of the project do.
+            Bodies of different groups share no transaction; by default a project is one group.
         """
         outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(container, item, (container.scope, group), size, outcome))
@@ -227,18 +227,23 @@ UNDECLARED: Final = frozenset(
 )
 # Media types of compressed bodies.
 COMPRESSED: Final = frozenset(
-    media_type for known in COMPRESSIONS for media_type in known.media_types
+    media_type for compression in COMPRESSIONS for media_type in compression.media_types
 )
 DECLARED: Final = frozenset(
-    media_type for known in FORMATS.values() for media_type in known.media_types
+    media_type for trace_format in FORMATS.values() for media_type in trace_format.media_types
 )
 # Media types of text formats: only these may have a Content-Encoding, which the decoder undoes.
 TEXT: Final = frozenset(
-    media_type for known in FORMATS.values() if known.text for media_type in known.media_types
+    media_type
+    for trace_format in FORMATS.values()
+    if trace_format.text
+    for media_type in trace_format.media_types
 )
 
 # Magic bytes that start a body, by its Content-Encoding.
-ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
+ENCODINGS: Final = {
+    coding: compression.magic for compression in COMPRESSIONS for coding in compression.codings
+}
 
 # nginx's status for a connection that the client closed; it appears only in logs.
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -246,7 +251,7 @@ CLIENT_CLOSED_REQUEST: Final = 499
 
 def _content(*more: str) -> dict[str, Any]:
     """Return the OpenAPI request body of a route that takes traces and the media types `more`."""
-    types = (*(known.media_types[0] for known in FORMATS.values()), *more)
+    types = (*(trace_format.media_types[0] for trace_format in FORMATS.values()), *more)
     return {
         "requestBody": {
             "required": True,
@@ -409,12 +414,13 @@ class Ingest:
         store : callable
             Stores the body in a thread and returns the outcome.
         refused : callable, optional
-            Called in a thread for a body that is refused for good, with the bytes received so far
-            and the problem's code.
+            Called in a thread if the body is refused, unless a retry may succeed, with the bytes
+            received so far and the problem's code.
         soon : callable, optional
-            Stores a small body from memory; where it returns None, `store` is called.
+            Stores a small body from memory; if it returns None, `store` is called.
         held_bytes : int, optional
-            The largest body that `store` takes from memory; without it each one is in a file.
+            Largest body in bytes that `store` gets in memory; by default it gets every body as a
+            file.
         most_bytes : int, optional
             Limit of the body, if lower than that of the settings.
         """
@@ -550,7 +556,7 @@ def _encoding(request: Request, media_type: str) -> str | None:
     if encoding == "identity":
         return None
     if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT | ARCHIVES:
-        titles = ", ".join(known.title for known in FORMATS.values() if known.text)
+        titles = ", ".join(listed.title for listed in FORMATS.values() if listed.text)
         raise UnsupportedEncodingError(
             f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
         )

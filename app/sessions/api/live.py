@@ -204,7 +204,8 @@ async def recent(
 def _conninfo(url: URL) -> str:
     """Return libpq's connection parameters for the database of a SQLAlchemy URL.
 
-    Not the URL as text: SQLAlchemy writes a blank as "+", which libpq takes for one.
+    Libpq cannot read the URL's text: SQLAlchemy encodes a space as "+", which libpq takes
+    literally.
     """
     options = {
         name: value if isinstance(value, str) else ",".join(value)

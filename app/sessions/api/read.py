@@ -46,8 +46,8 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 def report_schemas() -> dict[str, Any]:
     """Return the JSON Schemas of ``paceline.report/1`` by the name of their OpenAPI component.
 
-    Its parts are called ``Report.Sizes`` and so on: request bodies have types of the same names.
-    Descriptions are the types' docstrings.
+    The parts of a report are named ``Report.Sizes`` and so on, since request bodies have types of
+    the same names. Descriptions are the types' docstrings.
     """
     schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
     parts = schema.pop("$defs")
@@ -93,9 +93,9 @@ class SizesBody(BaseModel):
 class HeadlineBody(BaseModel, extra="allow"):
     """The summary shown first: the sentence of the verdict, the slowdown, its causes.
 
-    `kind` is `causes` where they are counted against the job without its causes, and `published`
-    where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
-    cost; null if none is named. `shares` say where the time goes, with a verdict or without.
+    `kind` is `causes` if the slowdown is relative to the job without its causes, and `published`
+    if it is S. Without a verdict `slowdown` is null, and the lost time is the cost of the named
+    causes, null if no cause is named. `shares` divide the time, with or without a verdict.
     """
 
     sentence: str
@@ -111,9 +111,10 @@ class HeadlineBody(BaseModel, extra="allow"):
 class SessionBody(BaseModel):
     """A session; the numbers of its verdict are null until it has a verdict.
 
-    `session` counts the sessions of a job from 1; `id` is the address. `slowdown`, `waste` and
-    `gpu_hours_lost` are of the published S; what people are shown is in `headline`. What retention
-    took away is gone since `trace_removed_at` and `report_removed_at`; it leaves `pinned` alone.
+    `session` numbers the sessions of a job from 1; `id` is the session's address. `slowdown`,
+    `waste` and `gpu_hours_lost` refer to the published S; `headline` has the numbers that pages
+    show. `trace_removed_at` and `report_removed_at` are the times at which retention deleted the
+    trace and the report; it deletes nothing of a session with `pinned`.
     """
 
     id: uuid.UUID
@@ -144,7 +145,7 @@ class SessionBody(BaseModel):
 class SessionDetailBody(SessionBody):
     """A session with its metadata, its intake and the state of its analysis.
 
-    `intake` is null if it came in one body.
+    `intake` is null if the session was received in one body.
     """
 
     meta: dict[str, Any]
@@ -295,29 +296,17 @@ def session_body(row: SessionRow) -> SessionBody:
     return SessionBody(**_session(row))
 
 
+# Fields of a session's body that are columns of its row.
+_OF_ROW: Final = SessionBody.model_fields.keys() & SessionRow.__dataclass_fields__.keys()
+
+
 def _session(row: SessionRow) -> dict[str, Any]:
     verdict = row.verdict
     published = verdict and verdict.published
     return {
-        "id": row.id,
-        "job": row.job,
-        "attempt": row.attempt,
+        **{name: getattr(row, name) for name in _OF_ROW},
         "session": row.number,
-        "state": row.state,
-        "received_at": row.received_at,
-        "state_changed_at": row.state_changed_at,
-        "sizes": SizesBody(
-            dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world
-        ),
-        "trace_format": row.trace_format,
-        "body_bytes": row.body_bytes,
-        "operations": row.operations,
-        "steps": row.steps,
-        "reason_code": row.reason_code,
-        "reason": row.reason,
-        "pinned": row.pinned,
-        "trace_removed_at": row.trace_removed_at,
-        "report_removed_at": row.report_removed_at,
+        "sizes": SizesBody.model_validate(row, from_attributes=True),
         "slowdown": published and published.slowdown,
         "slowdown_ci95": published and published.ci95,
         "waste": published and published.waste,
@@ -382,9 +371,9 @@ EXAMPLE = {
 
 
 class ReferenceBody(BaseModel):
-    """The reference of the answer's `slowdown`, which is also that of the session's headline.
+    """The reference step time of the answer's `slowdown`, the same as in the session's headline.
 
-    `kind` is `causes`, the job without its causes, or `published`, the ideal of S.
+    `kind` is `causes`, the job without its causes, or `published`, the ideal step time of S.
     """
 
     kind: HeadlineKind
@@ -395,9 +384,9 @@ class ReferenceBody(BaseModel):
 class AnswerBody(BaseModel):
     """Step time with the changes; `gain` is the saved share of the current simulated step time.
 
-    Both are counted as those of a recommended fix: what restores durations gains no more than the
-    job loses against `reference`. `replayed_step_time_s` is what the replay says. `slowdown` is S
-    with the changes; `reference` has the slowdown that people are shown.
+    Both are computed like those of a recommended fix: restored durations gain at most the time that
+    the job loses relative to `reference`. `replayed_step_time_s` is the step time of the replay
+    itself. `slowdown` is S with the changes; `reference` has the slowdown that pages show.
     """
 
     schema_: str = Field(alias="schema")
@@ -424,9 +413,9 @@ def what_if_router() -> APIRouter:
     ) -> AnswerBody:
         """Return the step time that a replay with changed durations yields.
 
-        Everything takes its `base` duration, `recorded` or `ideal`, but for what a change selects
-        (every condition of it has to hold): that takes its recorded or ideal duration times
-        `scale`. Of several changes that select an operation the last one holds.
+        Operations have their `base` duration, `recorded` or `ideal`. An operation that meets all
+        conditions of a change has the change's `duration` times `scale` instead. If several changes
+        select an operation, the last change counts.
         """
         return AnswerBody.model_validate(answer_question(container, session, question.question()))
 
@@ -436,9 +425,9 @@ def what_if_router() -> APIRouter:
 class ComparisonBody(BaseModel):
     """The changes from one session to another.
 
-    `step_times` is null, and `causes` is empty, unless both have a verdict; `arrivals` need none,
-    but collectives over ranks in both. `metadata` are the fields that differ, `equal_fields` counts
-    the others.
+    `step_times` is null, and `causes` is empty, unless both sessions have a verdict. `arrivals`
+    needs no verdict, but collectives in both sessions. `metadata` are the fields with different
+    values, `equal_fields` is the number of equal fields.
     """
 
     before: uuid.UUID

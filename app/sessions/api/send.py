@@ -1,4 +1,4 @@
-"""Routes that take a whole session in one body, or a folder file by file, and their answers."""
+"""Routes that receive a whole session in one body, or a folder file by file; their responses."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     not_read: Sequence[NotRead] = (),
     refused: Sequence[RefusedChunk] = (),
 ) -> Response:
-    """Return the response of a route that takes a session, a chunk, a file or a seal."""
+    """Return the response of a route that receives a session, a chunk, a file or a seal."""
     url = f"/sessions/{session}"
     body = ReceiptBody(
         session=session,
@@ -167,7 +167,7 @@ async def take_chunk(  # noqa: PLR0913 - of one request
 
 
 def router() -> APIRouter:
-    """Return the route that takes whole sessions."""
+    """Return the route that receives whole sessions."""
     routes = api_router("ingest")
 
     @routes.post(
@@ -183,14 +183,14 @@ def router() -> APIRouter:
         | {"parameters": described(SessionNames, "path") + described(QueryMetadata, "query")},
     )
     async def post_session(request: Request) -> Response:
-        """Store a trace; answered only once the trace is durable.
+        """Store a trace; the response is sent once the trace is durable.
 
         An archive of a folder (tar, plain or compressed with gzip or zstd, or zip) is one session
-        of all recordings in it, a file a rank; `not_read` lists the other files.
+        of all recordings in it, a file for each rank; `not_read` lists the other files.
 
-        The metadata comes in the header line of NDJSON, in a multipart part `meta`, or in query
-        parameters, of an archive also in a file `meta.yaml`. The same body
-        again answers 200 with the session that it already is.
+        The metadata come in the header line of NDJSON, in a multipart part `meta`, or in query
+        parameters; those of an archive also in a file `meta.yaml`. Sending the same body again
+        returns 200 and the existing session.
         """
         container, ingest = here_of(request), ingest_of(request)
         job = asked(SessionNames, "path", request.path_params).job
@@ -281,7 +281,7 @@ class SealBody(BaseModel):
 
 
 def folders_router() -> APIRouter:
-    """Return the routes that take folders file by file."""
+    """Return the routes that receive folders file by file."""
     routes = api_router("ingest")
 
     @routes.post(
@@ -320,13 +320,7 @@ def folders_router() -> APIRouter:
         upload = folder_upload(container, job, folder)
         if upload is None:
             return FolderBody()
-        return FolderBody(
-            session=upload.session,
-            number=upload.number,
-            state=upload.state,
-            files=list(upload.files),
-            sealed=upload.sealed,
-        )
+        return FolderBody.model_validate(upload, from_attributes=True)
 
     @routes.put(
         f"{FOLDER_ROUTE}/file",
@@ -347,10 +341,10 @@ def folders_router() -> APIRouter:
         folder: Folder,
         query: Annotated[FileQuery, Query()],
     ) -> Response:
-        """Store a recording of a folder; answered only once the recording is durable.
+        """Store a recording of a folder; the response is sent once the recording is durable.
 
-        The first one makes the session, which stays `open` until it is sealed. Without that it is
-        discarded an hour after its last file.
+        The first file creates the session, which stays `open` until it is sealed. A session that is
+        not sealed is discarded an hour after its last file.
         """
         path = folder_path(job, folder, query.name)
 

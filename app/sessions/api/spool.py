@@ -43,7 +43,7 @@ class ByteBudget:
     total : int
         Limit of all processes of the server together.
     shared : Sum, optional
-        The use of the other processes; without it there are none.
+        Bytes that the other processes have reserved; by default there are no other processes.
     """
 
     def __init__(self, total: int, shared: Sum | None = None) -> None:
@@ -58,7 +58,7 @@ class ByteBudget:
         Raises
         ------
         BusyError
-            Fewer are left.
+            The budget has fewer bytes left.
         """
         others = 0 if self._shared is None else self._shared.of_others()
         if self.used + others + count > self.total:
@@ -219,7 +219,7 @@ class MultipartReader:
     Parameters
     ----------
     content_type : str
-        Of the request, with the boundary.
+        Content type of the request, with the boundary.
     spool : Spool
         Receives the bytes of the part `trace`.
     max_meta_bytes : int
@@ -279,7 +279,7 @@ class MultipartReader:
         Raises
         ------
         MalformedMultipartError
-            If it ended before its last boundary, or has no part `trace`.
+            The body ended before its last boundary, or has no part `trace`.
         """
         if not self._complete:
             raise MalformedMultipartError("The multipart body ends before its last boundary.")

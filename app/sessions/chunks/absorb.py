@@ -32,7 +32,15 @@ from app.platform.settings.kinds import variable
 from app.quotas.usage import QuotaExceededError
 from app.sessions.arriving import count_refusal
 from app.sessions.chunks.inbox import waiting_chunks
-from app.sessions.chunks.intake import ChunkWriter, DecodedChunk, chunk_writer, is_complete, seal
+from app.sessions.chunks.intake import (
+    ChunkWriter,
+    DecodedChunk,
+    chunk_writer,
+    different_chunk,
+    is_complete,
+    seal,
+    sealed_session,
+)
 from app.sessions.decoding import trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 
@@ -79,18 +87,6 @@ class UndecodableChunkError(PacelineError):
     """Decoding the chunk raised an unexpected error."""
 
     code = "chunk.internal_error"
-
-
-class LateChunkError(PacelineError):
-    """The chunk reached the inbox after its session was merged."""
-
-    code = "session.sealed"
-
-
-class DifferentChunkError(PacelineError):
-    """The session has a different chunk of the same producer and number."""
-
-    code = "chunk.differs"
 
 
 def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
@@ -330,13 +326,9 @@ def _add(
     if present_sha256 == chunk.sha256:
         return
     if present_sha256 is not None:
-        raise DifferentChunkError(
-            f"Chunk {chunk.number} of {chunk.producer} exists with other bytes."
-        )
+        raise different_chunk(chunk.producer, chunk.number)
     if writer.session.trace_blob is not None or writer.session.trace_removed_at is not None:
-        raise LateChunkError(
-            f"Session {writer.session.number} is sealed: it accepts no more chunks."
-        )
+        raise sealed_session(writer.session.number)
     writer.add(container, tx, chunk)
 
 

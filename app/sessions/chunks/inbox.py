@@ -60,7 +60,8 @@ class SessionPath:
 class ChunkPath:
     """The path of a chunk: `session` counts within the attempt, `number` within the producer.
 
-    Files of a folder have its digest, `folder`, instead of a session, which the first one creates.
+    The path of a folder's file has the folder's digest, `folder`, instead of a session number: the
+    first file creates the session.
     """
 
     job: str
@@ -116,7 +117,7 @@ def check_path(path: ChunkPath) -> None:
     Raises
     ------
     InvalidJobNameError, InvalidProducerError
-        If one is empty, too long, not printable, or means a folder in an address.
+        A name is empty, too long, not printable, or means a folder in a URL, like ``..``.
     """
     check_job_name(path.job)
     if not is_plain_name(path.producer, MAX_PRODUCER_CHARACTERS):

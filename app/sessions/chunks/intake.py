@@ -102,7 +102,7 @@ class ChunkWriter:
         Raises
         ------
         InvalidMetadataError, ConflictError, InvalidFolderError, BodyTooLargeError
-            It contradicts the session, which stays unchanged.
+            The chunk contradicts the session, which stays unchanged.
         """
         session, intake = self.session, self.intake
         trace = chunk.decoded.trace
@@ -304,9 +304,9 @@ def seal_session(container: Container, job: str, attempt: int, number: int) -> S
     Raises
     ------
     NotFoundError
-        If there is no such session.
+        There is no such session.
     ConflictError
-        ``session.whole``: it came in one body.
+        ``session.whole``: the session was received in one body.
     """
     with container.uow() as tx:
         row = tx.session.execute(
@@ -468,5 +468,17 @@ def _has_waiting_chunks(
 
 
 def no_chunks(number: int) -> ConflictError:
-    """Return the error for a chunk or a seal of a session that came in one body."""
+    """Return the error for a chunk or a seal of a session that was received in one body."""
     return ConflictError(f"Session {number} came whole, in one body.", code="session.whole")
+
+
+def sealed_session(number: int) -> ConflictError:
+    """Return the error for a chunk of a session that is sealed."""
+    message = f"Session {number} is sealed: it accepts no more chunks."
+    return ConflictError(message, code="session.sealed")
+
+
+def different_chunk(producer: str, number: int) -> ConflictError:
+    """Return the error for a chunk whose session has other bytes of this producer and number."""
+    message = f"Chunk {number} of {producer} exists with other bytes."
+    return ConflictError(message, code="chunk.differs")

@@ -71,7 +71,7 @@ class _StoredChunks:
     ended: frozenset[str]
     """Producers that sent their last chunk."""
     of_folder: bool
-    """Whether they are the files of a folder."""
+    """Whether the chunks are the files of a folder."""
 
 
 class _AlreadyMergedError(Exception):

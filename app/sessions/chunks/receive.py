@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.storage import pack
-from app.errors import ConflictError, InvalidTraceError, PacelineError, TryLaterError
+from app.errors import InvalidTraceError, PacelineError, TryLaterError
 from app.jobs.models import Job
 from app.platform.container import Container
 from app.platform.database.states import InboxKind, SessionState
@@ -44,10 +44,12 @@ from app.sessions.chunks.intake import (
     DecodedChunk,
     chunk_writer,
     create_session,
+    different_chunk,
     is_complete,
     lock_intake,
     no_chunks,
     seal,
+    sealed_session,
 )
 from app.sessions.decoding import Body, trace_limits
 from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
@@ -69,9 +71,9 @@ class _OpenSession:
     number: int
     state: SessionState
     sent_before: bool
-    """Whether it has a chunk of the same producer."""
+    """Whether the session has a chunk of the same producer."""
     refused: bool
-    """Whether any of its chunks was refused."""
+    """Whether any chunk of the session was refused."""
 
 
 class _AlreadyStoredError(Exception):
@@ -106,7 +108,7 @@ def receive_chunk(
         Whether it is the producer's last chunk. Once every producer is complete, the session is
         sealed.
     pressure : Pressure, optional
-        Refuses chunks while workers are behind; without it none is refused for that.
+        Refuses chunks while workers are behind; by default the backlog is not checked.
 
     Raises
     ------
@@ -201,8 +203,8 @@ def _add_now(
     Raises
     ------
     _NotAppendedError
-        The chunk belongs in the inbox after all, as another one created the session: an equal
-        chunk may wait there.
+        Another request has created the session meanwhile: the chunk has to go to the inbox, where
+        an equal chunk may be waiting.
     """
     decoded = decode(
         body.source,
@@ -296,14 +298,9 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | _OpenSe
     if body.sha256 in {row.sha256, row.waiting_sha256}:
         return ChunkReceipt(row.id, row.number, row.state, row.operations, created=False)
     if row.sealed_at is not None:
-        raise ConflictError(
-            f"Session {row.number} is sealed: it accepts no more chunks.", code="session.sealed"
-        )
+        raise sealed_session(row.number)
     if row.sha256 is not None or (row.waiting_sha256 is not None and row.code is None):
-        raise ConflictError(
-            f"Chunk {path.number} of {path.producer} exists with other bytes.",
-            code="chunk.differs",
-        )
+        raise different_chunk(path.producer, path.number)
     return _OpenSession(row.id, row.number, row.state, row.sent_before, row.refused_chunks > 0)
 
 
@@ -347,15 +344,15 @@ def receive_together(
 ) -> list[ChunkReceipt | None]:
     """Store chunks of one session durably in one transaction; return their receipts in order.
 
-    Handles the common case: an open session, room under the quotas, new and small chunks. The
-    others get None instead of a receipt: pass these to `receive_chunk` one by one.
+    Handles the common case: an open session, room under the quotas, new and small chunks. Other
+    chunks get None instead of a receipt: pass these to `receive_chunk` one by one.
 
     Parameters
     ----------
     path : SessionPath
-        Their session.
+        Path of the session.
     chunks : sequence of ArrivedChunk
-        Their paths are checked by `check_path`.
+        The chunks; `check_path` has checked their paths.
     """
     wanted: dict[ChunkName, ArrivedChunk] = {}
     for chunk in chunks:
@@ -399,7 +396,7 @@ def receive_each(
     Raises
     ------
     InboxFullError
-        None is stored.
+        No chunk is stored.
     """
     pressure.check(container.everywhere())
     outcomes: list[ChunkReceipt | PacelineError] = []

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.collective_matching import GroupKind
 from app.analysis.arrivals.document import (
     Arrivals,
-    Breakdown,
     Collective,
     MeetingGroup,
     RankBreakdown,
 )
 from app.analysis.report.document import Report
+from app.web import html
 from app.web.format import (
+    EN_DASH,
     SCALE_HIGH,
     SCALE_LOW,
     heat_color,
@@ -29,7 +31,7 @@ from app.web.format import (
     seconds,
 )
 from app.web.parts import Row
-from app.web.tables import Table
+from app.web.tables import Drawn, Shown, Table, drawn
 
 # Lateness, as a share of a step, at the dark end of the color scale, which is the same for all
 # sessions.
@@ -130,7 +132,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
             for collective in group.collectives
         )
     )
-    ranks = sorted({collective for _, group in shown for collective in group.ranks})
+    ranks = sorted({rank for _, group in shown for rank in group.ranks})
     late = _table(shown, names, ranks) / arrivals.step_s
     late, firsts = _folded(late, ranks)
     rows, columns = late.shape
@@ -142,7 +144,7 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
         height=min(max(rows * ROW_HEIGHT, low), high),
         dense=dense,
         paths=tuple(_paths(late)),
-        row_labels=_labels([str(collective) for collective in firsts], ROW_LABELS),
+        row_labels=_labels([str(first) for first in firsts], ROW_LABELS),
         column_labels=_labels([f"{abbreviated(op)}{order}" for op, order in names], COLUMN_LABELS),
         legend=", ".join(
             f"{short} {_LONG.get(short, short)}"
@@ -256,27 +258,12 @@ class ArrivalRow:
     missing: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
-    """A collective in the table of the collectives at which ranks wait, in words."""
+class PlacedCollective(NamedTuple):
+    """A collective with its group; `key` is the value of the query parameter `collective`."""
 
     key: str
-    name: str
-    op: str
-    last: str
-    late: str
-    waited: str
-    transfer: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRow:
-    """Lateness and wait of a rank at the opened collective, in words."""
-
-    rank: int
-    host: str
-    late: str
-    waits: str
+    group: MeetingGroup
+    collective: Collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,26 +273,15 @@ class Opened:
     key: str
     title: str
     note: str
-    rows: tuple[MemberRow, ...]
+    table: Drawn
 
 
 @dataclass(frozen=True, slots=True)
-class BreakdownRow:
-    """The parts of a step of a rank or of its peers, in words."""
-
-    name: str
-    computing: str
-    communication: str
-    data: str
-    idle: str
-
-
-@dataclass(frozen=True, slots=True)
-class BreakdownTable:
+class BreakdownView:
     """The parts of the worst rank's step next to those of its peers."""
 
     title: str
-    rows: tuple[BreakdownRow, ...]
+    table: Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,18 +296,20 @@ class ArrivalsView:
     more: str
     hosts: bool
     gpus: bool
-    collectives: tuple[CollectiveRow, ...]
+    collectives: Drawn
     parted: str
     opened: Opened | None
 
 
-def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
-    """Return the view of the arrivals; None without collectives over ranks.
+def arrivals_view(report: Report, path: str, collective: str) -> ArrivalsView | None:
+    """Return the view of the arrivals; None if the report has no collectives over ranks.
 
     Parameters
     ----------
+    path : str
+        Path of the session's page, which begins the URLs of its CSV files.
     collective : str
-        The opened collective, ``group.place``; unknown ones are ignored.
+        Key of the collective to open, ``group.place``; an unknown key is ignored.
     """
     arrivals = report.arrivals
     if arrivals is None:
@@ -360,9 +338,9 @@ def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
         more=f"The other {rest:,} are in the file" if rest > 0 else "",
         hosts=bool(report.hosts),
         gpus=bool(report.gpus),
-        collectives=_most_waited(arrivals),
+        collectives=_most_waited(arrivals, f"{path}/arrivals.csv"),
         parted=_parted(arrivals),
-        opened=_opened(report, arrivals, collective),
+        opened=_opened(report, arrivals, collective, f"{path}/arrivals.csv"),
     )
 
 
@@ -373,34 +351,37 @@ def _rank_seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _most_waited(arrivals: Arrivals) -> tuple[CollectiveRow, ...]:
-    every = [
-        (f"{index}.{place}", group, collective)
+def _most_waited(arrivals: Arrivals, csv: str) -> Drawn:
+    placed = [
+        PlacedCollective(f"{index}.{place}", group, collective)
         for index, group in enumerate(arrivals.groups)
         for place, collective in enumerate(group.collectives)
     ]
-    every.sort(key=lambda row: -row[2].waited_s)
-    return tuple(
-        CollectiveRow(
-            key,
-            _name_in(group, collective, arrivals),
-            collective.op,
-            "together" if collective.last is None else str(collective.last),
-            seconds(collective.late_s),
-            _rank_seconds(collective.waited_s),
-            seconds(collective.transfer_s),
-        )
-        for key, group, collective in every[:SHORT_TABLE]
+    placed.sort(key=lambda row: -row.collective.waited_s)
+    by_stage = len({group.stage for group in arrivals.groups}) == len(arrivals.groups)
+
+    def name(row: PlacedCollective) -> Markup:
+        # The group is named only if there are several groups.
+        within = ""
+        if len(arrivals.groups) > 1:
+            first, last = row.group.ranks[0], row.group.ranks[-1]
+            ranks = f", ranks {first}{EN_DASH}{last}"
+            within = f", stage {row.group.stage}" if by_stage else ranks
+        url = f"?collective={row.key}#collective"
+        return html.link(url, named(row.collective) + within, title=row.collective.op)
+
+    columns: tuple[Shown[PlacedCollective], ...] = (
+        Shown("Collective", name),
+        Shown(
+            "Last",
+            lambda row: "together" if row.collective.last is None else row.collective.last,
+            classes="num",
+        ),
+        Shown("Late by", lambda row: seconds(row.collective.late_s), classes="num"),
+        Shown("Waited", lambda row: _rank_seconds(row.collective.waited_s), classes="num"),
+        Shown("Transfer", lambda row: seconds(row.collective.transfer_s), classes="num"),
     )
-
-
-def _name_in(group: MeetingGroup, collective: Collective, arrivals: Arrivals) -> str:
-    """Return the name of a collective, with its group if there are several groups."""
-    if len(arrivals.groups) == 1:
-        return named(collective)
-    if len({other.stage for other in arrivals.groups}) == len(arrivals.groups):
-        return f"{named(collective)}, stage {group.stage}"
-    return f"{named(collective)}, ranks {group.ranks[0]}\N{EN DASH}{group.ranks[-1]}"
+    return drawn(columns, placed[:SHORT_TABLE], csv=csv)
 
 
 def _parted(arrivals: Arrivals) -> str:
@@ -415,7 +396,7 @@ def _parted(arrivals: Arrivals) -> str:
     )
 
 
-def _opened(report: Report, arrivals: Arrivals, key: str) -> Opened | None:
+def _opened(report: Report, arrivals: Arrivals, key: str, csv: str) -> Opened | None:
     index, _, place = key.partition(".")
     if not (_is_number(index) and _is_number(place)) or int(index) >= len(arrivals.groups):
         return None
@@ -437,19 +418,25 @@ def _opened(report: Report, arrivals: Arrivals, key: str) -> Opened | None:
         note = f"{collective.count} collectives together, from number {collective.order} on. {note}"
     if len(latest_first) > MEMBERS:
         note += f". The {MEMBERS} latest ranks; all are in the file"
+    columns: list[Shown[tuple[int, float]]] = [
+        Shown("Rank", lambda row: row[0]),
+        Shown("Later than the first", lambda row: seconds(row[1]), classes="num"),
+        Shown(
+            "Waits for the last",
+            lambda row: seconds(max(collective.late_s - row[1], 0.0)),
+            classes="num",
+        ),
+    ]
+    if report.hosts:
+        host: Shown[tuple[int, float]] = Shown(
+            "Host", lambda row: report.machine(row[0]).node or "", of_cells="only-wide"
+        )
+        columns.insert(1, host)
     return Opened(
         key=key,
         title=f"{abbreviated(collective.op)} {collective.order}: {last_words(collective)}",
         note=note,
-        rows=tuple(
-            MemberRow(
-                rank,
-                report.machine(rank).node or "",
-                seconds(value),
-                seconds(max(collective.late_s - value, 0.0)),
-            )
-            for rank, value in latest_first[:MEMBERS]
-        ),
+        table=drawn(columns, latest_first[:MEMBERS], csv=csv),
     )
 
 
@@ -457,40 +444,46 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 7  # noqa: PLR2004 - far beyond any
 
 
-def breakdown_view(report: Report) -> BreakdownTable | None:
-    """Return the step breakdown of the worst rank and of its peers; None in older reports."""
+def breakdown_view(report: Report, path: str) -> BreakdownView | None:
+    """Return the step breakdown of the worst rank and of its peers; None in older reports.
+
+    Parameters
+    ----------
+    path : str
+        Path of the session's page, which begins the URL of the CSV file.
+    """
     breakdown, compared = report.breakdown, report.breakdown_of_worst()
     if breakdown is None or compared is None:
         return None
     worst, peers = compared
-    rows = [_breakdown_row(f"Rank {worst.rank}", [worst], breakdown)]
+    rows: list[tuple[str, Sequence[RankBreakdown]]] = [(f"Rank {worst.rank}", [worst])]
     if not peers:
-        title = (
-            f"Computing takes {_share(worst.computing_s, breakdown)} of a step of rank {worst.rank}"
-        )
-        return BreakdownTable(title, tuple(rows))
-    rows.append(_breakdown_row(f"Median of {len(peers)}", peers, breakdown))
-    usual = median(peer.computing_s for peer in peers)
-    title = f"A step of rank {worst.rank} and of its peers"
-    if usual > 0 and worst.computing_s >= _LONGER * usual:
-        title = (
-            f"Rank {worst.rank} computes {seconds(worst.computing_s)} a step, its peers "
-            f"{seconds(usual)}"
-        )
-    return BreakdownTable(title, tuple(rows))
-
-
-def _share(value_s: float, found: Breakdown) -> str:
-    return rough_percent(value_s / found.step_s)
-
-
-def _breakdown_row(name: str, ranks: Sequence[RankBreakdown], breakdown: Breakdown) -> BreakdownRow:
-    parts = zip(
-        *((rank.computing_s, rank.communication_s, rank.data_s, rank.idle_s) for rank in ranks),
-        strict=True,
-    )
+        share = rough_percent(worst.computing_s / breakdown.step_s)
+        title = f"Computing takes {share} of a step of rank {worst.rank}"
+    else:
+        rows.append((f"Median of {len(peers)}", peers))
+        usual = median(peer.computing_s for peer in peers)
+        title = f"A step of rank {worst.rank} and of its peers"
+        if usual > 0 and worst.computing_s >= _LONGER * usual:
+            title = (
+                f"Rank {worst.rank} computes {seconds(worst.computing_s)} a step, its peers "
+                f"{seconds(usual)}"
+            )
     digits = 2 if breakdown.step_s >= 1 else 4
-    return BreakdownRow(name, *(f"{median(values):.{digits}f}" for values in parts))
+
+    def column(
+        label: str, part: Callable[[RankBreakdown], float]
+    ) -> Shown[tuple[str, Sequence[RankBreakdown]]]:
+        return Shown(label, lambda row: f"{median(map(part, row[1])):.{digits}f}", classes="num")
+
+    columns: tuple[Shown[tuple[str, Sequence[RankBreakdown]]], ...] = (
+        Shown("Rank", lambda row: row[0], heads_row=True),
+        column("Computing", lambda rank: rank.computing_s),
+        column("Exposed comm.", lambda rank: rank.communication_s),
+        column("Data", lambda rank: rank.data_s),
+        column("Idle", lambda rank: rank.idle_s),
+    )
+    return BreakdownView(title, drawn(columns, rows, csv=f"{path}/breakdown.csv"))
 
 
 def unsaid_rows(report: Report) -> tuple[Row, ...]:

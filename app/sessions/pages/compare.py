@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from app.analysis.wording import hours
 from app.errors import NotFoundError
 from app.platform.database.unit_of_work import Reads
 from app.sessions.compare import (
+    ArrivalChange,
     CauseCount,
     Comparison,
     Side,
@@ -29,33 +29,38 @@ from app.sessions.compare import (
     latest_two,
     sessions_of_incident,
 )
-from app.sessions.compare_steps import CauseChange, Change, Difference
+from app.sessions.compare_steps import CauseChange, Change, Difference, FieldChange
 from app.sessions.pages.compare_parts import (
+    ARRIVALS,
+    MOST_WORKERS,
+    RANKS,
     WORKERS,
     WORTH,
-    ArrivalLine,
     Histogram,
-    WorkerLine,
-    arrival_lines,
+    WorkerChange,
+    all_workers,
     arrivals_title,
     bounds_of,
     chance,
     change_s,
     changed_causes,
+    difference_fact,
     histogram,
     map_title,
     moved_workers,
     slowdowns,
+    step_time_fact,
     times_page,
-    worker_line,
     workers_title,
 )
-from app.web.format import count, listing, percent, plural, seconds, sizes, times, worker
+from app.web import html
+from app.web.format import count, listing, percent, plural, sizes, times, worker
 from app.web.links import QueryText, compare_url
+from app.web.lists import in_files
 from app.web.moments import Form, When
 from app.web.pages import Pages
 from app.web.parts import Fact
-from app.web.tables import Table, csv_file, one_of
+from app.web.tables import Cell, Drawn, Line, Shown, Table, csv_file, drawn, one_of
 
 # Limit of the listed metadata fields.
 FIELDS: Final = 40
@@ -65,11 +70,10 @@ MOVED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SideView:
-    """One of the two compared sessions, in words."""
+    """One of the two compared sessions, as the page shows it."""
 
     url: str
     number: int
-    attempt: int
     received_at: datetime
     title: str
     note: str
@@ -83,27 +87,7 @@ class Option:
     label: str
     is_a: bool
     is_b: bool
-    received: When | None = None  # where it is in the label
-
-
-@dataclass(frozen=True, slots=True)
-class CauseLine:
-    """A cause in both sessions; `mark` is a symbol if the cause disappeared or appeared."""
-
-    cause: str
-    before: str
-    after: str
-    change: str
-    mark: str
-
-
-@dataclass(frozen=True, slots=True)
-class FieldLine:
-    """A metadata field with different values in the two sessions."""
-
-    field: str
-    before: str
-    after: str
+    received: When | None = None  # time in the label; None if the label has no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +106,19 @@ class ComparePage:
     b: SideView
     options: Sequence[Option]
     swap_url: str
-    query: str
     data: Mapping[str, Any] | None
     map_title: str
     histogram: Histogram | None
     histogram_title: str
-    histogram_note: str
-    causes: Sequence[CauseLine]
+    steps_csv: str  # URL
+    causes: Drawn
     causes_title: str
-    arrivals: Sequence[ArrivalLine]
+    arrivals: Drawn
     arrivals_title: str
-    workers: Sequence[WorkerLine]
+    workers: Drawn
     workers_title: str
-    fields: Sequence[FieldLine]
+    fields: Drawn  # its last row counts the equal fields
     fields_title: str
-    equal: str
 
 
 def compare_page(comparison: Comparison) -> ComparePage:
@@ -146,40 +128,89 @@ def compare_page(comparison: Comparison) -> ComparePage:
     # A fix's predicted gain is compared with the measured one only if the fix was applied.
     done = fix is not None and (fix.title in comparison.applied or comparison.incident is not None)
     moved = moved_workers(comparison)
-    place = compare_url(a.row.id, b.row.id)
+    gone, came = (
+        [title_of(cause.cause) for cause in comparison.causes if cause.change is change]
+        for change in (Change.GONE, Change.CAME)
+    )
+    metadata = comparison.metadata
+    changed, fields = len(metadata.changed), len(metadata.changed) + metadata.equal
+    query = compare_url(a.row.id, b.row.id).partition("?")[2]
+
+    def csv(name: str) -> str:
+        return f"/compare/{name}.csv?{query}"
+
+    fields_table = drawn(
+        _FIELDS, metadata.changed[:FIELDS], csv=csv("metadata"), classes="plain fields"
+    )
+    equal = Line([Cell(f"{plural(metadata.equal, 'other field')} equal", "muted", span=3)])
     return ComparePage(
         now=comparison.now,
         title=f"{a.row.job}: {_name(a, b)} against {_name(b, a)}",
         heading=_heading(comparison, fix if done else None),
         resolved=_resolved(comparison, fix),
-        why="" if steps else _missing(comparison),
+        why=""
+        if steps
+        else listing(
+            [
+                f"session {count(side.row.number)} is {side.row.state.replace('_', ' ')}"
+                for side in (a, b)
+                if side.report is None
+            ]
+        ),
         job=a.row.job,
         sizes=sizes(b.row.dp, b.row.pp, b.row.tp, b.row.cp, b.row.vpp)
         + f" · {plural(b.row.world, 'GPU')}",
-        facts=_facts(comparison, fix, done=done),
+        facts=_facts(comparison, (gone, came), fix, done=done),
         a=_side(a, "Before"),
         b=_side(b, "After"),
         options=_options(comparison),
         swap_url=compare_url(b.row.id, a.row.id),
-        query=place.partition("?")[2],
         data=slowdowns(comparison) if steps and comparison.same_shape else None,
         map_title=map_title(comparison, moved),
         histogram=_histogram(a, b, fix if done else None),
-        histogram_title=_histogram_title(steps),
-        histogram_note="Steps by recorded time; gray before, blue after",
-        causes=[_cause(one) for one in comparison.causes],
-        causes_title=_causes_title(comparison),
-        arrivals=arrival_lines(comparison),
+        histogram_title=""
+        if steps is None
+        else f"The mean step changed by {change_s(steps.change_s)}"
+        if steps.real
+        else "Step times overlap",
+        steps_csv=csv("steps"),
+        causes=drawn(_CAUSES, comparison.causes, csv=csv("causes"), classes="plain changes"),
+        causes_title=changed_causes(gone, came)
+        if comparison.causes
+        else "Neither session has a cause",
+        arrivals=drawn(ARRIVALS, comparison.arrivals[:RANKS], csv=csv("arrivals")),
         arrivals_title=arrivals_title(comparison),
-        workers=[worker_line(comparison, *cell) for cell in moved[:WORKERS]],
+        workers=drawn(WORKERS, moved[:MOST_WORKERS], csv=csv("workers")),
         workers_title=workers_title(moved),
-        fields=[
-            FieldLine(one.field, one.before or "none", one.after or "none")
-            for one in comparison.metadata.changed[:FIELDS]
-        ],
-        fields_title=_fields_title(comparison),
-        equal=f"{plural(comparison.metadata.equal, 'other field')} equal",
+        fields=replace(fields_table, lines=[*fields_table.lines, equal]),
+        fields_title=f"{count(changed) if changed else 'None'} of "
+        f"{plural(fields, 'metadata field')} changed",
     )
+
+
+_MARKS: Final = {Change.GONE: "resolved", Change.CAME: "warn", Change.MORE: "warn"}
+
+
+def _change(cause: CauseChange) -> str:
+    word = "about the same" if cause.change is Change.SAME else str(cause.change)
+    return html.glyph(_MARKS[cause.change], word) if cause.change in _MARKS else word
+
+
+def _share(value: float | None) -> str:
+    return "not named" if value is None else percent(value)
+
+
+_CAUSES: Final[tuple[Shown[CauseChange], ...]] = (
+    Shown("Cause", lambda cause: title_of(cause.cause)),
+    Shown("Before", lambda cause: _share(cause.before), classes="num"),
+    Shown("After", lambda cause: _share(cause.after), classes="num"),
+    Shown("Change", _change),
+)
+_FIELDS: Final[tuple[Shown[FieldChange], ...]] = (
+    Shown("Field", lambda field: field.field, of_cells="grow"),
+    Shown("Before", lambda field: html.element("del", field.before or "none"), of_cells="grow"),
+    Shown("After", lambda field: html.element("b", field.after or "none"), of_cells="grow"),
+)
 
 
 def _name(side: Side, other: Side) -> str:
@@ -194,7 +225,7 @@ def _signed(share: float) -> str:
 def _fix(comparison: Comparison) -> Recommendation | None:
     """Return the fix with the largest predicted gain, if possible among the applied fixes.
 
-    Upper bounds are no predictions.
+    Fixes whose gain is only an upper bound are left out.
     """
     if comparison.a.report is None:
         return None
@@ -227,25 +258,19 @@ def _resolved(comparison: Comparison, fix: Recommendation | None) -> str:
     return f"Resolved: {percent(max(share, 0.0), 0)} of the predicted gain was realised"
 
 
-def _missing(comparison: Comparison) -> str:
-    return listing(
-        [
-            f"session {count(side.row.number)} is {side.row.state.replace('_', ' ')}"
-            for side in (comparison.a, comparison.b)
-            if side.report is None
-        ]
-    )
-
-
-def _facts(comparison: Comparison, fix: Recommendation | None, *, done: bool) -> list[Fact]:
+def _facts(
+    comparison: Comparison,
+    gone_and_came: tuple[list[str], list[str]],
+    fix: Recommendation | None,
+    *,
+    done: bool,
+) -> list[Fact]:
     steps, a, b = comparison.step_times, comparison.a.report, comparison.b.report
     if steps is None or a is None or b is None:
         return []
-    low, high = steps.ci95_s or (None, None)
-    gone = [title_of(cause.cause) for cause in comparison.causes if cause.change is Change.GONE]
-    came = [title_of(cause.cause) for cause in comparison.causes if cause.change is Change.CAME]
+    gone, came = gone_and_came
     return [
-        Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
+        step_time_fact(steps),
         Fact(
             "Slowdown",
             times(b.headline.slowdown, 3),
@@ -257,14 +282,7 @@ def _facts(comparison: Comparison, fix: Recommendation | None, *, done: bool) ->
             hours(b.lost_gpu_hours_per_hour),
             f"was {hours(a.lost_gpu_hours_per_hour)} GPU-hours",
         ),
-        Fact(
-            "Difference",
-            change_s(steps.change_s),
-            "too few steps for an interval"
-            if low is None or high is None
-            else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
-            "Of the means; bootstrap interval over the steps of both",
-        ),
+        difference_fact(steps, "step", "Of the means; bootstrap interval over the steps of both"),
         Fact("Chance or change?", *chance(steps)),
         _moved(a, b)
         or Fact(
@@ -315,7 +333,6 @@ def _side(side: Side, word: str) -> SideView:
     return SideView(
         url=f"/sessions/{row.id}",
         number=row.number,
-        attempt=row.attempt,
         received_at=row.received_at,
         title=f"{word}: {state}",
         note=f"Slowdown of each worker alone, session {count(row.number)}",
@@ -371,58 +388,9 @@ def _histogram(a: Side, b: Side, fix: Recommendation | None) -> Histogram | None
     return histogram(recorded, b.report.step_times.recorded, predicted)
 
 
-def _histogram_title(steps: Difference | None) -> str:
-    if steps is None:
-        return ""
-    if not steps.real:
-        return "Step times overlap"
-    return f"The mean step changed by {change_s(steps.change_s)}"
-
-
-def _cause(one: CauseChange) -> CauseLine:
-    words = {
-        Change.GONE: "gone",
-        Change.CAME: "came",
-        Change.LESS: "less",
-        Change.MORE: "more",
-        Change.SAME: "about the same",
-    }
-    marks = {Change.GONE: "resolved", Change.CAME: "warn", Change.MORE: "warn"}
-    before, after = (
-        "not named" if share is None else percent(share) for share in (one.before, one.after)
-    )
-    return CauseLine(
-        title_of(one.cause), before, after, words[one.change], marks.get(one.change, "")
-    )
-
-
-def _causes_title(comparison: Comparison) -> str:
-    gone, came = (
-        [title_of(cause.cause) for cause in comparison.causes if cause.change is change]
-        for change in (Change.GONE, Change.CAME)
-    )
-    return changed_causes(gone, came) if comparison.causes else "Neither session has a cause"
-
-
-def _fields_title(comparison: Comparison) -> str:
-    changed = len(comparison.metadata.changed)
-    total = changed + comparison.metadata.equal
-    if not changed:
-        return f"None of {plural(total, 'metadata field')} changed"
-    return f"{count(changed)} of {plural(total, 'metadata field')} changed"
-
-
 def workers_csv(comparison: Comparison) -> Table:
     """Return each worker's slowdown and host in both sessions; no rows without a verdict."""
-    a, b = comparison.a.report, comparison.b.report
-    rows: list[Sequence[object]] = []
-    if a is not None and b is not None and comparison.same_shape:
-        for dp, pp in itertools.product(range(comparison.a.row.dp), range(comparison.a.row.pp)):
-            before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
-            hosts = a.host_of((dp, pp)), b.host_of((dp, pp))
-            rows.append((dp, pp, *hosts, before, after, after - before))
-    header = ("dp", "pp", "host_before", "host_after")
-    return Table((*header, "slowdown_before", "slowdown_after", "change"), rows)
+    return Table.of(WorkerChange, all_workers(comparison), *in_files(WorkerChange), "change")
 
 
 def steps_csv(comparison: Comparison) -> Table:
@@ -450,35 +418,12 @@ def causes_csv(comparison: Comparison) -> Table:
 
 def arrivals_csv(comparison: Comparison) -> Table:
     """Return the time that others wait for each rank in both sessions."""
-    return Table(
-        (
-            "rank",
-            "last_share_before",
-            "last_share_after",
-            "waited_for_before_s",
-            "waited_for_after_s",
-            "change_s",
-        ),
-        (
-            (
-                change.rank,
-                change.last_share_before,
-                change.last_share_after,
-                change.waited_for_before_s,
-                change.waited_for_after_s,
-                change.change_s,
-            )
-            for change in comparison.arrivals
-        ),
-    )
+    return Table.of(ArrivalChange, comparison.arrivals, *in_files(ArrivalChange), "change_s")
 
 
 def metadata_csv(comparison: Comparison) -> Table:
     """Return the metadata fields with different values in the two sessions."""
-    return Table(
-        ("field", "before", "after"),
-        ((field.field, field.before, field.after) for field in comparison.metadata.changed),
-    )
+    return Table.of(FieldChange, comparison.metadata.changed)
 
 
 # CSV tables of the comparison of two sessions, by file name.
@@ -492,7 +437,7 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
 
 # CSV tables of the comparison of two time ranges, by file name.
 OF_TIMES: Final[Mapping[str, Callable[[TimesComparison], Table]]] = {
-    "causes": lambda found: Table.of(CauseCount, found.causes),
+    "causes": lambda comparison: Table.of(CauseCount, comparison.causes),
 }
 
 
@@ -512,9 +457,9 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
             if not (a or b or incident or job):
                 return pages.render("sessions/compare/choose.html", nav, now=tx.now)
             try:
-                comparison = _found(tx, a, b, incident, job)
+                comparison = _selected(tx, a, b, incident, job)
             except (ValueError, NotFoundError):
-                return pages.not_found(_what(a, b, incident, job), nav)
+                return pages.not_found(_selection(a, b, incident, job), nav)
         page = compare_page(comparison)
         return pages.render("sessions/compare/page.html", nav, page=page, now=comparison.now)
 
@@ -567,7 +512,7 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file(f"paceline-compare-times-{name}.csv", make(comparison))
 
 
-def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
+def _selected(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
     """Return the comparison that a query selects: two sessions, an incident, or a job's last two.
 
     Raises
@@ -575,6 +520,7 @@ def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
     ValueError
         An id is malformed.
     NotFoundError
+        The sessions, the incident or the job do not exist, or the job has too few sessions.
     """
     if incident:
         first, second, over = sessions_of_incident(tx, uuid.UUID(incident))
@@ -584,7 +530,8 @@ def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
     return compare_sessions(tx, uuid.UUID(a), uuid.UUID(b))
 
 
-def _what(a: str, b: str, incident: str, job: str) -> str:
+def _selection(a: str, b: str, incident: str, job: str) -> str:
+    """Return what a query selects, in words."""
     if incident:
         return f"incident {incident} with sessions before and after it"
     if job:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import numpy as np
+from markupsafe import Markup
 
 from app.analysis.arrivals.document import THRESHOLDS
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.charts import encode_heatmap
-from app.sessions.compare import Comparison, TimesComparison, TimeSide
+from app.analysis.report.document import Report
+from app.sessions.compare import (
+    ArrivalChange,
+    CauseCount,
+    Comparison,
+    TimesComparison,
+    TimeSide,
+)
 from app.sessions.compare_steps import SIGNIFICANT, Difference
+from app.web import html
 from app.web.format import (
     EN_DASH,
     MINUS,
@@ -33,6 +43,7 @@ from app.web.format import (
 from app.web.links import host_url
 from app.web.moments import span
 from app.web.parts import Fact
+from app.web.tables import Drawn, Shown, drawn
 from app.web.time_ranges import moment_in
 
 # Smaller p values are shown as p < 0.001.
@@ -47,6 +58,21 @@ def change_s(value: float) -> str:
     return f"{MINUS}{text}" if value < 0 else f"+{text}"
 
 
+def step_time_fact(steps: Difference) -> Fact:
+    """Return the step time after the change and before it."""
+    return Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}")
+
+
+def difference_fact(steps: Difference, of: str, hint: str = "") -> Fact:
+    """Return a difference with its interval; `of` names the compared items, in the singular."""
+    if steps.ci95_s is None:
+        note = f"too few {of}s for an interval"
+    else:
+        low, high = steps.ci95_s
+        note = f"95{NBSP}%: {change_s(low)} to {change_s(high)}"
+    return Fact("Difference", change_s(steps.change_s), note, hint)
+
+
 def chance(
     steps: Difference, of: str = "step", within: Difference | None = None
 ) -> tuple[str, str, str]:
@@ -54,10 +80,12 @@ def chance(
 
     Parameters
     ----------
+    steps : Difference
+        The difference to judge.
     of : str
-        Name of the compared items.
+        Name of the compared items, in the singular.
     within : Difference or None
-        Difference of the steps within sessions, used where the sessions are too few.
+        Difference of the steps within sessions, used if the sessions are too few.
     """
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
@@ -88,31 +116,6 @@ def changed_causes(gone: list[str], came: list[str]) -> str:
 RANKS: Final = 6
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalLine:
-    """The time that others wait for a rank, in the earlier and the later session."""
-
-    rank: int
-    last: str
-    before: str
-    after: str
-    change: str
-
-
-def arrival_lines(comparison: Comparison) -> Sequence[ArrivalLine]:
-    """Return the ranks for which the waiting time changed most."""
-    return [
-        ArrivalLine(
-            change.rank,
-            f"{_share(change.last_share_before)} → {_share(change.last_share_after)}",
-            _arrival_time(change.waited_for_before_s),
-            _arrival_time(change.waited_for_after_s),
-            change_s(change.change_s),
-        )
-        for change in comparison.arrivals[:RANKS]
-    ]
-
-
 def arrivals_title(comparison: Comparison) -> str:
     """Return the title of the table of waiting times: the rank with the largest change."""
     before, after = comparison.a.arrivals, comparison.b.arrivals
@@ -134,6 +137,20 @@ def _share(value: float | None) -> str:
 
 def _arrival_time(value: float | None) -> str:
     return "none" if value is None else seconds(value)
+
+
+# Columns of the table of the ranks that others wait for.
+ARRIVALS: Final[tuple[Shown[ArrivalChange], ...]] = (
+    Shown("Rank", lambda row: row.rank),
+    Shown(
+        "Last at",
+        lambda row: f"{_share(row.last_share_before)} → {_share(row.last_share_after)}",
+        classes="num",
+    ),
+    Shown("Before", lambda row: _arrival_time(row.waited_for_before_s), classes="num"),
+    Shown("After", lambda row: _arrival_time(row.waited_for_after_s), classes="num"),
+    Shown("Change", lambda row: change_s(row.change_s), classes="num"),
+)
 
 
 WIDTH: Final = 420
@@ -245,23 +262,27 @@ def _label(x: float, text: str) -> Label:
 
 
 # Limit of the listed workers.
-WORKERS: Final = 8
+MOST_WORKERS: Final = 8
 # Workers with a smaller change of their slowdown are left out.
 WORTH: Final = 0.02
 _MANY: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLine:
-    """A worker with different slowdowns in the two sessions."""
+class WorkerChange:
+    """A worker's host and slowdown S_w in the two sessions."""
 
-    name: str
-    hosts: Sequence[tuple[str, str]]
-    before: str
-    before_color: str
-    after: str
-    after_color: str
-    change: str
+    dp: int
+    pp: int
+    host_before: str | None
+    host_after: str | None
+    slowdown_before: float
+    slowdown_after: float
+
+    @property
+    def change(self) -> float:
+        """Return the change of the slowdown."""
+        return self.slowdown_after - self.slowdown_before
 
 
 def slowdowns(comparison: Comparison) -> dict[str, Any]:
@@ -275,18 +296,32 @@ def slowdowns(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def moved_workers(comparison: Comparison) -> list[tuple[int, int]]:
-    """Return the workers with a changed slowdown as (dp, pp), largest change first."""
+def all_workers(comparison: Comparison) -> Iterator[WorkerChange]:
+    """Yield all workers; none without two verdicts of the same DP and PP sizes."""
+    a, b = comparison.a.report, comparison.b.report
+    if a is not None and b is not None and comparison.same_shape:
+        for cell in itertools.product(range(comparison.a.row.dp), range(comparison.a.row.pp)):
+            yield _worker_change(a, b, *cell)
+
+
+def _worker_change(a: Report, b: Report, dp: int, pp: int) -> WorkerChange:
+    hosts = a.host_of((dp, pp)), b.host_of((dp, pp))
+    return WorkerChange(dp, pp, *hosts, a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp])
+
+
+def moved_workers(comparison: Comparison) -> list[WorkerChange]:
+    """Return the workers with a changed slowdown, largest change first."""
     a, b = comparison.a.report, comparison.b.report
     if a is None or b is None or not comparison.same_shape:
         return []
     before, after = np.asarray(a.by_worker.exact), np.asarray(b.by_worker.exact)
     order = np.argsort(-np.abs(after - before), axis=None, kind="stable")
-    changed = [divmod(int(at), before.shape[1]) for at in order[: WORKERS * _MANY]]
-    return [cell for cell in changed if abs(after[cell] - before[cell]) >= WORTH]
+    largest = [divmod(int(at), before.shape[1]) for at in order[: MOST_WORKERS * _MANY]]
+    changes = [_worker_change(a, b, *cell) for cell in largest]
+    return [change for change in changes if abs(change.change) >= WORTH]
 
 
-def map_title(comparison: Comparison, moved: Sequence[tuple[int, int]]) -> str:
+def map_title(comparison: Comparison, moved: Sequence[WorkerChange]) -> str:
     """Return the title of the heatmap of differences."""
     if not comparison.same_shape:
         return "The sessions have other workers: no difference can be drawn"
@@ -294,34 +329,38 @@ def map_title(comparison: Comparison, moved: Sequence[tuple[int, int]]) -> str:
         return f"Difference: no worker changed by {WORTH:.2f} or more"
     if len(moved) == 1:
         return "Difference: one worker changed"
-    more = "at least " if len(moved) == WORKERS * _MANY else ""
+    more = "at least " if len(moved) == MOST_WORKERS * _MANY else ""
     return f"Difference: {more}{len(moved)} workers changed"
 
 
-def workers_title(moved: Sequence[tuple[int, int]]) -> str:
+def workers_title(moved: Sequence[WorkerChange]) -> str:
     """Return the title of the table of workers."""
     if not moved:
         return f"No worker changed by {WORTH:.2f}"
-    return f"Worker {worker(*moved[0])} changed most"
+    return f"Worker {worker(moved[0].dp, moved[0].pp)} changed most"
 
 
-def worker_line(comparison: Comparison, dp: int, pp: int) -> WorkerLine:
-    """Return the row of a worker; both sessions have reports."""
-    a, b = comparison.a.report, comparison.b.report
-    assert a is not None  # noqa: S101 - no worker has changed otherwise
-    assert b is not None  # noqa: S101 - as above
-    before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
-    hosts = [host for host in (a.host_of((dp, pp)), b.host_of((dp, pp))) if host]
-    change = after - before
-    return WorkerLine(
-        name=worker(dp, pp),
-        hosts=[(host, host_url(host)) for host in dict.fromkeys(hosts)],
-        before=times(before, 3),
-        before_color=heat_color(before),
-        after=times(after, 3),
-        after_color=heat_color(after),
-        change=f"{MINUS if change < 0 else '+'}{abs(change):.3f}",
-    )
+def _hosts(row: WorkerChange) -> Markup:
+    hosts = dict.fromkeys(host for host in (row.host_before, row.host_after) if host)
+    return Markup(" → ").join(html.link(host_url(host), host) for host in hosts)
+
+
+def _slowdown(value: float) -> Markup:
+    return html.swatch(heat_color(value)) + times(value, 3)
+
+
+# Columns of the table of the workers that changed.
+WORKERS: Final[tuple[Shown[WorkerChange], ...]] = (
+    Shown("Worker", lambda row: worker(row.dp, row.pp)),
+    Shown("Host", _hosts, of_cells="grow"),
+    Shown("Before", lambda row: _slowdown(row.slowdown_before), classes="num"),
+    Shown("After", lambda row: _slowdown(row.slowdown_after), classes="num"),
+    Shown(
+        "Change",
+        lambda row: f"{MINUS if row.change < 0 else '+'}{abs(row.change):.3f}",
+        classes="num",
+    ),
+)
 
 
 # Default length of each of the two time ranges.
@@ -340,15 +379,6 @@ class TimeView:
 
 
 @dataclass(frozen=True, slots=True)
-class CountLine:
-    """The number of sessions with a cause, in the earlier and the later time range."""
-
-    cause: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
 class TimesPage:
     """The contents of the page that compares two time ranges of a job."""
 
@@ -361,9 +391,8 @@ class TimesPage:
     a: TimeView
     b: TimeView
     swap_url: str
-    csv: str
     histogram: Histogram | None
-    causes: Sequence[CountLine]
+    causes: Drawn
     causes_title: str
 
 
@@ -403,6 +432,11 @@ def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") 
 def times_page(comparison: TimesComparison) -> TimesPage:
     """Return the page that compares two time ranges of a job."""
     a, b, steps = comparison.a, comparison.b, comparison.step_times
+    columns: tuple[Shown[CauseCount], ...] = (
+        Shown("Cause", lambda cause: title_of(cause.cause)),
+        Shown("Before", lambda cause: _of_all(cause.before, a), classes="num"),
+        Shown("After", lambda cause: _of_all(cause.after, b), classes="num"),
+    )
     return TimesPage(
         now=comparison.now,
         title=f"{comparison.job}: two times",
@@ -416,16 +450,13 @@ def times_page(comparison: TimesComparison) -> TimesPage:
         a=_view(a),
         b=_view(b),
         swap_url=times_url(comparison.job, b, a),
-        csv=times_url(comparison.job, a, b, "/compare/times/causes.csv"),
         histogram=histogram(a.step_times, b.step_times, None) if steps else None,
-        causes=[
-            CountLine(
-                title_of(cause.cause),
-                f"{count(cause.before)} of {count(len(a.sessions))}",
-                f"{count(cause.after)} of {count(len(b.sessions))}",
-            )
-            for cause in comparison.causes
-        ],
+        causes=drawn(
+            columns,
+            comparison.causes,
+            csv=times_url(comparison.job, a, b, "/compare/times/causes.csv"),
+            classes="plain changes",
+        ),
         causes_title=_causes_title(comparison),
     )
 
@@ -443,6 +474,10 @@ def _heading(comparison: TimesComparison) -> str:
     )
 
 
+def _of_all(sessions: int, side: TimeSide) -> str:
+    return f"{count(sessions)} of {count(len(side.sessions))}"
+
+
 def _counted(side: TimeSide) -> str:
     return plural(len(side.sessions), "session")
 
@@ -451,22 +486,15 @@ def _facts(comparison: TimesComparison) -> list[Fact]:
     a, b, steps = comparison.a, comparison.b, comparison.step_times
     if steps is None:
         return []
-    low, high = steps.ci95_s or (None, None)
     return [
-        Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
+        step_time_fact(steps),
         Fact(
             "Slowdown",
             "none" if b.slowdown is None else times(b.slowdown, 3),
             "" if a.slowdown is None else f"was {times(a.slowdown, 3)}",
             "Median of the sessions, against the job without its causes, else S",
         ),
-        Fact(
-            "Difference",
-            change_s(steps.change_s),
-            "too few sessions for an interval"
-            if low is None or high is None
-            else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
-        ),
+        difference_fact(steps, "session"),
         Fact("Chance or change?", *chance(steps, "session", comparison.within)),
     ]
 

@@ -27,39 +27,24 @@ def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> Table:
     step_map : float array, shape (dp, pp), optional
         Slowdowns of one step instead of the mean over all steps.
     """
-    by_worker, ranks = report.by_worker, report.workers.rank
-    hosts, gpus = report.hosts, report.gpus
-    rows: list[Sequence[object]] = []
-    for dp, stages in enumerate(ranks):
-        for pp, rank in enumerate(stages):
-            slowdown = by_worker.exact[dp][pp] if step_map is None else float(step_map[dp, pp])
-            rows.append(
-                (
-                    dp,
-                    pp,
-                    rank,
-                    hosts.get(rank),
-                    gpus.get(rank),
-                    slowdown,
-                    by_worker.approximate[dp][pp],
-                    by_worker.forward_ratio[dp][pp],
-                    by_worker.backward_ratio[dp][pp],
-                )
-            )
+    by_worker, slowdowns = report.by_worker, report.by_worker.exact
+    if step_map is not None:
+        slowdowns = step_map.tolist()
     return Table(
         (
-            "dp",
-            "pp",
-            "rank",
-            "host",
-            "gpu",
-            "slowdown",
-            "slowdown_approximate_mean",
-            "forward_ratio",
-            "backward_ratio",
+            "dp", "pp", "rank", "host", "gpu", "slowdown", "slowdown_approximate_mean",
+            "forward_ratio", "backward_ratio",
         ),
-        rows,
-    )
+        (
+            (
+                dp, pp, rank, report.hosts.get(rank), report.gpus.get(rank), slowdowns[dp][pp],
+                by_worker.approximate[dp][pp], by_worker.forward_ratio[dp][pp],
+                by_worker.backward_ratio[dp][pp],
+            )
+            for dp, stages in enumerate(report.workers.rank)
+            for pp, rank in enumerate(stages)
+        ),
+    )  # fmt: skip
 
 
 def steps_csv(report: Report) -> Table:
@@ -143,7 +128,7 @@ def fixes_csv(report: Report) -> Table:
 
 
 def recovered_csv(report: Report) -> Table:
-    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
+    """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s = report.m_w, report.m_s
     none = (None, None)
     return Table(

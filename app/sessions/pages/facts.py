@@ -58,7 +58,7 @@ def _lost_fact(report: Report) -> Fact:
 
 
 def _lost_by_all(report: Report) -> dict[str, float]:
-    """Return the losses in GPU-hours that the slowdown does not include, if they are relevant."""
+    """Return the losses in GPU-hours that the slowdown does not include, unless they are small."""
     budget = report.budget
     if budget is None:
         return {}
@@ -219,6 +219,16 @@ REMEDIES: Final = {
 OTHER_REMEDY: Final = ("Correct the trace", "and send it again")
 
 
+def received_fact(view: SessionView) -> Fact:
+    """Return when a session was received."""
+    at = view.row.received_at
+    return Fact("Received", "", when(at, view.now), moment=at)
+
+
+def _operations_fact(row: SessionRow) -> Fact:
+    return Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}")
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """The head of a session's page; it depends on the session's state."""
@@ -256,13 +266,13 @@ def underway(view: SessionView, max_attempts: int) -> Body:
     attempt = work.attempt if work else 0
     workers = row.dp * row.pp
     facts = [
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
+        _operations_fact(row),
         Fact(
             "Trace",
             byte_size(row.body_bytes),
             FORMATS[row.trace_format].title,
         ),
-        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
+        received_fact(view),
         *refused_facts(view.intake),
     ]
     ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
@@ -303,8 +313,8 @@ def without_report(view: SessionView) -> Body:
     sentence = row.verdict.sentence if row.verdict is not None else "The report was deleted"
     facts = [
         Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
+        _operations_fact(row),
+        received_fact(view),
     ]
     return Body(
         state=STATES.get(row.state, ANALYZED_STATE),
@@ -326,8 +336,8 @@ def ended(view: SessionView) -> Body:
     if work is not None:
         facts.append(Fact("Attempts", count(work.attempt)))
     facts += [
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
+        _operations_fact(row),
+        received_fact(view),
         *refused_facts(view.intake),
     ]
     if failed:

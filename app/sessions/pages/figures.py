@@ -75,12 +75,18 @@ def budget_table(report: Report) -> BudgetTable | None:
     if budget is None:
         return None
     shares = budget.shares
+    if shares.lost < WORTH_SAYING:
+        lost = "nothing" if shares.lost < _NEGLIGIBLE else rough_percent(shares.lost)
+        title = f"Computing takes {rough_percent(shares.computing)} of the time; {lost} is lost"
+    else:
+        most = max((part for part in Part if part.lost), key=shares.of)
+        title = f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.words}"
     parts = sorted(Part, key=lambda part: part.lost)
     parts = [part for part in parts if shares.of(part) >= _SHOWN]
     begins = accumulate((100 * shares.of(part) for part in parts), initial=0.0)
     gpu_hours = report.sizes.world * budget.wall_s / SECONDS_AN_HOUR
     return BudgetTable(
-        title=_title(report),
+        title=title,
         note="Of all GPUs, from the first operation to the last, without gaps in which no step was "
         "recorded",
         rows=tuple(
@@ -96,16 +102,6 @@ def budget_table(report: Report) -> BudgetTable | None:
             for part, begin in zip(parts, begins, strict=False)
         ),
     )
-
-
-def _title(report: Report) -> str:
-    assert report.budget is not None  # noqa: S101
-    shares = report.budget.shares
-    if shares.lost < WORTH_SAYING:
-        lost = "nothing" if shares.lost < _NEGLIGIBLE else rough_percent(shares.lost)
-        return f"Computing takes {rough_percent(shares.computing)} of the time; {lost} is lost"
-    most = max((part for part in Part if part.lost), key=shares.of)
-    return f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.words}"
 
 
 # Height of the strip without its margins, and of a label right of it, in pixels.
@@ -129,14 +125,14 @@ class StepBars:
     """A bar chart over steps, which bars.js draws."""
 
     values: list[float | None]
-    base: float  # where bars begin
-    range: tuple[float, float]  # of the upright axis
+    base: float  # value at which bars begin
+    range: tuple[float, float]  # of the vertical axis
     ticks: list[Label]
     words: list[str]  # hint of each bar
-    unit: str = ""  # above the upright axis
-    right: tuple[Label, ...] = ()  # other units at the right
+    unit: str = ""  # above the vertical axis
+    right: tuple[Label, ...] = ()  # labels of the axis on the right, in other units
     level: Level | None = None
-    marks: tuple[float | None, ...] = ()  # a line for each step
+    marks: tuple[float | None, ...] = ()  # value of a horizontal line for each step
     starts: tuple[int, ...] = ()  # positions at which another recorded stretch begins
 
 

@@ -48,18 +48,22 @@ def whole(shown: Headline) -> str:
     return f"{times(shown.slowdown, EXACT_DIGITS)}, {_interval_or_why(shown)}"
 
 
+# Definition of S, in words.
+_S_DEFINED: Final = "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
+
+
 def against(shown: Headline) -> str:
     """Return the definition of the slowdown in words: step time ÷ reference step time."""
     if shown.kind.without_causes:
         return "step time \N{DIVISION SIGN} step time without its causes"
-    return "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
+    return _S_DEFINED
 
 
 def step_slowdowns(report: Report) -> list[float]:
     """Return the slowdown of each step; their mean is the slowdown of the job.
 
-    Reports have simulated ÷ ideal time, whose mean is S. Where the job's slowdown is relative to
-    the job without its causes, every step is scaled by the same factor.
+    Reports contain simulated ÷ ideal time of each step, whose mean is S. If the job's slowdown is
+    relative to the job without its causes, every step is scaled by the same factor.
     """
     factor = report.headline.slowdown / report.slowdown
     return [value * factor for value in report.step_slowdown]
@@ -84,8 +88,7 @@ def exact_rows(report: Report) -> tuple[Row, ...]:
                 times(report.slowdown, EXACT_DIGITS),
                 _note(
                     "" if report.slowdown_ci95 is None else _exact(report.slowdown_ci95),
-                    "step time as replayed \N{DIVISION SIGN} step time with all durations ideal; "
-                    f"{WHY_S_DIFFERS}",
+                    f"{_S_DEFINED}; {WHY_S_DIFFERS}",
                 ),
             )
         )

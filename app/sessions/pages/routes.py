@@ -59,6 +59,7 @@ def add_session_pages(routes: APIRouter, pages: Pages) -> None:
             if document is None
             else report_view(
                 document,
+                f"/sessions/{view.row.id}",
                 step=query.step,
                 dp=query.dp,
                 pp=query.pp,

@@ -23,7 +23,7 @@ from app.sessions.history import Around, verdict_values
 from app.sessions.pages import figures, findings
 from app.sessions.pages.arrivals import (
     ArrivalsView,
-    BreakdownTable,
+    BreakdownView,
     arrivals_view,
     breakdown_view,
     unsaid_rows,
@@ -38,6 +38,7 @@ from app.sessions.pages.facts import (
     known_fact,
     launch_fact,
     quality_fact,
+    received_fact,
     underway,
     verdict_facts,
     without_report,
@@ -52,7 +53,7 @@ from app.sessions.pages.tables import (
     attribution_table,
     coverage_rows,
     fixes_table,
-    launch_rows,
+    launches_table,
     recovered_rows,
     session_tensor,
     unmapped_rows,
@@ -66,6 +67,7 @@ from app.web.format import age, byte_size, count, percent, plural, seconds, size
 from app.web.links import QueryText, asked_for
 from app.web.moments import when
 from app.web.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, Row, StateLabel, sparkline
+from app.web.tables import Drawn
 
 # Limit of the timeline lanes drawn at a time; each lane is one worker.
 LANES: Final = 32
@@ -107,7 +109,7 @@ class ReportView:
     verdict: bool
     replayed: bool
     arrivals: ArrivalsView | None
-    breakdown: BreakdownTable | None
+    breakdown: BreakdownView | None
     unsaid: tuple[Row, ...]
     budget: BudgetTable | None
     exact: tuple[Row, ...]
@@ -131,7 +133,7 @@ class ReportView:
     scatter_title: str
     scatter_note: str
     launch_title: str
-    launches: tuple[Row, ...]
+    launches: Drawn
     recorded_title: str
     coverage_title: str
     coverage: tuple[Row, ...]
@@ -140,8 +142,9 @@ class ReportView:
     data: Mapping[str, Any]
 
 
-def report_view(
+def report_view(  # noqa: PLR0913 - what the address of a page selects
     report: Report,
+    path: str = "",
     *,
     step: int | None = None,
     dp: int | None = None,
@@ -152,10 +155,12 @@ def report_view(
 
     Parameters
     ----------
+    path : str
+        Path of the session's page, which begins the URLs of its CSV files.
     step, dp, pp : int, optional
-        The selected step and worker; unknown ones are ignored.
+        The selected step and worker; values that the report lacks are ignored.
     collective : str
-        The selected collective; an unknown one is ignored.
+        Key of the selected collective; an unknown key is ignored.
     """
     chosen = _choose(report, step, dp, pp)
     times_s = report.step_times
@@ -165,8 +170,8 @@ def report_view(
     return ReportView(
         verdict=report.fidelity.verdict,
         replayed=report.fidelity.replayed,
-        arrivals=arrivals_view(report, collective),
-        breakdown=breakdown_view(report),
+        arrivals=arrivals_view(report, path, collective),
+        breakdown=breakdown_view(report, path),
         unsaid=unsaid_rows(report),
         budget=budget_table(report),
         exact=exact_rows(report) if report.fidelity.verdict else (),
@@ -183,7 +188,7 @@ def report_view(
         workers=workers_table(report),
         fixes=fixes_table(report),
         what_if=what_if_form(report),
-        attribution=attribution_table(report),
+        attribution=attribution_table(report, path),
         causes_title=findings.causes_finding(report),
         causes=causes_table(report),
         named=bool(report.causes),
@@ -194,7 +199,7 @@ def report_view(
         scatter_note="Forward against backward time of a microbatch on stage "
         f"{correlation.stage}; {count(drawn)} of {count(correlation.points)} drawn",
         launch_title=findings.launch_finding(report),
-        launches=launch_rows(report),
+        launches=launches_table(report, path),
         recorded_title=findings.recorded_finding(report),
         coverage_title=findings.coverage_finding(report),
         coverage=(*coverage_rows(report), *chunk_rows(report)),
@@ -273,9 +278,9 @@ class Kept:
 
     note: str  # parts deleted by retention; empty if none
     pinned: bool
-    again: bool  # whether it can be analyzed again
+    again: bool  # whether the session can be analyzed again
     trace: bool  # whether operations are stored, for timelines and questions
-    heatmaps: bool  # whether those of single steps are stored; the report has the mean
+    heatmaps: bool  # whether heatmaps of single steps are stored; the report has the mean
 
 
 def kept(view: SessionView) -> Kept:
@@ -306,14 +311,6 @@ def kept(view: SessionView) -> Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbor:
-    """Link to the previous or the next session of the job."""
-
-    number: int
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
 class SessionPage:
     """The contents of a session's page; `report` is None if there is no report."""
 
@@ -324,8 +321,8 @@ class SessionPage:
     job_url: str
     number: int
     sizes: str
-    before: Neighbor | None
-    after: Neighbor | None
+    before: SessionRow | None  # the previous session of the job
+    after: SessionRow | None  # the next session of the job
     status: SessionState
     state: StateLabel
     line: tuple[str, ...]
@@ -373,8 +370,8 @@ def session_page(  # noqa: PLR0913 - parts of the page
         job_url=f"/jobs/{quote(row.job)}",
         number=row.number,
         sizes=f"{sizes(row.dp, row.pp, row.tp, row.cp, row.vpp)} · {where}",
-        before=_neighbor(around.sessions[-2] if len(around.sessions) > 1 else None),
-        after=_neighbor(around.after),
+        before=around.sessions[-2] if len(around.sessions) > 1 else None,
+        after=around.after,
         status=row.state,
         state=body.state,
         line=body.line,
@@ -484,29 +481,22 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     row = view.row
     if not report.fidelity.replayed:
         return _unreplayed(view, report)
-    recorded, simulated = (
-        report.step_times.recorded,
-        report.step_times.simulated,
-    )
+    simulated = report.step_times.simulated
     facts = [
-        Fact(
-            "Step recorded",
-            seconds(sum(recorded) / len(recorded)),
-            f"mean of {plural(len(recorded), 'step')}",
-        ),
+        _step_recorded(report),
         Fact(
             "Step replayed",
             seconds(sum(simulated) / len(simulated)),
             "without launch delays",
         ),
     ]
-    known = known_fact(report)
-    facts += [known] if known else []
+    known_loss = known_fact(report)
+    facts += [known_loss] if known_loss else []
     fixable = bool(report.recommendations)
     shown = "the cause and its fix, " if fixable else ""
     off = "S and the map" if fixable else "S, the map and fixes"
     facts += [quality_fact(report), launch_fact(report)]
-    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
+    facts.append(received_fact(view))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no verdict",
@@ -521,23 +511,23 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     )
 
 
+def _step_recorded(report: Report) -> Fact:
+    recorded = report.step_times.recorded
+    mean_s = sum(recorded) / len(recorded)
+    return Fact("Step recorded", seconds(mean_s), f"mean of {plural(len(recorded), 'step')}")
+
+
 def _unreplayed(view: SessionView, report: Report) -> Body:
-    """Return the head for a report without a replay: it has arrivals, but no slowdown."""
-    row, arrivals, recorded = view.row, report.arrivals, report.step_times.recorded
-    facts = [
-        Fact(
-            "Step recorded",
-            seconds(sum(recorded) / len(recorded)),
-            f"mean of {plural(len(recorded), 'step')}",
-        )
-    ]
+    """Return the head for a report that has arrivals, but no replay and thus no slowdown."""
+    row, arrivals = view.row, report.arrivals
+    facts = [_step_recorded(report)]
     if arrivals is not None:
         worst = arrivals.worst
         facts += [
             Fact("Comes last", f"Rank {worst.rank}", f"at {percent(worst.last_share, 0)} of all"),
             Fact("Others wait", seconds(worst.waited_for_s), "for it, each of them in a step"),
         ]
-    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
+    facts.append(received_fact(view))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no slowdown" if arrivals is None else arrivals.sentence,
@@ -546,10 +536,6 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
         facts=facts,
         why=report.fidelity.reason or "",
     )
-
-
-def _neighbor(session: SessionRow | None) -> Neighbor | None:
-    return None if session is None else Neighbor(session.number, f"/sessions/{session.id}")
 
 
 # Limit of the digits of a number in the query: a longer number is no valid step, and slow to parse.

@@ -13,12 +13,13 @@ from app.analysis.mitigation.tensor.document import Alternative, Method, RankSha
 from app.analysis.mitigation.tensor.session_advice import GroupAdvice
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import MadeAdaptation
-from app.analysis.report.document import Recovery, Report
+from app.analysis.report.document import Recommendation, Recovery, Report
 from app.analysis.report.session_verdict import BlamedGpu, GpuOfWorker
 from app.analysis.trace.metadata import Unmapped
 from app.analysis.wording import hours
 from app.sessions.pages import findings
 from app.tensor.pages.parts import CRITERIA, METHOD_NAMES, RISKS, ColumnsBar, columns_bar
+from app.web import html
 from app.web.format import (
     SCALE_HIGH,
     SCALE_LOW,
@@ -34,6 +35,7 @@ from app.web.format import (
     worker,
 )
 from app.web.parts import Row
+from app.web.tables import Drawn, Shown, drawn
 from app.web.terms import term
 
 # Rows of the worker table that are visible at first; a button shows the other rows.
@@ -60,14 +62,10 @@ class WorkerRow:
     gpu: str
     gpu_hint: str
     slowdown: float
-    slowdown_text: str
     hint: str
-    share: float  # of the scale of colors
-    color: str
+    share: float  # position on the color scale, 0 to 1
     forward: float | None
-    forward_text: str
     backward: float | None
-    backward_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +93,6 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class FixChoice:
-    """A fix that can be marked as applied."""
-
-    action: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fixes:
     """Fixes with their predicted step times, as bars from 0 with a mark at the reference.
 
@@ -114,18 +104,17 @@ class Fixes:
     reference_share: float
     reference: str
     detail: str
-    choices: tuple[FixChoice, ...]
+    choices: tuple[Recommendation, ...]  # fixes that can be marked as applied
     saves: str
     empty: str
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Slowdown by operation type, as bars from 1.0 to `top`."""
+    """Slowdown S_t by operation type, with bars from 1.0."""
 
     title: str
-    rows: tuple[BarRow, ...]
-    top: str
+    table: Drawn
 
 
 def workers_table(report: Report) -> Workers:
@@ -154,7 +143,6 @@ def workers_table(report: Report) -> Workers:
 def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | None) -> WorkerRow:
     by_worker = report.by_worker
     slowdown = by_worker.exact[dp][pp]
-    forward, backward = by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp]
     return WorkerRow(
         dp=dp,
         pp=pp,
@@ -164,14 +152,10 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
         gpu=f"1 of {at.one_of}" if at.one_of > 1 else at.gpu or "",
         gpu_hint=at.words,
         slowdown=slowdown,
-        slowdown_text=times(slowdown, 3),
         hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",
         share=min(max(slowdown - SCALE_LOW, 0.0) / (SCALE_HIGH - SCALE_LOW), 1.0),
-        color=heat_color(slowdown),
-        forward=forward,
-        forward_text="" if forward is None else times(forward),
-        backward=backward,
-        backward_text="" if backward is None else times(backward),
+        forward=by_worker.forward_ratio[dp][pp],
+        backward=by_worker.backward_ratio[dp][pp],
     )
 
 
@@ -209,7 +193,7 @@ def fixes_table(report: Report) -> Fixes:
         reference_share=100 * reference_s / longest,
         reference=f"{against}, {seconds(reference_s)}",
         detail=best.detail if best else "",
-        choices=tuple(FixChoice(fix.action, fix.title) for fix in fixes),
+        choices=tuple(fixes),
         saves=f"{'up to ' if best.at_most else ''}{hours(per_hour)} GPU-hours each hour"
         if best
         else "",
@@ -220,24 +204,27 @@ def fixes_table(report: Report) -> Fixes:
     )
 
 
-def attribution_table(report: Report) -> Attribution:
-    """Return the slowdown by operation type, the slowest type first."""
-    by_type = report.by_optype
-    top = max(1.1, math.ceil(max(by_type.values()) * 10 + 1e-9) / 10)
-    rows = [
-        BarRow(
-            name,
-            100 * max(0.0, value - 1) / (top - 1),
-            times(value, 3),
-            percent(report.waste_by_optype[name]),
-        )
-        for name, value in sorted(by_type.items(), key=lambda item: -item[1])
-    ]
-    return Attribution(findings.attribution_finding(report), tuple(rows), f"1.0 to {top:.1f}")
+def attribution_table(report: Report, path: str) -> Attribution:
+    """Return the slowdown by operation type, the slowest type first; `path` is the page's."""
+    slowdowns = report.by_optype
+    types = sorted(slowdowns, key=lambda name: -slowdowns[name])
+    top = max(1.1, math.ceil(slowdowns[types[0]] * 10 + 1e-9) / 10)
+
+    def bar(name: str) -> Markup:
+        return html.bar(100 * max(0.0, slowdowns[name] - 1) / (top - 1))
+
+    columns: tuple[Shown[str], ...] = (
+        Shown("Operation type", lambda name: name, of_cells="nowrap"),
+        Shown(f"1.0 to {top:.1f}", bar, classes="wide"),
+        Shown(Markup("S<sub>t</sub>"), lambda name: times(slowdowns[name], 3), classes="num"),
+        Shown("Waste", lambda name: percent(report.waste_by_optype[name]), classes="num"),
+    )
+    table = drawn(columns, types, csv=f"{path}/optypes.csv", classes="plain optypes")
+    return Attribution(findings.attribution_finding(report), table)
 
 
 def recovered_rows(report: Report) -> tuple[Row, ...]:
-    """Return the recoverable shares of the lost time: M_W, M_S and k50."""
+    """Return the recoverable shares of the lost time (What-if paper, M_W and M_S), and k50."""
     m_w, m_s, k50 = report.m_w, report.m_s, report.k50
     stage = report.sizes.pp - 1
     rows = [
@@ -283,10 +270,15 @@ def _share(value: float | None) -> str:
     return "unknown: too little lost" if value is None else rough_percent(value)
 
 
-def launch_rows(report: Report) -> tuple[Row, ...]:
-    """Return the operation types with the longest launch delays."""
-    shares = sorted(report.launch_by_optype.items(), key=lambda item: -item[1])
-    return tuple(Row(name, percent(share, 2)) for name, share in shares[:LAUNCH_ROWS] if share > 0)
+def launches_table(report: Report, path: str) -> Drawn:
+    """Return the operation types with the longest launch delays; `path` is the page's."""
+    delays = report.launch_by_optype
+    longest = sorted(delays, key=lambda name: -delays[name])[:LAUNCH_ROWS]
+    columns: tuple[Shown[str], ...] = (
+        Shown("Launched late", lambda name: name, of_cells="nowrap"),
+        Shown("Share of a step", lambda name: percent(delays[name], 2), classes="num"),
+    )
+    return drawn(columns, [name for name in longest if delays[name] > 0], csv=f"{path}/optypes.csv")
 
 
 def coverage_rows(report: Report) -> tuple[Row, ...]:

@@ -83,7 +83,12 @@ def session_template(report: Report) -> SessionTemplate | None:
         return None
     simulated = report.step_times.simulated
     now_s = sum(simulated) / len(simulated)
-    layers, moved = template.layers, _moved(template)
+    layers = template.layers
+    moves = [
+        f"stage {stage} gets those of today’s stage {worker}"
+        for stage, worker in enumerate(template.worker_of_stage)
+        if stage != worker
+    ]
     longest = max(template.stage_ms.today + template.stage_ms.template)
     today = list(range(len(layers.today)))
     proof = _proof(template)
@@ -112,7 +117,13 @@ def session_template(report: Report) -> SessionTemplate | None:
             ),
         ),
         remarks=" ".join(
-            part for part in (moved, _UP_TO if template.at_most else "", _MEMORY) if part
+            part
+            for part in (
+                f"Workers move: {listing(moves)}." if moves else "",
+                _UP_TO if template.at_most else "",
+                _MEMORY,
+            )
+            if part
         ),
     )
 
@@ -125,15 +136,6 @@ _MEMORY: Final = (
     "Whether the larger stages fit the memory is not checked: a trace does not say what layers "
     "need. One template serves all DP ranks."
 )
-
-
-def _moved(template: PlannedTemplate) -> str:
-    moves = [
-        f"stage {stage} gets those of today’s stage {worker}"
-        for stage, worker in enumerate(template.worker_of_stage)
-        if stage != worker
-    ]
-    return f"Workers move: {listing(moves)}." if moves else ""
 
 
 def _placed(

@@ -20,7 +20,7 @@ class Choice:
 class WhatIfForm:
     """The choices of the form, and the step times that answers are compared with.
 
-    `reference` is empty if it equals the ideal.
+    `reference` is the step time without the job's causes; empty if the reference is the ideal.
     """
 
     op_types: tuple[Choice, ...]

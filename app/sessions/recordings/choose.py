@@ -147,19 +147,19 @@ class NotRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The format of a file, detected from its beginning."""
+class InspectedFile:
+    """A file with its format, detected from the file's beginning."""
 
     name: str
-    known: TraceFormat | None  # None if it is no recording
-    why: str  # reason that it is none; empty for a recording
+    trace_format: TraceFormat | None  # None if the file is no recording
+    why: str  # why the file is no recording; empty for a recording
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The recordings of a folder, all of one format."""
 
-    known: TraceFormat
+    trace_format: TraceFormat
     names: tuple[str, ...]
     not_read: tuple[NotRead, ...]
 
@@ -171,97 +171,96 @@ def may_be_trace(name: str) -> bool:
     return not hidden and bool(parts) and parts[-1] not in NO_TRACES
 
 
-def look(name: str, head: Head) -> Looked:
+def inspect(name: str, head: Head) -> InspectedFile:
     """Return a file's format by its beginning, or by its name if that is ambiguous."""
     if archive_of(head) is not None:
-        return Looked(name, None, "it is an archive, which is read by itself: unpack it")
+        return InspectedFile(name, None, "it is an archive, which is read by itself: unpack it")
     recognized = format_of(head)
     if recognized is None:
-        return Looked(name, None, f"it is {why_unread(head)}")
+        return InspectedFile(name, None, f"it is {why_unread(head)}")
     # Other programs write JSON with the fields of an NDJSON trace's header, so the suffix decides.
     has_suffix = any(suffix in name for suffix in recognized.suffixes)
     if not recognized.recorder and not has_suffix:
-        return Looked(name, None, f"it is no {recognized.title} by its name")
-    return Looked(name, recognized, "")
+        return InspectedFile(name, None, f"it is no {recognized.title} by its name")
+    return InspectedFile(name, recognized, "")
 
 
-def look_at(files: Iterable[NamedFile]) -> tuple[Looked, ...]:
+def inspect_files(files: Iterable[NamedFile]) -> tuple[InspectedFile, ...]:
     """Return the formats of files, of which only the beginnings are read.
 
     Raises
     ------
     OSError
-        One cannot be read.
+        A file cannot be read.
     """
-    looked: list[Looked] = []
+    inspected: list[InspectedFile] = []
     for file in files:
         if may_be_trace(file.name):
             try:
-                looked.append(look(file.name, head_of(file.path)))
+                inspected.append(inspect(file.name, head_of(file.path)))
             except InvalidTraceError as error:
-                looked.append(Looked(file.name, None, error.message))
-    return tuple(looked)
+                inspected.append(InspectedFile(file.name, None, error.message))
+    return tuple(inspected)
 
 
-def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = None) -> Chosen:
+def choose(
+    inspected: Sequence[InspectedFile], where: str, wanted: TraceFormat | None = None
+) -> Chosen:
     """Return the recordings among the files of a folder.
 
     Parameters
     ----------
     where : str
-        Words for the folder or archive, for the refusal.
+        Name of the folder or archive in the refusal's message.
     wanted : TraceFormat or None
-        Format of the recordings; None takes the only file there is.
+        Format of the recordings; None if all recordings have the same format.
 
     Raises
     ------
     InvalidFolderError
-        ``file.no_trace``; ``file.mixed_formats``: there are several formats.
+        ``file.no_trace``: there is no recording; ``file.mixed_formats``: they have several formats.
     """
-    examples: dict[str, Looked] = {}
-    for file in looked:
-        if file.known is not None:
-            examples.setdefault(file.known.name, file)
+    examples: dict[str, InspectedFile] = {}
+    for file in inspected:
+        if file.trace_format is not None:
+            examples.setdefault(file.trace_format.title, file)
     if wanted is None and len(examples) > 1:
-        found = " and ".join(
-            f"{file.known.title} ({_shown(file.name)})"
-            for file in examples.values()
-            if file.known is not None
-        )
-        message = f"{where} holds files of {found}: move file kind to a folder of its own"
+        kinds = " and ".join(f"{title} ({_shown(file.name)})" for title, file in examples.items())
+        message = f"{where} holds files of {kinds}: move one kind to a folder of its own"
         faults = tuple(
-            Fault("mixed_formats", f"It is {file.known.title}.", file=_shown(file.name))
-            for file in examples.values()
-            if file.known is not None
+            Fault("mixed_formats", f"It is {title}.", file=_shown(file.name))
+            for title, file in examples.items()
         )
         raise InvalidFolderError(message, code="file.mixed_formats", faults=faults)
-    known = wanted or next((file.known for file in examples.values()), None)
-    alike = [file.name for file in looked if file.known is not None and file.known is known]
-    copies = _copies(alike, known)
-    taken = tuple(name for name in alike if name not in copies)
+    trace_format = wanted or next((file.trace_format for file in examples.values()), None)
+    alike = [
+        file.name
+        for file in inspected
+        if file.trace_format is not None and file.trace_format is trace_format
+    ]
+    copies: dict[str, str] = {}  # names of the originals by those of their shortened copies
+    if trace_format is not None and trace_format.copy_of is not None:
+        originals = ((name, trace_format.copy_of(name)) for name in alike)
+        copies = {name: of for name, of in originals if of is not None and of in set(alike)}
+    recordings = tuple(name for name in alike if name not in copies)
     not_read = tuple(
-        NotRead(file.name, file.why or f"it is {file.known.title}" if file.known else file.why)
-        for file in looked
-        if file.known is None or file.known is not known
+        NotRead(
+            file.name,
+            file.why or f"it is {file.trace_format.title}" if file.trace_format else file.why,
+        )
+        for file in inspected
+        if file.trace_format is None or file.trace_format is not trace_format
     ) + tuple(NotRead(name, f"it is a shortened copy of {of}") for name, of in copies.items())
-    if known is None or not taken:
+    if trace_format is None or not recordings:
         raise _no_trace(where, wanted, not_read)
-    none = {file.name for file in looked if file.known is None}
+    no_recordings = {file.name for file in inspected if file.trace_format is None}
     mentioned = (
         skipped
         for skipped in not_read
-        if skipped.name not in none
+        if skipped.name not in no_recordings
         or PurePosixPath(skipped.name).suffix.lower() not in _NEXT_TO_THEM
     )
-    return Chosen(known, taken, tuple(mentioned))
-
-
-def _copies(names: Sequence[str], known: TraceFormat | None) -> dict[str, str]:
-    """Return the files that are shortened copies of other files, by name."""
-    if known is None or known.copy_of is None:
-        return {}
-    originals = ((name, known.copy_of(name)) for name in names)
-    return {name: of for name, of in originals if of is not None and of in set(names)}
+    return Chosen(trace_format, recordings, tuple(mentioned))
 
 
 def metadata_among(files: Sequence[NamedFile]) -> NamedFile | None:

@@ -18,7 +18,14 @@ from app.analysis.trace.formats.kind import head_of
 from app.analysis.trace.limits import MIB
 from app.analysis.trace.recordings.files import names_of
 from app.errors import Fault, InvalidFolderError, InvalidTraceError
-from app.sessions.recordings.choose import META_NAME, Looked, NotRead, choose, look, may_be_trace
+from app.sessions.recordings.choose import (
+    META_NAME,
+    InspectedFile,
+    NotRead,
+    choose,
+    inspect,
+    may_be_trace,
+)
 
 MAX_FILES: Final = 10_000
 MAX_LINE_BYTES: Final = 8 * MIB
@@ -58,7 +65,7 @@ class FolderLook:
     """The files of a folder that the browser has to send."""
 
     folder: str
-    """SHA-256 of the files' names, sizes, beginnings and ends: the same folder has the same."""
+    """SHA-256 of the files' names, sizes, beginnings and ends; equal folders have equal digests."""
     format: str
     """The name of the recordings' format."""
     title: str
@@ -66,9 +73,9 @@ class FolderLook:
     files: tuple[str, ...]
     """The recordings, by name."""
     ranks: int | None
-    """How many there are, where their names say that they are those of all ranks; else null."""
+    """Number of recordings if their names show that all ranks are present; else null."""
     meta: str | None
-    """The file of metadata, which goes along with each recording."""
+    """The metadata file, which has to be sent with each recording."""
     not_read: tuple[NotRead, ...]
     """The other files."""
 
@@ -83,23 +90,23 @@ def look_at_listing(path: Path) -> FolderLook:
     """
     with path.open("rb") as file:
         listing = _listing(file)
-        looked: list[Looked] = []
+        inspected: list[InspectedFile] = []
         digests: dict[str, bytes] = {}
         for listed in listing.files:
             head, tail = _taken(file, listed.head), _taken(file, listed.tail)
             digests[listed.name] = _digest(listed, head, tail)
             if may_be_trace(listed.name):
-                looked.append(_looked(listed, head))
+                inspected.append(_inspected(listed, head))
     metas = [
         listed.name for listed in listing.files if PurePosixPath(listed.name).name == META_NAME
     ]
     meta = min(metas, key=lambda name: (name.count("/"), name), default=None)
-    chosen = choose(looked, "the folder")
+    chosen = choose(inspected, "the folder")
     names = (*sorted(chosen.names), *filter(None, [meta]))
     return FolderLook(
         folder=hashlib.sha256(b"".join(digests[name] for name in names)).hexdigest(),
-        format=chosen.known.name,
-        title=chosen.known.title,
+        format=chosen.trace_format.name,
+        title=chosen.trace_format.title,
         files=tuple(sorted(chosen.names)),
         ranks=names_of("", chosen.names).world,
         meta=meta,
@@ -107,22 +114,25 @@ def look_at_listing(path: Path) -> FolderLook:
     )
 
 
-def _looked(file: ListedFile, head: bytes) -> Looked:
+def _inspected(file: ListedFile, head: bytes) -> InspectedFile:
     if file.head == 0 and file.size:
-        return Looked(file.name, None, "it is too large a folder to look at all of its files")
+        return InspectedFile(
+            file.name, None, "it is too large a folder to look at all of its files"
+        )
     try:
-        looked = look(file.name, head_of(head))
+        inspected = inspect(file.name, head_of(head))
     except InvalidTraceError as error:
-        return Looked(file.name, None, error.message)
-    if looked.known is not None and looked.known.local_only:
-        why = f"it is {looked.known.title}, which the command line reads: paceline upload FOLDER"
-        return Looked(file.name, None, why)
-    if looked.known is not None and looked.known.numbers_ranks:
+        return InspectedFile(file.name, None, error.message)
+    recognized = inspected.trace_format
+    if recognized is not None and recognized.local_only:
+        why = f"it is {recognized.title}, which the command line reads: paceline upload FOLDER"
+        return InspectedFile(file.name, None, why)
+    if recognized is not None and recognized.numbers_ranks:
         # The ranks of this format are numbered across all files, so the files cannot be sent one by
         # one.
-        why = f"it is {looked.known.title}, which comes as an archive of its folder"
-        return Looked(file.name, None, why)
-    return looked
+        why = f"it is {recognized.title}, which comes as an archive of its folder"
+        return InspectedFile(file.name, None, why)
+    return inspected
 
 
 def _listing(file: IO[bytes]) -> Listing:

@@ -122,8 +122,8 @@ def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: st
     Raises
     ------
     UnanalyzableError
-        They contradict each other: see `merge`, `in_order`, `check_one_recording`, `check_cells`
-        and `check_ranks`.
+        The files contradict each other: see `merge`, `in_order`, `check_one_recording`,
+        `check_cells` and `check_ranks`.
     """
     ordered = list(chunks)
     if FORMATS[trace_format].whole_steps:
@@ -249,14 +249,15 @@ def _joint(files: Sequence[NamedFile], parts: Sequence[Decoded]) -> SessionMeta:
 
 
 def _name_both(
-    one: NamedFile, other: NamedFile, its_meta: SessionMeta, others_meta: SessionMeta
+    first: NamedFile, second: NamedFile, first_meta: SessionMeta, second_meta: SessionMeta
 ) -> None:
     try:
-        join_metadata(its_meta, others_meta)
+        join_metadata(first_meta, second_meta)
     except InvalidMetadataError as error:
         what = next((fault.column for fault in error.faults if fault.column), "their metadata")
         message = (
-            f"{one.name} and {other.name} are not of one job: they contradict each other in {what}"
+            f"{first.name} and {second.name} are not of one job: "
+            f"they contradict each other in {what}"
         )
         raise InvalidMetadataError(message, code=error.stable_code, faults=error.faults) from error
 

@@ -27,6 +27,7 @@ from app.sessions.pages.arrivals import (
 )
 
 SLOW = 2
+PAGE = "/sessions/7"
 
 
 def _report(dp: int = 4, steps: int = 3) -> Report:
@@ -62,46 +63,47 @@ def test_of_many_ranks_a_row_has_the_latest() -> None:
 
 
 def test_a_column_opens_its_collective(report: Report) -> None:
-    view = arrivals_view(report, "0.3")
+    view = arrivals_view(report, PAGE, "0.3")
     assert view is not None
     opened = view.opened
     assert opened is not None
     assert opened.title.startswith(f"RS 0: rank {SLOW} last, ")
-    assert opened.rows[0].rank == SLOW
-    assert len(opened.rows) == 4
-    assert opened.rows[0].waits == "0\N{NO-BREAK SPACE}ms"
+    assert len(opened.table.lines) == 4
+    rank, *_, waits = opened.table.lines[0].cells
+    assert (rank.content, waits.content) == (SLOW, "0\N{NO-BREAK SPACE}ms")
 
 
 @pytest.mark.parametrize("asked", ["", "0", "9.0", "0.99", "-1.0", "a.b", "0.1e9", "0.²"])
 def test_what_is_no_collective_opens_nothing(report: Report, asked: str) -> None:
-    view = arrivals_view(report, asked)
+    view = arrivals_view(report, PAGE, asked)
     assert view is not None
     assert view.opened is None
 
 
 def test_ranks_stand_by_what_others_waited_for_them(report: Report) -> None:
-    view = arrivals_view(report, "")
+    view = arrivals_view(report, PAGE, "")
     assert view is not None
     assert view.title == f"Rank {SLOW} comes last at 1 of 6 collectives of a step"
     assert view.waiting.startswith("3 ranks wait ")
     assert view.rows[0].rank == SLOW
-    assert view.collectives[0].key == "0.3"
+    assert "?collective=0.3#collective" in view.collectives.lines[0].drawn
 
 
 def test_a_rank_stands_next_to_its_peers(report: Report) -> None:
-    table = breakdown_view(report)
-    assert table is not None
-    assert table.title.startswith(f"Rank {SLOW} computes ")
-    assert [row.name for row in table.rows] == [f"Rank {SLOW}", "Median of 3"]
-    one, peers = table.rows
-    assert float(one.computing) > 1.4 * float(peers.computing)
-    assert float(one.communication) < float(peers.communication)
+    view = breakdown_view(report, PAGE)
+    assert view is not None
+    assert view.title.startswith(f"Rank {SLOW} computes ")
+    (slow, *parts), (peers, *usual) = ([cell.content for cell in line.cells]
+                                       for line in view.table.lines)  # fmt: skip
+    assert (slow, peers) == (f"Rank {SLOW}", "Median of 3")
+    assert float(str(parts[0])) > 1.4 * float(str(usual[0]))
+    assert float(str(parts[1])) < float(str(usual[1]))
 
 
 def test_older_reports_have_neither(report: Report) -> None:
     older = replace(report, arrivals=None, breakdown=None)
-    assert arrivals_view(older, "") is None
-    assert breakdown_view(older) is None
+    assert arrivals_view(older, PAGE, "") is None
+    assert breakdown_view(older, PAGE) is None
     assert list(arrivals_csv(older).rows) == []
     assert list(ranks_csv(older).rows) == []
     assert list(breakdown_csv(older).rows) == []
@@ -111,7 +113,7 @@ def test_where_ranks_part_is_said(report: Report) -> None:
     assert report.arrivals is not None
     parting = Parting("grads-reduce-scatter", 7, 1, 2, 3)
     view = arrivals_view(
-        replace(report, arrivals=replace(report.arrivals, partings=(parting,))), ""
+        replace(report, arrivals=replace(report.arrivals, partings=(parting,))), PAGE, ""
     )
     assert view is not None
     assert view.parted.startswith("Rank 1 recorded 2 grads-reduce-scatter in step 7, others 3")
