@@ -354,8 +354,8 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
     Parameters
     ----------
     known : mapping
-        As `metadata_document` returns it. It is not checked again: it may have thousands of ranks,
-        and each of them may add a part.
+        Document as returned by `metadata_document`. It is not checked again, because it may have
+        thousands of ranks, each of which may add a part.
     """
     more = metadata_document(added)
     unmapped = (*unmapped_of(known), *unmapped_of(more))
@@ -376,12 +376,17 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
 
 
 def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> SessionMeta:
-    """Return the metadata sent with a body, else its own; `place` names where those are.
+    """Return the metadata sent with a body, or the body's own metadata if none were sent.
+
+    Parameters
+    ----------
+    place : str
+        Location of the body's own metadata, for the error message.
 
     Raises
     ------
     InvalidMetadataError
-        `metadata.conflict`: their sizes differ.
+        `metadata.conflict`: the sizes in the two metadata differ.
     """
     if given is not None and given.sizes != own.sizes:
         message = f"the sizes in the {place} and those given with the body differ"
@@ -390,7 +395,7 @@ def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> 
 
 
 def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
-    """Return metadata completed by names by rank under OpenTelemetry's keys.
+    """Return metadata completed by names of machines by rank, given under OpenTelemetry's keys.
 
     Raises
     ------

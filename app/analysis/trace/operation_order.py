@@ -152,7 +152,7 @@ def check_cells(
 ) -> None:
     """Refuse a rank that appears in two cells of the DP × PP grid.
 
-    `stretches` are the rows to check; the cell is known to be constant between them.
+    `stretches` are the rows to check; between them the cell does not change.
     """
     rank = columns["rank"][stretches]
     cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
@@ -179,7 +179,7 @@ def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
     Parameters
     ----------
     in_order : bool
-        Within each run the order is known to rise.
+        The recorded order rises within each run, so only rows of different runs are compared.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def _require_distinct(key: NDArray[np.int64], rows: NDArray[np.intp] | None = No
 
 
 def copies(columns: Columns) -> NDArray[np.bool_]:
-    """Return whether each row equals an earlier row in every column."""
+    """Return a mask of the rows that equal an earlier row in every column."""
     rows = np.lexsort([columns[name] for name in sorted(columns)])
     same = np.ones(len(rows) - 1, np.bool_)
     for values in columns.values():

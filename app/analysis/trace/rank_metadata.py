@@ -368,7 +368,7 @@ def parse_whereabouts(
 
 
 def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
-    """Return names by rank under an OpenTelemetry key; empty for a text for all ranks."""
+    """Return names by rank under an OpenTelemetry key; empty if one text names all ranks."""
     by_rank = isinstance(document.get(key), Mapping)
     return names_by_rank(document, key, world) if by_rank else {}
 
@@ -379,7 +379,10 @@ def _agreeing(
     known: Mapping[int, str],
     guesses: Mapping[str, str] | None = None,
 ) -> Mapping[int, str]:
-    """Return `added`; refuse names that contradict `known`, unless the known name is a guess."""
+    """Return `added` after checking it: a name that contradicts `known` is refused.
+
+    A guessed name in `known` may be contradicted.
+    """
     for rank, name in added.items():
         other = known.get(rank, name)
         if other != name and other not in (guesses or {}):

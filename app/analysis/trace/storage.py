@@ -77,7 +77,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
 
 
 def _whole_parts(waiting: io.BytesIO) -> Iterator[bytes]:
-    """Yield the full parts of the bytes written so far; the rest stays in `waiting`."""
+    """Yield the full parts of the bytes written so far; the remaining bytes stay in `waiting`."""
     if waiting.tell() < PART_BYTES:
         return
     written = waiting.getvalue()
@@ -95,14 +95,14 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     Parameters
     ----------
     data : bytes or iterable of bytes
-        The blob, or its parts in order. Its values are not checked again.
+        The blob, or its parts in order. Values in the blob are not checked again.
     meta : SessionMeta
         The session's metadata, which is stored elsewhere.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unreadable_blob` where `pack` did not write the bytes.
+        `trace.unreadable_blob`: the bytes were not written by `pack`.
     """
     blob = data if isinstance(data, bytes) else b"".join(data)
     try:
@@ -175,7 +175,7 @@ def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
     Parameters
     ----------
     start : bytes
-        Its first four bytes.
+        First four bytes of the body.
     """
     return any(
         start.startswith(magic) and known in formats

@@ -65,7 +65,7 @@ def outline_of(pieces: Iterator[bytes]) -> Outline | None:
     Parameters
     ----------
     pieces : iterator of bytes
-        UTF-8, without a byte order mark; consumed only up to the first events.
+        Text in UTF-8 without a byte order mark; read only up to the first events.
     """
     text = _Text(pieces)
     opening = text.char()

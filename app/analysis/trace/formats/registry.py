@@ -157,7 +157,7 @@ def unsupported_file_of(head: Head) -> UnsupportedFile | None:
 
 
 def why_unread(head: Head) -> str:
-    """Return the reason why `format_of` returned None, as the end of a sentence "it is …"."""
+    """Return why `format_of` returned None, as the end of a sentence that begins with "it is"."""
     unsupported = unsupported_file_of(head)
     if unsupported is not None:
         return unsupported.advice

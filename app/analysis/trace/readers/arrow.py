@@ -189,7 +189,10 @@ def _open(body: Path | bytes) -> pa.NativeFile:
 
 
 def _metadata(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
-    """Return the metadata sent with the body, else those in its schema; their sizes must agree."""
+    """Return the metadata sent with the body, or those in its schema if none were sent.
+
+    If both are given, their sizes must agree.
+    """
     text = (schema.metadata or {}).get(META_KEY)
     if text is None:
         if meta is None:

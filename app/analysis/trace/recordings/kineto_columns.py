@@ -95,7 +95,7 @@ class Events:
         return _whole(args.field(name), -1)
 
     def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the index and the fields of the given events; arguments are limited to `_ARGS`."""
+        """Yield the index and fields of the given events, with the arguments in `_ARGS` only."""
         rows = self.table.take(places).to_pylist()
         for place, row in zip(places.tolist(), rows, strict=True):
             known = {key: value for key, value in row.items() if value is not None}
@@ -163,7 +163,10 @@ def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an 
 
 
 def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an Arrow array
-    """Return each value's index among the distinct values, and these values; null becomes ""."""
+    """Return the index of each value among the distinct values, and the distinct values.
+
+    Null becomes "".
+    """
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     return (
         np.asarray(encoded.indices.to_numpy(), np.int64),
@@ -300,7 +303,7 @@ class Batches:
         )
 
     def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
-        """Add the operators that lie in no other operator, consistent with `Scan.add_operator`."""
+        """Add the operators that lie in no other operator, by the rule of `Scan.add_operator`."""
         for number in np.unique(thread[chosen]).tolist():
             mine = chosen & (thread == number)
             start, duration = events.start[mine], events.duration[mine]

@@ -47,7 +47,8 @@ def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterat
     Parameters
     ----------
     names : frozenset of str or None
-        Spans of other names have only their name; None for all fields of all spans.
+        Names of the spans to decode completely; other spans are yielded with only their name. None
+        to decode all spans completely.
 
     Raises
     ------

@@ -138,7 +138,7 @@ def resource_of(attributes: Event) -> Resource:
 
 
 def first_of(attributes: Event, *keys: str) -> int | None:
-    """Return the integer under the first key that is present; None if none is."""
+    """Return the integer under the first key that is present; None if no key is present."""
     values = (attributes.optional_integer(key) for key in keys)
     return next((value for value in values if value is not None), None)
 

@@ -53,7 +53,7 @@ _OTHERS: Final = {
     "all-to-all": "ep-all-to-all",
     "ragged-all-to-all": "ep-all-to-all",
 }
-# Computations whose gap is smaller than this are joined.
+# Computations with a gap below this are joined.
 _APART_NS: Final = 1000
 _ANNOTATE: Final = 'annotate steps with jax.profiler.StepTraceAnnotation("train", step_num=step)'
 _NO_DEVICES: Final = (
@@ -135,7 +135,7 @@ def _name(body: Path | bytes) -> str | None:
 
 
 def _fit(numbers: Sequence[int], steps: Sequence[int]) -> bool:
-    """Return whether there are as many distinct numbers as steps."""
+    """Return whether `numbers` are distinct and as many as the steps."""
     return len(numbers) == len(steps) == len(set(numbers))
 
 
@@ -163,8 +163,8 @@ class _Reader:
         self._kind = np.frombuffer(device.kinds, np.int64)[order]
         self._run = np.frombuffer(device.runs, np.int64)[order]
         self._steps = self._find_steps(device)
-        # Whether any data collective is synchronous: the device then waits for it as soon as it
-        # starts.
+        # Whether any data-parallel collective is synchronous: the device then waits for it as soon
+        # as it starts.
         self._blocking = any(
             instruction.part is Part.WHOLE and instruction.kind in _DATA
             for instruction in collected.instructions
@@ -176,7 +176,11 @@ class _Reader:
         self._collectives()
 
     def _find_steps(self, device: Device) -> _Steps:
-        """Return the steps from the device, else from its main program's runs, else annotations."""
+        """Return the steps of a device.
+
+        Steps come from the device's own step events, else from the runs of its main program, else
+        from the host's annotations.
+        """
         annotated = sorted(self._collected.annotated)
         named = tuple(number for _, number in annotated)
         if device.steps:
@@ -251,7 +255,7 @@ class _Reader:
 
     @staticmethod
     def _started(ends: Instruction, waiting: deque[tuple[str, int]], otherwise: int) -> int:
-        """Return the start of the asynchronous collective that ends here, and forget it."""
+        """Return the start of the asynchronous collective that `ends`, and stop waiting for it."""
         for place, (name, start) in enumerate(waiting):
             if ends.started is None or name == ends.started:
                 del waiting[place]

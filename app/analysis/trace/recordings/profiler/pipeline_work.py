@@ -1,8 +1,8 @@
 """Computations, sends and receives of a pipeline rank from a recording without labels.
 
-On the host the operators of a microbatch are contiguous between transfers; operators run by
-autograd, on any thread, are a backward. Computing times are those of the operators or, with a
-device, those of the launched kernels.
+On the host, the operators of a microbatch are contiguous between transfers. Operators that autograd
+runs, on any thread, belong to a backward; other operators belong to a forward. Computing times are
+those of the operators or, with a device, those of the launched kernels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from app.analysis.trace.recordings.profiler.scan import (
     Work,
 )
 
-# Least time of a computation as a share of a typical computation; a shorter block of operators
-# between two transfers is bookkeeping. Larger shares are tried next, since bookkeeping takes longer
-# on a delayed host.
+# Least duration of a computation as a share of a typical computation; a shorter block of operators
+# between two transfers is bookkeeping. The larger shares are tried after the first, since
+# bookkeeping takes longer on a delayed host.
 LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
 _TYPICAL: Final = 0.75
 
@@ -45,7 +45,8 @@ class Block:
     backward : bool
         Autograd ran the operators.
     host, span : Span
-        Time of running or launching on the host, and time of computing; equal without a device.
+        Time in which the host ran or launched the operators, and time of computing. Both are equal
+        if the rank has no device.
     """
 
     backward: bool
@@ -65,12 +66,12 @@ class Computed:
 
 
 def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
-    """Return the kernels of a rank that computes on a device, else its operators.
+    """Return the kernels of a rank that computes on a device, or the operators of another rank.
 
     Parameters
     ----------
     apart : sequence of Span
-        Ranges on the host without forward or backward: loaders, optimizers.
+        Ranges on the host that belong to no forward or backward: data loaders, optimizers.
     """
     if len(scan.kernels):
         host, thread, start, end = _launched(scan)
@@ -90,9 +91,11 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
     Parameters
     ----------
     least_share : float
-        Least time of a computation as a share of a typical one; one of `LEAST_SHARES`.
+        Least duration of a computation as a share of a typical computation; a value of
+        `LEAST_SHARES`.
     between : sequence of int
-        Times of transfers, or of the start of another microbatch, on the host, ns; rising.
+        Host times that separate computations, ns, ascending: of transfers, and of the starts of
+        microbatches.
     """
     if not len(computed.host):
         return []
@@ -128,9 +131,9 @@ def blocks_named(
     Parameters
     ----------
     between : sequence of int
-        Times of transfers on the host, ns; rising.
+        Host times of transfers, ns, ascending.
     named : sequence of (Span, bool)
-        Ranges of a microbatch, and whether each is a backward; rising.
+        Range of each microbatch, and whether it is a backward; ascending.
     """
     bounds = np.array(between, np.int64)
     blocks = []
@@ -153,7 +156,7 @@ def blocks_named(
 
 
 def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
-    """Join neighboring blocks of a microbatch, between which a short block was dropped."""
+    """Join blocks of a microbatch between which a block was dropped because it is too short."""
     joined: list[Block] = []
     for block in blocks:
         known = joined[-1] if joined else None
@@ -250,9 +253,9 @@ class Transfer:
     issued : int
         Time of the call on the host, ns.
     span : Span
-        From its posting to its end.
+        Time from the posting of the transfer to its end.
     peer : int or None
-        Rank at the other end, where recorded.
+        Rank at the other end; None if it is not recorded.
     """
 
     sends: bool
@@ -280,7 +283,7 @@ def transfers_of(scan: Scan) -> list[Transfer]:
 
 
 def _issues(scan: Scan) -> list[Issue]:
-    """Return the calls that issued transfers; of nested calls only the inner call."""
+    """Return the calls that issued transfers, and of nested calls only the innermost call."""
     issues = [
         issue
         for issue in scan.issues

@@ -44,8 +44,8 @@ _NO_STEPS: Final = (
 _NOTHING: Final = (
     "the profiler recorded no operation, as where a job ends before the next steps of its schedule"
 )
-# Reason that is the same text for every rank, because the metadata of all ranks must agree; the
-# reasons of single ranks are listed as unmapped items.
+# Reason why steps cannot be replayed. It is the same text for every rank, because the metadata of
+# all ranks must agree; the reasons of single ranks are listed as unmapped items.
 _NO_SCHEDULE: Final = "its sends and receives fit no pipeline schedule"
 
 
@@ -93,7 +93,7 @@ def decode_scan(
 
 
 def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
-    """Return the sizes of a scan's process groups, without groups whose sizes are contradictory."""
+    """Return the sizes of a scan's process groups, except groups with several recorded sizes."""
     sizes: dict[Dimension, set[int]] = {}
     pipelines = set()
     for group in scan.others_groups:
