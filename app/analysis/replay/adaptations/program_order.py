@@ -1,9 +1,10 @@
 """Ranks that run one operation at a time, in the order of their program.
 
-In the paper's model collectives come before the first forward and after the last backward. A loop
-that reduces gradients after each microbatch, averages its loss over the ranks, or gathers
-parameters after the optimizer has them elsewhere. Without a pipeline, and if each operation of a
-rank begins after the end of the previous one, each depends on the previous one.
+In the paper's model collectives come before the first forward and after the last backward. A
+training loop that reduces gradients after each microbatch, averages its loss over the ranks, or
+gathers parameters after the optimizer runs its collectives elsewhere. If a job has no pipeline, and
+each operation of a rank begins after the end of the rank's previous operation, each operation is
+made to depend on the previous operation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
-# An operation follows another one if it begins after the other's end in this share of cases.
+# An operation follows another operation if it begins after the other's end in at least this share
+# of cases.
 _REGULARLY: Final = 0.98
 
 
@@ -43,9 +45,9 @@ def propose_program_order(draft: Draft) -> Proposal | None:
 
 
 def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign] | None:
-    """Return the operations of a rank in program order, and the sign that they run in it.
+    """Return the operations of a rank in program order, and the sign that they run in this order.
 
-    None if operations overlap, or if the graph has that order already.
+    Return None if operations overlap, or if the graph already has this order.
     """
     if layout.pp > 1:
         return None
@@ -103,7 +105,7 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
 
 
 def _end_ns(layout: Layout, item: _Item) -> FloatArray:
-    """Return the earliest possible end of an item: its begin plus its main node's duration, ns."""
+    """Return the earliest possible end of an item, ns: its begin plus its main node's duration."""
     begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
     end: FloatArray = begin + layout.duration_ns[item.main]
     return end
@@ -126,7 +128,7 @@ def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph
             changed[node] &= set(item.nodes)
     for before, item in pairwise(items):
         changed[item.first].add(before.last)
-    # Garbage collections are no items: they keep their dependencies and precede the next item.
+    # Garbage collections are not items: they keep their dependencies and precede the next item.
     place = {node: number for number, item in enumerate(items) for node in item.nodes}
     for node in after.keys() - place.keys():
         last = max((place[other] for other in after[node] if other in place), default=-1)
