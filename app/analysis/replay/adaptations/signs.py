@@ -300,7 +300,7 @@ class Precheck:
         return float(np.mean(self._start[forwards[0]] >= self._end[gathers[first]])) >= _MOST
 
     def may_block(self) -> bool:
-        """Return whether a transfer type always ends before its stage's next computation begins."""
+        """Return whether transfers of a type mostly end before the stage's next computation."""
         later = np.where(self._computes[:, None], self._start, np.inf)
         begins = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         chosen = self._of(P2P)

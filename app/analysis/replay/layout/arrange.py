@@ -1,8 +1,8 @@
-"""Arrangement of the rows of a trace in dense layouts, a layout for each shape of steps.
+"""Arrangement of the rows of a trace in dense layouts, with a layout for each shape of steps.
 
 Recorders and our own storage write the operations of a rank and step together, in the same order in
 every step and at equal distances. The rows of such a rank are a matrix (step, operation), which is
-transposed as one block; of other traces every row is looked up.
+transposed as one block. If a trace is not regular in this way, each of its rows is looked up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from app.errors import Fault, UnanalyzableError
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
 
-# Number of DP ranks whose values are written together, since neighboring DP ranks share cache
+# Number of DP ranks whose values are written together. Values of neighboring DP ranks share cache
 # lines.
 _TOGETHER: Final = 32
 
@@ -138,7 +138,7 @@ def _transpose(
     begin_ns: NDArray[np.int64],
     blocks: list[_Block],
 ) -> Dense | None:
-    """Return the dense arrays of blocks; None if a stage's operations differ between blocks."""
+    """Return the dense arrays of blocks; None if a stage has different operations in two blocks."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
         return None
@@ -158,7 +158,7 @@ def _transpose(
         if (order >= shape.ravel()[kind]).any():
             return None
         nodes = first_node[kind] + order.astype(np.int64)
-        # The stage's blocks in order of DP ranks; each worker has a single block
+        # Blocks of the stage in the order of DP ranks; each worker has a single block
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
         if any(block.size != len(op) for block in mine):
             return None
@@ -181,7 +181,7 @@ def _transpose(
 
 
 def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: int) -> bool:
-    """Return whether all blocks have the op types and orders of the template in each step."""
+    """Return whether all blocks have the op types and orders of the template in every step."""
     ops, orders = trace.op[template], trace.order[template]
     return all(
         (_matrix(trace.op, block, steps) == ops).all()
@@ -198,12 +198,13 @@ def _transpose_rows(
     Parameters
     ----------
     values : int64 array, shape (operations,)
+        Column of the trace.
     less : int64 array, shape (steps,)
-        Subtracted from the values of each step.
+        Value that is subtracted from the values of each step.
     blocks : sequence of _Block
-        In order of DP ranks.
+        Blocks of the stage, in the order of DP ranks.
     nodes : int64 array, shape (size,)
-        The node of each row of a block's step.
+        Node of each row of a step in a block.
     out : float64 array, shape (all nodes, steps, dp)
     """
     for dp in range(0, len(blocks), _TOGETHER):
@@ -221,8 +222,8 @@ def _matrix(column: NDArray[Number], block: _Block, steps: int) -> NDArray[Numbe
 
 
 MAX_NAMED_WORKERS = 3
-# Largest number of operations of a step on a DP rank, far above any real pipeline; traces with more
-# are refused.
+# Largest number of operations of a step on a DP rank, which is far above any real pipeline. A trace
+# with more operations is refused.
 MAX_NODES = 2_000_000
 
 
@@ -230,21 +231,23 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
     """Return a trace's operations by node, step and DP rank, in a layout for each shape of steps.
 
     Each worker (DP rank, stage) is represented by one of its recorded ranks. The shape of a step is
-    the number of operations of each type on each stage, and the order of its computations. Dropped
-    are steps without a rank, with too many missing operations, of warm-up, and of evaluation.
+    the number of operations of each type on each stage, and the order of its computations. A step
+    is dropped if a rank did not record it, if too many of its operations are missing, or if it
+    belongs to a warm-up or an evaluation.
 
     Parameters
     ----------
     routes : sequence of sequences of (stage, chunk)
-        For each direction its virtual stages in the order of a forward; empty if microbatches
-        pass chunk after chunk.
+        For each direction in which microbatches enter, its virtual stages in the order of a
+        forward; empty if microbatches pass chunk after chunk.
     pads : bool
-        Whether places are left empty if DP ranks run different numbers of microbatches.
+        Whether DP ranks may run different numbers of microbatches: ranks with fewer microbatches
+        then have empty places.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing`` where a worker sent nothing at all; ``trace.missing_model_chunk``;
+        ``trace.rank_missing``: a worker has no recorded operation; ``trace.missing_model_chunk``;
         ``trace.too_many_operations`` in a step; ``trace.no_complete_step``.
     """
     _require_chunks(trace)
@@ -280,8 +283,9 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
 def _unanswered(trace: Trace) -> tuple[str, ...]:
     """Return the types of sends that are left out because their receives were not recorded.
 
-    In recorded jobs receives are posted late, and without them the wait of a send would count as
-    transfer. Computations of neighboring stages then depend directly on one another.
+    In recorded jobs receives are posted late. Without the receive's launch, the time for which a
+    send waits for it would count as transfer. If sends are left out, computations of neighboring
+    stages depend directly on one another.
     """
     recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
     return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
@@ -289,7 +293,8 @@ def _unanswered(trace: Trace) -> tuple[str, ...]:
 
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
     """Return the layout of a regular trace from its dense arrays."""
-    # The rows of DP rank 0 in the first step, whose microbatches and chunks hold for all lanes
+    # The rows of DP rank 0 in the first step. In a regular trace their microbatches and chunks are
+    # those of all lanes.
     template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
     first, end = runs.first[template].tolist(), runs.end[template].tolist()
     lane = np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
@@ -313,7 +318,7 @@ def _group_by_shape(
     *,
     pads: bool,
 ) -> tuple[list[Layout], dict[int, str]]:
-    """Return the layouts of an irregular trace by shape, and (step → reason why it is dropped)."""
+    """Return the layouts of an irregular trace by shape, and the reason of each dropped step."""
     left_out, routes = left_out_and_routes
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
@@ -409,7 +414,7 @@ def _from_placed(
 
 
 def _require_chunks(trace: Trace) -> None:
-    """Raise ``trace.missing_model_chunk`` if a computation names none of its stage's chunks."""
+    """Raise ``trace.missing_model_chunk`` if a computation names none of several chunks."""
     if trace.meta.sizes.vpp == 1:
         return
     computes = np.array([name in COMPUTE for name in trace.op_names])
@@ -430,8 +435,9 @@ def _require_chunks(trace: Trace) -> None:
 def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
     """Return the rank that represents each worker, shape (dp, pp).
 
-    The lowest recorded one; of a ring of context-parallel ranks the one that computes longest,
-    since the others wait for it inside their computations, each at another place.
+    It is the worker's lowest recorded rank. In a ring of context-parallel ranks it is the rank that
+    computes for longest, since the others wait for it inside their computations, each at another
+    place.
     """
     sizes = trace.meta.sizes
     lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
@@ -457,7 +463,10 @@ def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
 def _steps_of_all_ranks(
     runs: BlockRuns, ranks: NDArray[np.int32]
 ) -> tuple[IntArray, dict[int, str]]:
-    """Return the steps of all analyzed ranks, and (incomplete step → its missing ranks as text)."""
+    """Return the steps that all analyzed ranks recorded, and the incomplete steps.
+
+    An incomplete step is given with its missing ranks as text.
+    """
     workers = ranks.size
     analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
     steps, index = np.unique(runs.step[analyzed], return_inverse=True)

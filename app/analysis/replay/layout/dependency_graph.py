@@ -1,9 +1,10 @@
 """Dependency graph of the operations of a step, shared by all steps of the same shape.
 
-Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
-A graph describes one DP rank; the others share it. Dependencies follow the recorded launch order,
-so GPipe, 1F1B and interleaved schedules need no assumption. Sessions of a job have one structure,
-and deriving the graph takes up to a tenth of an analysis, so graphs are cached.
+Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis". A
+graph describes a single DP rank, and is the same for all DP ranks. Dependencies follow the recorded
+launch order, so GPipe, 1F1B and interleaved schedules need no assumption. All sessions of a job
+have the same structure, and deriving the graph takes up to a tenth of an analysis, so graphs are
+cached.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACK
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes that complete together: a single operation, or a communication group."""
+    """Nodes that end together: a single operation, or a communication group."""
 
     members: tuple[int, ...]  # nodes
     after: tuple[tuple[int, ...], ...]  # for each member the nodes that it depends on
@@ -61,14 +62,14 @@ class Graph:
 
     units: tuple[Unit, ...]
     last: tuple[int, ...]  # nodes without dependents, which may end last
-    # Whether each stage (in jobs without a pipeline each rank) begins a step when it has ended its
-    # previous step, instead of when all stages have.
+    # Whether each stage (in jobs without a pipeline each rank) begins a step when it has itself
+    # ended the previous step, instead of when all stages have.
     chained: bool = False
     # (node, dependency) → regular launch delay, ns; 0 for pairs that are not listed
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # Regular gap between two chained steps, ns
+    # Regular gap between two chained steps of a stage, ns
     step_gap_ns: float = 0.0
-    # Computation → the collectives inside it that it waits for, in order. In the graph these
+    # Computation → the collectives inside it for which it waits, in order. In the graph these
     # collectives precede or follow the computation; executors cut the computation at each of them.
     inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ def with_edges(
     Parameters
     ----------
     added, removed : mapping of int to nodes
-        Additional and removed dependencies of each node.
+        Dependencies of each node to add, and to remove.
 
     Raises
     ------
@@ -119,7 +120,7 @@ def sorted_graph(
     chained: bool = False,
     lags_ns: Mapping[tuple[int, int], float] | None = None,
 ) -> Graph:
-    """Return the graph of units given in any order; the other arguments are those of `Graph`."""
+    """Return the graph of units given in any order; for the other arguments see `Graph`."""
     ordered = _in_order(units, layout)
     followed = {node for unit in ordered for nodes in unit.after for node in nodes}
     last = tuple(node for unit in ordered for node in unit.members if node not in followed)
@@ -181,7 +182,7 @@ def build_graph(layout: Layout) -> Graph:
     Raises
     ------
     UnanalyzableError
-        ``trace.dependency_cycle`` with the operations that wait for one another.
+        ``trace.dependency_cycle``, with the operations that depend on one another.
     """
     builder = _Builder(layout)
     for stage in range(layout.pp):
@@ -281,7 +282,8 @@ class _Builder:
                     self.after[receive].add(computes[position[node] - 1])
             for send, node in self._emptied[direction, stage]:
                 self.after[send].add(node)
-        # While the pipeline fills, the first backward transfers follow the last forward but one.
+        # While the pipeline fills, the first backward transfers follow the forward before the last
+        # forward.
         backwards = set(self.of(stage, ops.BACKWARD_COMPUTE))
         first_backward = next((i for i, node in enumerate(compute) if node in backwards), 0)
         if first_backward > 1:
@@ -296,7 +298,7 @@ class _Builder:
         name: str,
         neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Return a stage's transfers of a type, each with its computation, in order."""
+        """Return the transfers of a type on a stage, each with its computation, in launch order."""
         transfers = self.of(stage, name)
         if not transfers:
             return []
@@ -317,7 +319,7 @@ class _Builder:
         )
 
     def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
-        """Return (computation → its transfer) for the computations of a virtual stage."""
+        """Return a map of the computations of a virtual stage to their transfers."""
         chunk = stage[1]
         return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
 
@@ -360,7 +362,7 @@ class _Builder:
                 self.after[after_backward[0]].add(scatters[-1])
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool, bool]]:
-        """Yield each group (members, is communication, spans DP ranks); a node is in one."""
+        """Yield (members, is communication, spans DP ranks) of groups; each node is in one."""
         grouped: set[int] = set()
         for members, across_dp in (*self._p2p_groups(), *self._step_end_groups()):
             if not grouped.isdisjoint(members):
@@ -437,7 +439,7 @@ def graph_of(layout: Layout) -> Graph:
     Raises
     ------
     UnanalyzableError
-        As `build_graph`.
+        See `build_graph`.
     """
     if len(layout.nodes) > MOST_NODES:
         return build_graph(layout)
