@@ -57,8 +57,8 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
     spanning = layout.of_types(*DP_COLLECTIVES).tolist()
     for unit in graph.units:
         match unit.members:
-            case (one, other) if not unit.across_dp and stage[one] != stage[other]:
-                pair = (one, other) if stage[one] < stage[other] else (other, one)
+            case (first, second) if not unit.across_dp and stage[first] != stage[second]:
+                pair = (first, second) if stage[first] < stage[second] else (second, first)
                 # Pairs are grouped by the op type on the lower stage, because forward and backward
                 # transfers have different types.
                 of_link = together[stage[pair[0]], stage[pair[1]]]
@@ -81,11 +81,11 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
 
 def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
     """Return the median difference between paired ends in each step, shape (steps, dp), ns."""
-    one, other = (list(side) for side in zip(*pairs, strict=True))
-    ends = layout.start_ns[one] + layout.duration_ns[one]
-    if one == other:
+    first, second = (list(side) for side in zip(*pairs, strict=True))
+    ends = layout.start_ns[first] + layout.duration_ns[first]
+    if first == second:
         return np.asarray(median_of_known(ends - np.median(ends, axis=2, keepdims=True)))
-    return median_of_known(ends - layout.start_ns[other] - layout.duration_ns[other])
+    return median_of_known(ends - layout.start_ns[second] - layout.duration_ns[second])
 
 
 CORRECTED_NS: Final = 1e6
@@ -165,14 +165,14 @@ def _align_once(
         layouts = stepless.layouts
         matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
-    part = connected_parts(matches.one, matches.other, count)[:ranks]
+    part = connected_parts(matches.first, matches.second, count)[:ranks]
     parts = np.unique(part)
     if len(parts) > 1:
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
         between_parts = _joined(boundaries)
         matches = Matches(
-            np.concatenate([matches.one, between_parts.one]),
-            np.concatenate([matches.other, between_parts.other]),
+            np.concatenate([matches.first, between_parts.first]),
+            np.concatenate([matches.second, between_parts.second]),
             np.concatenate([matches.ahead_ns, between_parts.ahead_ns], axis=1),
             np.concatenate([matches.spread_ns, between_parts.spread_ns], axis=1),
         )
@@ -326,11 +326,11 @@ def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) 
         since = begin_ns[inside] - center[w] if absolute else np.zeros(int(inside.sum()))
         lines = robust_lines(since, matches.ahead_ns[inside])
         offsets[w] = robust_potentials(
-            matches.one, matches.other, lines.value, lines.error, count, enough=SETTLED_NS
+            matches.first, matches.second, lines.value, lines.error, count, enough=SETTLED_NS
         )
         if absolute:
             rates[w] = robust_potentials(
-                matches.one, matches.other, lines.slope, lines.slope_error, count
+                matches.first, matches.second, lines.slope, lines.slope_error, count
             )
     return _Fit(window, center, offsets, rates if absolute else None, begin_ns)
 
@@ -353,15 +353,15 @@ def _residuals(
     """
     ranks = len(part)
     offsets = fit.at_begin()
-    residual = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
+    residual = np.abs(matches.ahead_ns - offsets[:, matches.first] + offsets[:, matches.second])
     of_match = MAD_TO_SD * np.hypot(median_of_known(residual), median_of_known(matches.spread_ns))
-    boundary = matches.other == fit.offsets_ns.shape[1] - 1
+    boundary = matches.second == fit.offsets_ns.shape[1] - 1
     of_part = np.zeros(ranks)
-    of_part[matches.one[boundary]] = np.nan_to_num(of_match[boundary])
-    ends = np.concatenate([matches.one[~boundary], matches.other[~boundary]])
+    of_part[matches.first[boundary]] = np.nan_to_num(of_match[boundary])
+    ends = np.concatenate([matches.first[~boundary], matches.second[~boundary]])
     values = np.concatenate([of_match[~boundary], of_match[~boundary]])
-    known = (ends < ranks) & ~np.isnan(values)
-    ends, values = ends[known], values[known]
+    measured = (ends < ranks) & ~np.isnan(values)
+    ends, values = ends[measured], values[measured]
     order = np.lexsort((values, ends))
     ends, values = ends[order], values[order]
     residual = np.zeros(ranks)

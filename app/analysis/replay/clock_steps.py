@@ -35,20 +35,20 @@ MATCHES: Final = 6
 class Matches:
     """Pairs of clocks, compared by recorded ends of operations that end together.
 
-    The clock of node `one` is `ahead_ns` ahead of the clock of node `other`, shape (steps,
+    The clock of node `first` is `ahead_ns` ahead of the clock of node `second`, shape (steps,
     matches), NaN if nothing was recorded. `spread_ns`, of the same shape, is the median deviation
     of the ends of a step from `ahead_ns`. Nodes are numbered: first the ranks (DP rank × PP +
     stage), then a node for the collectives of each stage, then a node for the boundaries of steps.
     """
 
-    one: NDArray[np.int64]
-    other: NDArray[np.int64]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
     ahead_ns: FloatArray
     spread_ns: FloatArray
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return the pair of clocks (`one`, `other`) of each match."""
-        return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
+        """Return the pair of clocks (`first`, `second`) of each match."""
+        return list(zip(self.first.tolist(), self.second.tolist(), strict=True))
 
 
 def matches_of(layout: Layout, graph: Graph) -> Matches:
@@ -60,29 +60,29 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
     spanning = layout.of_types(*DP_COLLECTIVES).tolist()
     for unit in graph.units:
         match unit.members:
-            case (one_of, other_of) if not unit.across_dp and stage[one_of] != stage[other_of]:
-                if layout.free is not None and (layout.free[one_of] or layout.free[other_of]):
+            case (sender, receiver) if not unit.across_dp and stage[sender] != stage[receiver]:
+                if layout.free is not None and (layout.free[sender] or layout.free[receiver]):
                     continue
-                if stage[one_of] > stage[other_of]:
-                    one_of, other_of = other_of, one_of
-                pairs.setdefault((stage[one_of], stage[other_of]), []).append((one_of, other_of))
+                if stage[sender] > stage[receiver]:
+                    sender, receiver = receiver, sender
+                pairs.setdefault((stage[sender], stage[receiver]), []).append((sender, receiver))
             case (node,) if spanning[node]:
                 collectives.setdefault(stage[node], []).append(node)
             case _:
                 pass
     ranks = np.arange(dp) * pp
-    one, other, apart = [], [], []
+    first_nodes, second_nodes, apart = [], [], []
     for (first, second), nodes_of_link in sorted(pairs.items()):
         ends = [_ends(layout, list(side)) for side in zip(*_sample(nodes_of_link), strict=True)]
-        one.append(ranks + first)
-        other.append(ranks + second)
+        first_nodes.append(ranks + first)
+        second_nodes.append(ranks + second)
         apart.append(ends[0] - ends[1])
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
             end = _ends(layout, _sample(nodes))
             median = median_of_known(end.transpose(2, 0, 1))
-            one.append(ranks + stage)
-            other.append(np.full(dp, dp * pp + stage))
+            first_nodes.append(ranks + stage)
+            second_nodes.append(np.full(dp, dp * pp + stage))
             apart.append(end - median[:, :, None])
     nothing = np.zeros((len(layout.steps), 0))
     ahead = _medians(apart)
@@ -90,8 +90,8 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
         [np.abs(values - median) for values, median in zip(apart, ahead, strict=True)]
     )
     return Matches(
-        np.concatenate([np.zeros(0, dtype=np.int64), *one]),
-        np.concatenate([np.zeros(0, dtype=np.int64), *other]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *first_nodes]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *second_nodes]),
         np.concatenate([nothing, *ahead], axis=1),
         np.concatenate([nothing, *spread], axis=1),
     )
@@ -272,7 +272,7 @@ def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _
         last = step + 1 == len(ahead)
         after = ahead[step] if last else median_of_known(ahead[step + 1 : step + 3])
         stays = np.nan_to_num(np.abs(after - before))
-        mine = np.isin(matches.one, which) | np.isin(matches.other, which)
+        mine = np.isin(matches.first, which) | np.isin(matches.second, which)
         if mine.any() and float(stays[mine].max()) > AGREED * float(off[which].max()):
             torn.append(step)
     return torn
@@ -318,16 +318,16 @@ def _jump(
     matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
 ) -> FloatArray | None:
     """Return each rank's jump relative to others, shape (ranks,), ns; None if ends disagree."""
-    known = ~np.isnan(apart)
-    if not known.any():
+    measured = ~np.isnan(apart)
+    if not measured.any():
         return None
     error = np.maximum(np.nan_to_num(noise), 1.0)
     count = ranks + pp + 1
-    potential = robust_potentials(matches.one, matches.other, apart, error, count)
-    left = apart - potential[matches.one] + potential[matches.other]
+    potential = robust_potentials(matches.first, matches.second, apart, error, count)
+    left = apart - potential[matches.first] + potential[matches.second]
     largest = float(np.ptp(potential[:ranks]))
     within = np.maximum(AGREED * largest, ABOVE_NOISE * np.nan_to_num(noise))
-    if largest < LEAST_NS or (np.abs(left) > within)[known].mean() > MOST_ODD:
+    if largest < LEAST_NS or (np.abs(left) > within)[measured].mean() > MOST_ODD:
         return None
     return potential[:ranks]
 

@@ -156,8 +156,8 @@ class Turns:
     @property
     def usual_ns(self) -> float:
         """Return the median gap between steps, at least 0, ns; 0 if no gap is recorded."""
-        known = self.gap_ns[self.known]
-        return max(float(median(known)), 0.0) if len(known) else 0.0
+        gaps_ns = self.gap_ns[self.known]
+        return max(float(median(gaps_ns)), 0.0) if len(gaps_ns) else 0.0
 
 
 def turns_of(replayed: Replayed) -> Turns:

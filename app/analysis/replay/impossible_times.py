@@ -175,9 +175,12 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
     began = layout.start_ns[long.at]
     after = np.full(len(began), np.inf)
     follower = _followers(layout, graph, long.node)[long.node]
-    known = np.flatnonzero(follower >= 0)
-    later = layout.start_ns[follower[known], long.step[known], long.dp[known]] - began[known]
-    after[known] = np.where(later > 0, later, np.inf)
+    followed = np.flatnonzero(follower >= 0)
+    later = (
+        layout.start_ns[follower[followed], long.step[followed], long.dp[followed]]
+        - began[followed]
+    )
+    after[followed] = np.where(later > 0, later, np.inf)
     for ends in (_step_ends(layout, stage, long), _next_begins(layout)[stage, long.step, long.dp]):
         later = ends - began
         np.minimum(after, np.where(later > 0, later, np.inf), out=after)

@@ -100,19 +100,19 @@ def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> di
         medians = typical.setdefault(op, np.full((dp, pp), np.nan))
         medians[:, stage] = _medians(np.concatenate(values))
     for medians in typical.values():
-        known = medians[~np.isnan(medians)]
-        medians[np.isnan(medians)] = np.median(known) if len(known) else 0.0
+        recorded = medians[~np.isnan(medians)]
+        medians[np.isnan(medians)] = np.median(recorded) if len(recorded) else 0.0
     return typical
 
 
 def _medians(values: FloatArray) -> FloatArray:
     """Return the median of each column, without NaN; of an empty one the median of all values."""
-    known = ~np.isnan(values)
-    if not known.any():
+    present = ~np.isnan(values)
+    if not present.any():
         return np.full(values.shape[1], np.nan)
-    medians = np.full(values.shape[1], np.median(values[known]))
-    for column in np.flatnonzero(known.any(axis=0)).tolist():
-        medians[column] = np.median(values[known[:, column], column])
+    medians = np.full(values.shape[1], np.median(values[present]))
+    for column in np.flatnonzero(present.any(axis=0)).tolist():
+        medians[column] = np.median(values[present[:, column], column])
     return medians
 
 
@@ -214,9 +214,9 @@ class _Repair:
         if unit.across_dp:
             # The inferred launch of an absent worker is also at most the last recorded launch, so
             # that an absent worker never delays its group.
-            known = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
-            absent = _absent(self.layout, unit) & np.isfinite(known)
-            starts = np.where(absent, np.minimum(starts, known), starts)
+            last_launch = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
+            absent = _absent(self.layout, unit) & np.isfinite(last_launch)
+            starts = np.where(absent, np.minimum(starts, last_launch), starts)
         starts = np.where(lost, np.minimum(starts, bound), starts)
         latest = starts.max(axis=axes, keepdims=True)
         for i, node in enumerate(members):
@@ -351,13 +351,13 @@ def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
     """
     inner = sizes.tp * sizes.cp
     dp, pp = np.arange(sizes.dp, dtype=np.int64)[:, None], np.arange(sizes.pp, dtype=np.int64)
-    known = ranks != _NO_RANK
+    recorded = ranks != _NO_RANK
     for numbers in ((pp * sizes.dp + dp) * inner, (dp * sizes.pp + pp) * inner):
-        if (numbers[known] == ranks[known] // inner * inner).all():
-            return np.where(known, ranks, numbers)
-    free = np.setdiff1d(np.arange(sizes.world), ranks[known])
+        if (numbers[recorded] == ranks[recorded] // inner * inner).all():
+            return np.where(recorded, ranks, numbers)
+    free = np.setdiff1d(np.arange(sizes.world), ranks[recorded])
     unnumbered = ranks.copy()
-    unnumbered[~known] = free[: int((~known).sum())]
+    unnumbered[~recorded] = free[: int((~recorded).sum())]
     return unnumbered
 
 
@@ -431,8 +431,8 @@ def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> 
             guessed[members] = within[:, stage[members]].any(axis=1)
     for code in np.unique(op[guessed.any(axis=1)]).tolist():
         mine = op == code
-        known = own_ns[mine].transpose(0, 2, 1)[~guessed[mine]]
-        typical = median(known.ravel()) if len(known) else own_ns[mine].min()
+        recorded_ns = own_ns[mine].transpose(0, 2, 1)[~guessed[mine]]
+        typical = median(recorded_ns.ravel()) if len(recorded_ns) else own_ns[mine].min()
         filled = np.broadcast_to(guessed[mine][:, None, :], own_ns[mine].shape)
         own_ns[mine] = np.where(filled, typical, own_ns[mine])
     return own_ns
@@ -495,13 +495,13 @@ def arriving_last(layout: Layout) -> Layout:
         # Piecewise linear map of times: the time before the launch is stretched, times from the end
         # on are unchanged.
         order = np.argsort(np.concatenate([launch, end]), kind="stable")
-        known = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
+        recorded = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
         moved = np.maximum.accumulate(np.concatenate([[0.0], np.concatenate([late, end])[order]]))
         begin = start_ns[others, step, dp]
         finish = begin + duration_ns[others, step, dp]
-        after = known[-1]
+        after = recorded[-1]
         mapped = [
-            np.where(times > after, times, np.interp(times, known, moved))
+            np.where(times > after, times, np.interp(times, recorded, moved))
             for times in (begin, finish)
         ]
         start_ns[others, step, dp] = mapped[0]

@@ -186,8 +186,8 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     values : float64 array, shape (times, series)
         Values of each series at each time; NaN if unknown.
     """
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
+    present = ~np.isnan(values)
+    filled = np.where(present, values, 0.0)
     center = median_of_known(values)
     scale = MAD_TO_SD * median_of_known(np.abs(values - center))
     span = float(np.abs(time).max(initial=0.0))
@@ -195,18 +195,18 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     if span > 0:
         slope = _first_slopes(time, values)
         center = median_of_known(values - slope * time[:, None])
-    weight = known.astype(np.float64)
+    weight = present.astype(np.float64)
     value = np.nan_to_num(center)
     for _ in range(ROUNDS if span > 0 else 0):
         residual = np.abs(filled - value - slope * time[:, None])
-        scale = MAD_TO_SD * median_of_known(np.where(known, residual, np.nan))
+        scale = MAD_TO_SD * median_of_known(np.where(present, residual, np.nan))
         limit = HUBER * np.maximum(np.nan_to_num(scale), TINY)
-        weight = known * np.minimum(1.0, limit / np.maximum(residual, limit))
+        weight = present * np.minimum(1.0, limit / np.maximum(residual, limit))
         value, slope = _weighted_lines(time, filled, weight, slope)
-    count = np.maximum(known.sum(axis=0), 1)
+    count = np.maximum(present.sum(axis=0), 1)
     error = np.nan_to_num(scale) / np.sqrt(count)
-    spacing = np.sqrt((known * time[:, None] ** 2).sum(axis=0))
-    empty = ~known.any(axis=0)
+    spacing = np.sqrt((present * time[:, None] ** 2).sum(axis=0))
+    empty = ~present.any(axis=0)
     return FittedLines(
         value=np.where(empty, np.nan, value),
         slope=np.where(empty, np.nan, slope),
@@ -243,13 +243,13 @@ def _weighted_lines(
     return mean - slope * mean_time, slope
 
 
-def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
+def connected_parts(first: IntArray, second: IntArray, count: int) -> IntArray:
     """Return the lowest node of each node's connected component, shape (count,)."""
     label = np.arange(count)
     while True:
         lowest = label.copy()
-        np.minimum.at(lowest, one, label[other])
-        np.minimum.at(lowest, other, label[one])
+        np.minimum.at(lowest, first, label[second])
+        np.minimum.at(lowest, second, label[first])
         lowest = lowest[lowest]
         if (lowest == label).all():
             return label
@@ -257,8 +257,8 @@ def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
 
 
 def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
-    one: IntArray,
-    other: IntArray,
+    first: IntArray,
+    second: IntArray,
     difference: FloatArray,
     error: FloatArray,
     count: int,
@@ -269,7 +269,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
 
     Parameters
     ----------
-    one, other : int64 arrays, shape (edges,)
+    first, second : int64 arrays, shape (edges,)
         The two nodes of each edge.
     difference, error : float64 arrays, shape (edges,)
         Differences, ignored where NaN, and their standard errors.
@@ -283,14 +283,14 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     float64 array, shape (count,)
         The median of each connected part is 0.
     """
-    known = ~np.isnan(difference)
-    one, other, difference = one[known], other[known], difference[known]
-    if not len(one):
+    present = ~np.isnan(difference)
+    first, second, difference = first[present], second[present], difference[present]
+    if not len(first):
         return np.zeros(count)
-    edges = _Edges.of(one, other, difference, connected_parts(one, other, count))
-    typical_error = float(median(error[known]))
+    edges = _Edges.of(first, second, difference, connected_parts(first, second, count))
+    typical_error = float(median(error[present]))
     typical_difference = float(median(np.abs(difference)))
-    base = np.sqrt(error[known] ** 2 + typical_error**2 + (FLOOR * typical_difference) ** 2)
+    base = np.sqrt(error[present] ** 2 + typical_error**2 + (FLOOR * typical_difference) ** 2)
     base = np.where(base > 0, base, 1.0)
     base /= np.mean(base)
     squared = base**2
@@ -305,7 +305,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
         potential -= potential[edges.part]
         if np.abs(potential - before).max() <= settled:
             break
-        residual = np.abs(difference - potential[one] + potential[other]) / base
+        residual = np.abs(difference - potential[first] + potential[second]) / base
         scale = MAD_TO_SD * float(median(residual))
         limit = HUBER * max(scale, TOLERANCE * typical_difference, TINY)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(residual, limit)) / squared)
@@ -329,25 +329,27 @@ class _Edges:
     edge changes: its weight is added to two of them and subtracted from the other two.
     """
 
-    one: IntArray
-    other: IntArray
+    first: IntArray
+    second: IntArray
     difference: FloatArray
     part: IntArray
     held: IntArray
     cells: IntArray
 
     @classmethod
-    def of(cls, one: IntArray, other: IntArray, difference: FloatArray, part: IntArray) -> _Edges:
+    def of(
+        cls, first: IntArray, second: IntArray, difference: FloatArray, part: IntArray
+    ) -> _Edges:
         """Return the edges with their indices into the matrix of the normal equations."""
         count = len(part)
         return cls(
-            one,
-            other,
+            first,
+            second,
             difference,
             part,
             held=np.flatnonzero(part == np.arange(count)) * (count + 1),
-            cells=np.concatenate([one, other, one, other]) * count
-            + np.concatenate([one, other, other, one]),
+            cells=np.concatenate([first, second, first, second]) * count
+            + np.concatenate([first, second, second, first]),
         )
 
 
@@ -358,22 +360,24 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     diagonal preconditioner. Symbols are those of Saad, "Iterative Methods for Sparse Linear
     Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r, direction p.
     """
-    one, other, count = edges.one, edges.other, len(edges.part)
+    first, second, count = edges.first, edges.second, len(edges.part)
     if count <= DIRECT_NODES:
         negative = -weight
         values = np.concatenate((weight, weight, negative, negative))
         matrix = np.bincount(edges.cells, values, minlength=count * count)
         matrix[edges.held] += weight.max()
         flow = weight * edges.difference
-        inflow = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
+        inflow = np.bincount(first, flow, minlength=count) - np.bincount(
+            second, flow, minlength=count
+        )
         return np.asarray(np.linalg.solve(matrix.reshape(count, count), inflow))
-    ends = np.concatenate([one, other])
+    ends = np.concatenate([first, second])
 
     def gathered(flow: FloatArray) -> FloatArray:
         return np.asarray(np.bincount(ends, np.concatenate([flow, -flow]), minlength=count), float)
 
     def applied(potential: FloatArray) -> FloatArray:
-        return gathered(weight * (potential[one] - potential[other]))
+        return gathered(weight * (potential[first] - potential[second]))
 
     diagonal = np.bincount(ends, np.concatenate([weight, weight]), minlength=count)
     scale = 1 / np.where(diagonal > 0, diagonal, 1.0)
@@ -401,6 +405,6 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     return potential
 
 
-def _inner(one: FloatArray, other: FloatArray) -> float:
+def _inner(left: FloatArray, right: FloatArray) -> float:
     """Return the inner product without BLAS, whose threads would cost more time than they save."""
-    return float((one * other).sum())
+    return float((left * right).sum())

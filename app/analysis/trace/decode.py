@@ -146,27 +146,30 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
     OSError
         The file cannot be read.
     """
-    known = recognize(body, limits=limits, content_type=content_type, format_name=format_name)
-    if known.local_only and not local:
+    trace_format = recognize(
+        body, limits=limits, content_type=content_type, format_name=format_name
+    )
+    if trace_format.local_only and not local:
         raise UnsupportedFormatError(
-            f"{known.title} is read by the command line only: paceline convert {known.name} FILES "
-            "--out DIR, then paceline upload what it writes",
+            f"{trace_format.title} is read by the command line only: paceline convert "
+            f"{trace_format.name} FILES --out DIR, then paceline upload what it writes",
             code="trace.command_line_only",
         )
-    if own is not None and not known.own_ranges:
+    if own is not None and not trace_format.own_ranges:
         titles = ", ".join(item.title for item in FORMATS.values() if item.own_ranges)
         message = (
-            f"{known.title} has no ranges that labels could name; those that have are {titles}"
+            f"{trace_format.title} has no ranges that labels could name; those that have are "
+            f"{titles}"
         )
         raise InvalidLabelsError(message, code="labels.no_ranges")
-    if known.decode_with_hints is None:
-        decoded = known.decode(body, meta, limits, part=part)
+    if trace_format.decode_with_hints is None:
+        decoded = trace_format.decode(body, meta, limits, part=part)
     else:
         if names is None and local and isinstance(body, Path):
             names = names_of(body.name, [body.name])
         hints = SenderHints(own, names or UNNAMED)
-        decoded = known.decode_with_hints(body, meta, limits, part=part, hints=hints)
-    if not known.recorder:
+        decoded = trace_format.decode_with_hints(body, meta, limits, part=part, hints=hints)
+    if not trace_format.recorder:
         return decoded
     noted = note_unmapped(decoded.trace.meta, decoded.unmapped)
     return replace(decoded, trace=replace(decoded.trace, meta=noted))
@@ -194,8 +197,8 @@ def recognize(
     head = head_of(body)
     if not head.start:
         refuse_body("no_rows", "the body is empty")
-    known = _format_of(head, content_type, format_name)
-    if known is None:
+    trace_format = _format_of(head, content_type, format_name)
+    if trace_format is None:
         if head.compressed and head.whole:
             # Read the whole text, so that damaged or cut-off compression is reported rather than an
             # unknown format.
@@ -204,7 +207,7 @@ def recognize(
         sent_as = f" (sent as {content_type[:80]!r})" if content_type else ""
         titles = ", ".join(item.title for item in FORMATS.values())
         raise UnsupportedFormatError(f"the body is {why_unread(head)}{sent_as}; known are {titles}")
-    return known
+    return trace_format
 
 
 def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat | None:
@@ -214,10 +217,10 @@ def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceF
         raise UnsupportedFormatError(f"this is {unsupported.advice}", code="trace.no_operations")
     if named is not None:
         return named
-    for known in FORMATS.values():
-        own = known.media_types[0]
-        if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
-            return known
+    for trace_format in FORMATS.values():
+        own = trace_format.media_types[0]
+        if trace_format.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
+            return trace_format
     # JSON lines that are sent with our media type but lack our keys are decoded as NDJSON: its
     # decoder names their fault.
     lines = head.outline is not None and not head.outline.array

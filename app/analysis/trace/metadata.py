@@ -337,7 +337,7 @@ def _short_text(value: object) -> str | None:
     return str(value) if fits else None
 
 
-def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
+def join_metadata(earlier: SessionMeta, added: SessionMeta) -> SessionMeta:
     """Return the union of two parts' metadata; the counts of unmapped items are summed.
 
     Raises
@@ -345,21 +345,21 @@ def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
     InvalidMetadataError
         `metadata.conflict`, with the first key on which the parts disagree.
     """
-    return parse_metadata(join_documents(metadata_document(known), added))
+    return parse_metadata(join_documents(metadata_document(earlier), added))
 
 
-def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
+def join_documents(earlier: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
     """Return the union of two parts' metadata documents; see `join_metadata`.
 
     Parameters
     ----------
-    known : mapping
+    earlier : mapping
         Document as returned by `metadata_document`. It is not checked again, because it may have
         thousands of ranks, each of which may add a part.
     """
     more = metadata_document(added)
-    unmapped = (*unmapped_of(known), *unmapped_of(more))
-    first, second = with_unmapped(known, ()), with_unmapped(more, ())
+    unmapped = (*unmapped_of(earlier), *unmapped_of(more))
+    first, second = with_unmapped(earlier, ()), with_unmapped(more, ())
     for rank, host in added.hosts.items():
         before = first.get("hosts", {}).get(str(rank), host)
         was_guessed, is_guessed = (
@@ -426,8 +426,8 @@ def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMet
     return with_names(meta, named) if named else meta
 
 
-def _union(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
-    both = dict(known)
+def _union(earlier: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
+    both = dict(earlier)
     for key, value in added.items():
         path = f"{inside}{key}"
         if key not in both:

@@ -210,9 +210,9 @@ def name_operations(
 
 def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
     """Remove unknown types without rows from `types`, and renumber the codes in place."""
-    known = len(KNOWN_OP_TYPES)
+    first_unknown = len(KNOWN_OP_TYPES)
     counts = np.bincount(columns["op"], minlength=len(types))
-    keep = [code for code in range(len(types)) if code < known or counts[code]]
+    keep = [code for code in range(len(types)) if code < first_unknown or counts[code]]
     table = np.zeros(len(types), np.int16)
     table[keep] = np.arange(len(keep))
     columns["op"] = table[columns["op"]]

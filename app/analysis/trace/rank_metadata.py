@@ -376,15 +376,15 @@ def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
 def _agreeing(
     key: str,
     added: Mapping[int, str],
-    known: Mapping[int, str],
+    earlier: Mapping[int, str],
     guesses: Mapping[str, str] | None = None,
 ) -> Mapping[int, str]:
-    """Return `added` after checking it: a name that contradicts `known` is refused.
+    """Return `added` after checking it: a name that contradicts `earlier` is refused.
 
-    A guessed name in `known` may be contradicted.
+    A guessed name in `earlier` may be contradicted.
     """
     for rank, name in added.items():
-        other = known.get(rank, name)
+        other = earlier.get(rank, name)
         if other != name and other not in (guesses or {}):
             message = f"{key} of rank {rank} is {shown(name)}, another key says {shown(other)}"
             refuse(message, "conflict", column=key)

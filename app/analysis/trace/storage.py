@@ -169,7 +169,7 @@ _NO_LIMITS: Final = Limits(
 )
 
 
-def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
+def is_stored_as_received(trace_format: TraceFormat, start: bytes) -> bool:
     """Return whether a body with these first bytes is stored as received.
 
     Parameters
@@ -178,7 +178,7 @@ def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
         First four bytes of the body.
     """
     return any(
-        start.startswith(magic) and known in formats
+        start.startswith(magic) and trace_format in formats
         for magic, formats in _STORED_AS_RECEIVED.items()
     )
 
@@ -199,7 +199,7 @@ def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
         `trace.unreadable_blob`, or the errors of `decode`: the stored bytes are damaged.
     """
     blob = b"".join(parts)
-    for magic, (known, *_) in _STORED_AS_RECEIVED.items():
+    for magic, (trace_format, *_) in _STORED_AS_RECEIVED.items():
         if blob.startswith(magic):
-            return known.decode(blob, meta, _NO_LIMITS, part=False).trace
+            return trace_format.decode(blob, meta, _NO_LIMITS, part=False).trace
     return unpack(blob, meta)

@@ -248,21 +248,21 @@ class Draft:
         """Return a draft with the given layouts, and with the given graphs if there are any."""
         return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
-    def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
+    def proposal(self, replacements: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
         """Return a proposal with some layouts replaced; None if no layout is replaced.
 
         Parameters
         ----------
-        found : sequence of (Layout, Sign) or None
+        replacements : sequence of (Layout, Sign) or None
             For each arranged layout, its replacement and the sign of the adaptation; None to keep
             the layout.
         """
-        signs = [item[1] for item in found if item is not None]
+        signs = [item[1] for item in replacements if item is not None]
         if not signs:
             return None
         arranged = [
             layout if item is None else item[0]
-            for layout, item in zip(self.arranged, found, strict=True)
+            for layout, item in zip(self.arranged, replacements, strict=True)
         ]
         return Proposal(signs[0], self.recorded_otherwise(arranged))
 

@@ -109,7 +109,7 @@ class _Finder:
             for pp, mc in np.unique(np.stack([trace.pp[forwards], trace.mc[forwards]]), axis=1).T
         }
         self._flow: Flow = flow_of(places, routes)
-        self._known: dict[_Kind, _TypicalStep] = {}
+        self._typical_steps: dict[_Kind, _TypicalStep] = {}
 
     def count(self, name: str, stage: int) -> int:
         """Return the number of operations of a kind in a step."""
@@ -181,9 +181,9 @@ class _Finder:
         return _cheapest(np.abs(receives.end_ns[None, :] - np.array(ends)[:, None]))
 
     def _typical(self, name: str, stage: int) -> _TypicalStep:
-        if (name, stage) not in self._known:
-            self._known[name, stage] = self._measure(name, stage)
-        return self._known[name, stage]
+        if (name, stage) not in self._typical_steps:
+            self._typical_steps[name, stage] = self._measure(name, stage)
+        return self._typical_steps[name, stage]
 
     def _measure(self, name: str, stage: int) -> _TypicalStep:
         """Return the median start and end of each operation of a kind, over all lanes, ns."""

@@ -130,8 +130,8 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
     pairs = []
     for unit in graph.units:
         match unit.members:
-            case (one, other) if names[other] in _RECEIVES and other in fed:
-                pairs.append(_Pair(one, other, fed[other]))
+            case (send, receive) if names[receive] in _RECEIVES and receive in fed:
+                pairs.append(_Pair(send, receive, fed[receive]))
             case _:
                 pass
     return pairs

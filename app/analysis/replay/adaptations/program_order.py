@@ -93,13 +93,13 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
     for node in after.keys() - held - collections:
         nodes = (node, *graph.inside.get(node, ()))
         inside = set(nodes)
-        followed = {before for one in nodes for before in after[one]}
+        followed = {before for member in nodes for before in after[member]}
         begin = layout.start_ns[[*nodes]].min(axis=0)
         yield _Item(
             nodes,
             node,
-            first=next(one for one in nodes if inside.isdisjoint(after[one])),
-            last=next(one for one in nodes if one not in followed),
+            first=next(member for member in nodes if inside.isdisjoint(after[member])),
+            last=next(member for member in nodes if member not in followed),
             begin_ns=float(np.median(begin)),
         )
 

@@ -155,14 +155,19 @@ def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last
         for i in range(ends.shape[1]):
             ends[into, i] = 0.0
         return
-    one, other = after_slot[first], after_slot[min(first + 1, last - 1)]
-    third, fourth = after_slot[min(first + 2, last - 1)], after_slot[min(first + 3, last - 1)]
+    first_slot, second_slot = after_slot[first], after_slot[min(first + 1, last - 1)]
+    third_slot, fourth_slot = (
+        after_slot[min(first + 2, last - 1)],
+        after_slot[min(first + 3, last - 1)],
+    )
     if last - first <= _PAIR:
         for i in range(ends.shape[1]):
-            ends[into, i] = max(ends[one, i], ends[other, i])
+            ends[into, i] = max(ends[first_slot, i], ends[second_slot, i])
     else:
         for i in range(ends.shape[1]):
-            ends[into, i] = max(ends[one, i], ends[other, i], ends[third, i], ends[fourth, i])
+            ends[into, i] = max(
+                ends[first_slot, i], ends[second_slot, i], ends[third_slot, i], ends[fourth_slot, i]
+            )
     for k in range(first + 4, last):
         _raise_to(ends, into, ends, after_slot[k])
 
@@ -210,8 +215,8 @@ def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # no
 def _add(
     ends: FloatArray,
     to: int,
-    one: int,
-    other: int,
+    left: int,
+    right: int,
     values: FloatArray,
     row: int,
     first: int,
@@ -222,25 +227,25 @@ def _add(
     Indices are unsigned, which saves a check for negative indices in each lane.
     """
     for i in range(count):
-        begin = max(ends[one, i], ends[other, i])
+        begin = max(ends[left, i], ends[right, i])
         ends[to, i] = begin + values[row, np.uint64(first) + np.uint64(i)]
 
 
 @compiled  # pragma: no cover
 def _add_common(
-    ends: FloatArray, to: int, one: int, other: int, common: float, first: int, last: int
+    ends: FloatArray, to: int, left: int, right: int, common: float, first: int, last: int
 ) -> None:
     """Write max(two rows of ends) plus a common duration for the lanes from `first` to `last`."""
     for i in range(first, last):
-        ends[to, i] = max(ends[one, i], ends[other, i]) + common
+        ends[to, i] = max(ends[left, i], ends[right, i]) + common
 
 
 @compiled  # pragma: no cover
 def _launch_late(
     ends: FloatArray,
     to: int,
-    one: int,
-    other: int,
+    left: int,
+    right: int,
     delays: FloatArray,
     row: int,
     first: int,
@@ -252,12 +257,12 @@ def _launch_late(
     """
     if raises:
         for i in range(ends.shape[1]):
-            begin = max(ends[one, i], ends[other, i])
+            begin = max(ends[left, i], ends[right, i])
             late = begin + delays[row, np.uint64(first) + np.uint64(i)]
             ends[to, i] = max(ends[to, i], late)
     else:
         for i in range(ends.shape[1]):
-            begin = max(ends[one, i], ends[other, i])
+            begin = max(ends[left, i], ends[right, i])
             ends[to, i] = begin + delays[row, np.uint64(first) + np.uint64(i)]
 
 
@@ -308,12 +313,12 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
                 starts |= after_first[m] == after_first[m + 1]
             after, after_last = after_first[first], after_first[last]
-            # A unit begins at the maximum of the rows `one` and `other`; mostly both are the same
+            # A unit begins at the maximum of the rows `left` and `right`; mostly both are the same
             # row.
-            one = other = last_launch
+            left = right = last_launch
             if plain and on_time:
                 if 1 <= after_last - after <= _PAIR and not starts and not unit_spans[u]:
-                    one, other = int(after_slot[after]), int(after_slot[after_last - 1])
+                    left, right = int(after_slot[after]), int(after_slot[after_last - 1])
                 else:
                     _latest(ends, last_launch, after_slot, after, after_last)
                     if starts and after < after_last:
@@ -357,19 +362,19 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 node, end = node_of[m], slot_of[m]
                 code, common = takes[v, node], ideal[node]
                 if code == IDEAL:
-                    _add_common(ends, end, one, other, common, 0, width)
+                    _add_common(ends, end, left, right, common, 0, width)
                 elif code == RECORDED:
-                    _add(ends, end, one, other, recorded, node, own, lanes)
+                    _add(ends, end, left, right, recorded, node, own, lanes)
                 elif code >= 0:
-                    _add(ends, end, one, other, values, code, begin, lanes)
+                    _add(ends, end, left, right, values, code, begin, lanes)
                 else:
                     kept = FIRST_MASK - code
                     for i in range(lanes):
-                        ready = max(ends[one, i], ends[other, i])
+                        ready = max(ends[left, i], ends[right, i])
                         mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
                         ends[end, i] = ready + (mine_ns if masks[kept, i] else common)
                 if code != IDEAL:
-                    _add_common(ends, end, one, other, common, lanes, width)
+                    _add_common(ends, end, left, right, common, lanes, width)
                 if ends_last[m]:
                     for i in range(lanes):
                         out[v, begin + i] = max(out[v, begin + i], ends[end, i])

@@ -90,10 +90,10 @@ def warm_up() -> None:
     from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415 - see above
 
     program = Program((((0,), ((),), True, (0,)),), frozenset({0}))
-    one = np.ones((1, 1, 1))
+    unit_ns = np.ones((1, 1, 1))
     batch = Batch(np.full((1, 1), RECORDED, dtype=np.int32), np.empty((0, 1), dtype=bool))
     for late in (None, np.full((1, 1), ON_TIME, dtype=np.int32)):
-        block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
+        block = Block(slice(0, 1), unit_ns, unit_ns[0, 0], unit_ns[:0], unit_ns[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     keep_freed_memory()
     gc.collect()
@@ -213,7 +213,7 @@ class PiecewiseReplay:
     # Computation → share of each piece in its duration, shape (pieces, steps, dp)
     shares: Mapping[int, FloatArray]
     # Cache of one entry: the last durations of uncut operations, and the durations of their pieces.
-    _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
+    _cache: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
@@ -240,13 +240,13 @@ class PiecewiseReplay:
 
     def _cut_up(self, recorded_ns: FloatArray) -> FloatArray:
         """Return the durations of nodes and pieces, shape (nodes + new nodes, steps, dp), ns."""
-        for known, pieces_ns in self._known:
-            if known is recorded_ns:
+        for cached_ns, pieces_ns in self._cache:
+            if cached_ns is recorded_ns:
                 return pieces_ns
         pieces_ns = np.concatenate((recorded_ns, recorded_ns[list(self.cut.base)]))
         for computation, (pieces, _) in self.cut.rows.items():
             pieces_ns[list(pieces)] = recorded_ns[computation] * self.shares[computation]
-        self._known[:] = [(recorded_ns, pieces_ns)]
+        self._cache[:] = [(recorded_ns, pieces_ns)]
         return pieces_ns
 
     def _takes(self, takes: CodeArray, block: Block) -> tuple[CodeArray, FloatArray]:

@@ -158,11 +158,11 @@ def one_by_one(block: Block) -> Iterator[Block]:
     """Yield a block for each step of a block."""
     first, end, _ = block.steps.indices(block.recorded_ns.shape[1])
     for number in range(end - first):
-        here = slice(number, number + 1)
+        step = slice(number, number + 1)
         yield replace(
             block,
             steps=slice(first + number, first + number + 1),
-            values_ns=block.values_ns[:, here],
+            values_ns=block.values_ns[:, step],
             first_delay=block.first_delay + number,
         )
 
@@ -392,7 +392,7 @@ class PaddedReplay:
     transfers: NDArray[np.bool_]  # (nodes, steps, dp): empty places of transfers
     # Cache of one entry: the last durations, and the same durations with `NO_TRANSFER` in empty
     # places.
-    _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
+    _cache: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
@@ -416,11 +416,11 @@ class PaddedReplay:
         return self.inner.step_ends(batch, block, threads)
 
     def _recorded(self, recorded_ns: FloatArray) -> FloatArray:
-        for known, without in self._known:
-            if known is recorded_ns:
+        for cached_ns, without in self._cache:
+            if cached_ns is recorded_ns:
                 return without
         without = np.where(self.transfers, NO_TRANSFER, recorded_ns)
-        self._known[:] = [(recorded_ns, without)]
+        self._cache[:] = [(recorded_ns, without)]
         return without
 
     def _values(self, batch: Batch, block: Block) -> FloatArray:

@@ -499,7 +499,7 @@ def _count(
     """
     steps, replayed = chosen
     dp, pp = ranks.shape
-    known = len(REPLAYED_OP_TYPES)
+    type_count = len(REPLAYED_OP_TYPES)
     place_of = np.searchsorted(steps, runs.step)
     there = np.isin(runs.step, steps) & (ranks[runs.dp, runs.pp] == runs.rank)
     length = runs.end - runs.first
@@ -513,7 +513,9 @@ def _count(
         order=trace.order[row].astype(np.int64),
     )
     lane = rows.step * dp + rows.dp
-    counts = np.bincount(lane * (known * pp) + rows.kind, minlength=len(steps) * dp * known * pp)
+    counts = np.bincount(
+        lane * (type_count * pp) + rows.kind, minlength=len(steps) * dp * type_count * pp
+    )
     forwards = trace.op[row] == REPLAYED_OP_TYPES.index(FORWARD_COMPUTE)
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
     # Each virtual stage (stage, chunk) as a single number
@@ -521,7 +523,7 @@ def _count(
     flow = flow_of(((int(p % pp), int(p // pp)) for p in places), routes)
     census = Census(
         steps=steps,
-        counts=counts.reshape(len(steps), dp, known, pp).astype(np.int32),
+        counts=counts.reshape(len(steps), dp, type_count, pp).astype(np.int32),
         microbatches=_named_microbatches(
             lane[forwards], trace.mb[row[forwards]].astype(np.int64), (len(steps), dp)
         ),

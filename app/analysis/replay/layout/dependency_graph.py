@@ -250,8 +250,8 @@ class _Builder:
         """Return a stage's nodes of the named types in launch order."""
         if len(names) == 1:
             return self._by_kind.get((names[0], stage), [])
-        found = [node for name in names for node in self._by_kind.get((name, stage), ())]
-        return sorted(found, key=lambda n: (self._launch[n], n))
+        nodes = [node for name in names for node in self._by_kind.get((name, stage), ())]
+        return sorted(nodes, key=lambda n: (self._launch[n], n))
 
     def chain(self, nodes: Iterable[int]) -> None:
         """Make each node depend on the previous node of the sequence."""
@@ -382,8 +382,8 @@ class _Builder:
                     continue
                 sends = self._on(self._emptied[direction, sender[0]], sender)
                 receives = self._on(self._fed[direction, receiver[0]], receiver)
-                for one, other in pair_up(list(sends), list(receives), self._microbatch):
-                    yield (sends[one], receives[other]), False
+                for source, target in pair_up(list(sends), list(receives), self._microbatch):
+                    yield (sends[source], receives[target]), False
 
     def add_handovers(self) -> None:
         """Add direct dependencies between computations whose transfers are not recorded."""
@@ -401,8 +401,8 @@ class _Builder:
                 if recorded or sender[0] == receiver[0]:
                     continue
                 pairs = pair_up(computes[sender], computes[receiver], self._microbatch)
-                for one, other in pairs:
-                    self.after[other].add(one)
+                for before, node in pairs:
+                    self.after[node].add(before)
 
     def _step_end_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
         ends = [self.of(stage, ops.EMBEDDING_ALL_REDUCE) for stage in range(self.layout.pp)]
@@ -429,7 +429,7 @@ class _Structure(NamedTuple):
     routes: tuple[tuple[tuple[int, int], ...], ...]
 
 
-_known: OrderedDict[_Structure, Graph] = OrderedDict()
+_cached_graphs: OrderedDict[_Structure, Graph] = OrderedDict()
 _lock: Final = Lock()
 
 
@@ -458,13 +458,13 @@ def graph_of(layout: Layout) -> Graph:
         layout.routes,
     )
     with _lock:
-        cached = _known.get(structure)
+        cached = _cached_graphs.get(structure)
         if cached is not None:
-            _known.move_to_end(structure)
+            _cached_graphs.move_to_end(structure)
             return cached
     graph = build_graph(layout)
     with _lock:
-        _known[structure] = graph
-        if len(_known) > MOST_GRAPHS:
-            _known.popitem(last=False)
+        _cached_graphs[structure] = graph
+        if len(_cached_graphs) > MOST_GRAPHS:
+            _cached_graphs.popitem(last=False)
     return graph

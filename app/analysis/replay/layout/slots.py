@@ -115,11 +115,11 @@ def _one_sided(distance: FloatArray) -> FloatArray:
 
 def bridged(times: FloatArray) -> FloatArray:
     """Return times in which each NaN is interpolated between the other times of its row."""
-    known = ~np.isnan(times)
-    filled = np.where(known, times, 0.0)
+    present = ~np.isnan(times)
+    filled = np.where(present, times, 0.0)
     place = np.arange(times.shape[1])
-    for row in np.flatnonzero(known.any(axis=1) & ~known.all(axis=1)).tolist():
-        filled[row] = np.interp(place, place[known[row]], times[row, known[row]])
+    for row in np.flatnonzero(present.any(axis=1) & ~present.all(axis=1)).tolist():
+        filled[row] = np.interp(place, place[present[row]], times[row, present[row]])
     return filled
 
 
@@ -309,10 +309,10 @@ class _Placing:
     def _fill(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
         """Return starts and durations of rows with a slot, and a mask of the filled places."""
         size = (int(self.first[-1]), self.steps, self.dp)
-        known = self.slot >= 0
-        rows, row = self.rows, self.rows.row[known]
-        node = self.first[rows.kind[known]] + self.slot[known]
-        place = node * (self.steps * self.dp) + rows.step[known] * self.dp + rows.dp[known]
+        placed = self.slot >= 0
+        rows, row = self.rows, self.rows.row[placed]
+        node = self.first[rows.kind[placed]] + self.slot[placed]
+        place = node * (self.steps * self.dp) + rows.step[placed] * self.dp + rows.dp[placed]
         filled = np.zeros(size, dtype=bool)
         filled.ravel()[place] = True
         start, duration = np.zeros(size, dtype=np.int64), np.zeros(size)
@@ -403,12 +403,12 @@ class _Placing:
         return None if places is None else nodes[places]
 
     def _names_of(self, nodes: IntArray) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        known = self.slot >= 0
+        placed = self.slot >= 0
         mb = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
         mc = mb.copy()
-        node = self.first[self.rows.kind[known]] + self.slot[known]
-        mb[node] = self.trace.mb[self.rows.row[known]]
-        mc[node] = self.trace.mc[self.rows.row[known]]
+        node = self.first[self.rows.kind[placed]] + self.slot[placed]
+        mb[node] = self.trace.mb[self.rows.row[placed]]
+        mc[node] = self.trace.mc[self.rows.row[placed]]
         return mb[nodes], mc[nodes]
 
 

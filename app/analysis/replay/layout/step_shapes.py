@@ -48,21 +48,21 @@ def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     kinds, kind = np.unique(key, axis=1, return_inverse=True)
     for number in range(kinds.shape[1]):
         alike = np.flatnonzero(kind.ravel() == number)
-        here = empty[alike]
-        if not here.any():
+        is_empty = empty[alike]
+        if not is_empty.any():
             continue
-        known = np.where(here, np.nan, recorded_ns[alike])
-        common = float(np.nanmedian(known))
+        recorded = np.where(is_empty, np.nan, recorded_ns[alike])
+        common = float(np.nanmedian(recorded))
         computes = layout.op_names[layout.nodes.op[alike[0]]] in COMPUTE
         if computes:
-            count = np.maximum((~here).sum(axis=0), 1)
-            typical = np.where(here, 0.0, known).sum(axis=0) / count
-            typical[here.all(axis=0)] = common
+            count = np.maximum((~is_empty).sum(axis=0), 1)
+            typical = np.where(is_empty, 0.0, recorded).sum(axis=0) / count
+            typical[is_empty.all(axis=0)] = common
         else:
-            lanes = np.moveaxis(known, -1, 0).reshape(layout.dp, -1)
+            lanes = np.moveaxis(recorded, -1, 0).reshape(layout.dp, -1)
             of_rank = [np.nanmedian(own) if (own == own).any() else common for own in lanes]  # noqa: PLR0124 - NaN
-            typical = np.broadcast_to(np.array(of_rank), here.shape[1:])
-        durations[alike] = np.where(here, typical, recorded_ns[alike])
+            typical = np.broadcast_to(np.array(of_rank), is_empty.shape[1:])
+        durations[alike] = np.where(is_empty, typical, recorded_ns[alike])
     return durations
 
 
@@ -247,11 +247,15 @@ def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
     top = int(most.max())
     if int((counts == top).sum()) > 1 or sure[most == top].any():
         accepted.add(top)
-    known = np.array(sorted(accepted), dtype=np.int32)
-    if not len(known):
+    accepted_counts = np.array(sorted(accepted), dtype=np.int32)
+    if not len(accepted_counts):
         return most
-    above = np.searchsorted(known, most)
-    return np.where(above < len(known), known[np.minimum(above, len(known) - 1)], known[-1])
+    above = np.searchsorted(accepted_counts, most)
+    return np.where(
+        above < len(accepted_counts),
+        accepted_counts[np.minimum(above, len(accepted_counts) - 1)],
+        accepted_counts[-1],
+    )
 
 
 def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:

@@ -215,7 +215,7 @@ class Head:
     @property
     def compressed(self) -> bool:
         """Whether the body is compressed with gzip or zstd."""
-        return any(self.start.startswith(known.magic) for known in COMPRESSIONS)
+        return any(self.start.startswith(compression.magic) for compression in COMPRESSIONS)
 
     def has_field(self, *names: str) -> bool:
         """Return whether the text is a JSON object with one of these fields before its events."""

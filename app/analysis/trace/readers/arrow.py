@@ -165,9 +165,9 @@ def decode_arrow(
             if layout is not NATIVE:
                 refuse_body("missing_column", "the column start_ns is missing")
             check_types(schema, layout)
-            known = _metadata(meta, schema, limits)
+            session_meta = _metadata(meta, schema, limits)
             places = Places(layout.columns)
-            assembler = Assembler(known, layout, places, limits, claimed, part=part)
+            assembler = Assembler(session_meta, layout, places, limits, claimed, part=part)
             names = OpNames(places)
             wanted = [name for name in layout.columns.values() if name in schema.names]
             for whole in reader:

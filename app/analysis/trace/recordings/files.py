@@ -182,12 +182,12 @@ def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
         ``trace.place_taken``, with the two files that claim a cell.
     """
     most = sizes.tp * sizes.cp
-    known: dict[tuple[int, int], dict[int, str]] = {}
+    ranks_by_cell: dict[tuple[int, int], dict[int, str]] = {}
     for chunk in chunks:
         trace = chunk.trace
         for place in np.unique(trace.rank, return_index=True)[1].tolist():
             cell = int(trace.dp[place]), int(trace.pp[place])
-            ranks = known.setdefault(cell, {})
+            ranks = ranks_by_cell.setdefault(cell, {})
             ranks.setdefault(int(trace.rank[place]), chunk.producer)
             if len(ranks) > most:
                 (first, first_file), *_, (last, last_file) = ranks.items()

@@ -98,11 +98,11 @@ class Events:
         """Yield the index and fields of the given events, with the arguments in `_ARGS` only."""
         rows = self.table.take(places).to_pylist()
         for place, row in zip(places.tolist(), rows, strict=True):
-            known = {key: value for key, value in row.items() if value is not None}
-            args = known.get("args")
+            present = {key: value for key, value in row.items() if value is not None}
+            args = present.get("args")
             if args is not None:
-                known["args"] = {key: value for key, value in args.items() if value is not None}
-            yield place, known
+                present["args"] = {key: value for key, value in args.items() if value is not None}
+            yield place, present
 
 
 def events_of(lines: str, count: int) -> Events | None:
@@ -231,7 +231,7 @@ class Batches:
         self._scan = scan
         self._kind_of = kind_of
         self._take = take
-        self._known: dict[tuple[str, str], Kind] = {}
+        self._kind_of_name: dict[tuple[str, str], Kind] = {}
 
     def __call__(self, lines: str, count: int, index: int) -> bool:
         """Add a batch of lines with one event each; return whether the batch could be parsed."""
@@ -251,14 +251,14 @@ class Batches:
         pairs = events.category * len(events.names) + events.name
         numbers, places = np.unique(pairs, return_inverse=True)
         kinds = np.empty(len(numbers), np.int64)
-        if len(self._known) > _MOST_NAMES:
-            self._known.clear()
+        if len(self._kind_of_name) > _MOST_NAMES:
+            self._kind_of_name.clear()
         for at, number in enumerate(numbers.tolist()):
             category, name = divmod(number, len(events.names))
             key = (events.categories[category], events.names[name])
-            kind = self._known.get(key)
+            kind = self._kind_of_name.get(key)
             if kind is None:
-                kind = self._known[key] = self._kind_of(*key)
+                kind = self._kind_of_name[key] = self._kind_of(*key)
             kinds[at] = kind
         complete = np.where(events.complete, kinds[places], Kind.NOT)
         return np.where(events.named, Kind.ALONE, complete)

@@ -168,12 +168,12 @@ def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
         if version is not None and version[1] in _READ:
             versions.setdefault(version[1], []).append((int(version[2] or 1), str(name)))
     tables = {}
-    for plain, known in versions.items():
+    for plain, candidates in versions.items():
         # Use the table with the latest version that is not empty.
-        for _, name in sorted(known, reverse=True):
+        for _, name in sorted(candidates, reverse=True):
             rows = database.execute(f'SELECT * FROM "{name}" LIMIT 1')  # noqa: S608 - matched above
             columns = frozenset(column[0] for column in rows.description)
-            if rows.fetchone() is not None or name == min(known)[1]:
+            if rows.fetchone() is not None or name == min(candidates)[1]:
                 tables[plain] = _Table(name, columns)
                 break
     return tables

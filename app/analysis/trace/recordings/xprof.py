@@ -97,15 +97,17 @@ def decode_xprof(
     }
     tp = group_sizes.pop() if len(group_sizes) == 1 else 1
     tp = tp if len(devices) % tp == 0 else 1
-    known = meta or SessionMeta(Sizes(dp=len(devices) // tp, pp=1, tp=tp))
+    session_meta = meta or SessionMeta(Sizes(dp=len(devices) // tp, pp=1, tp=tp))
     rows, lost = Rows(limits), Counter[str]()
     for rank, device in enumerate(devices):
-        _Reader(collected, device, rank, known.sizes, rows, lost).read()
+        _Reader(collected, device, rank, session_meta.sizes, rows, lost).read()
     host = collected.host or (name.split(".", 1)[0] if name else None)
     if host and is_name(host):
-        known = replace(known, hosts=dict.fromkeys(range(len(devices)), host) | dict(known.hosts))
+        session_meta = replace(
+            session_meta, hosts=dict.fromkeys(range(len(devices)), host) | dict(session_meta.hosts)
+        )
     unmapped = (Unmapped(what, count, _ANNOTATE) for what, count in lost.items())
-    return Recording(rows.trace(not_replayed(known, REASON), part=part), total(unmapped))
+    return Recording(rows.trace(not_replayed(session_meta, REASON), part=part), total(unmapped))
 
 
 def decode_xplane(
@@ -205,12 +207,12 @@ class _Reader:
                 spent[name] += end - start
             main = spent.most_common(1)[0][0]
             return sorted(start for start, _, name in device.programs if name == main)
-        known = self._run != 0
-        if not known.any():
+        numbered = self._run != 0
+        if not numbered.any():
             return []
         # Without program names, each distinct run number counts as a step.
-        _, first = np.unique(self._run[known], return_index=True)
-        return sorted(self._start[known][first].tolist())
+        _, first = np.unique(self._run[numbered], return_index=True)
+        return sorted(self._start[numbered][first].tolist())
 
     def _computations(self) -> None:
         """Add the computations; computations with a short gap within a step are joined."""

@@ -159,10 +159,10 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
             collective = replace(collective, group=f"stream {streams[id(work)]}")
         seq = work.seq if work.seq is not None else None if record is None else record.seq
         key = (collective.group, collective.name, -1 - number if seq is None else seq)
-        known = joined.get(key)
-        if known is not None:
-            start, end = min(known.start, collective.start), max(known.end, collective.end)
-            collective = replace(known, start=start, end=end)
+        earlier = joined.get(key)
+        if earlier is not None:
+            start, end = min(earlier.start, collective.start), max(earlier.end, collective.end)
+            collective = replace(earlier, start=start, end=end)
         joined[key] = collective
     yield from joined.values()
 
@@ -343,8 +343,8 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     """
     if meta is not None or any(dimension_of(group.description) for group in groups):
         return cell_of(rank, world, groups, (), meta)
-    known = {group.name: group for group in groups if rank in group.ranks}
-    data = [known[name] for name in sorted(roles.data) if name in known]
+    own_groups = {group.name: group for group in groups if rank in group.ranks}
+    data = [own_groups[name] for name in sorted(roles.data) if name in own_groups]
     data = [group for group in data if len(group.ranks) > 1]
     if any(len(group.ranks) == world for group in data) or not data:
         return _without_ranks(rank, world, roles, sizes)

@@ -324,18 +324,18 @@ class LabelledReader:
             # Several kernels with the same sequence number belong to one collective.
             key = (work.group, work.name, -1 - number if work.seq is None else work.seq)
             issued = launched.get(work.correlation, work.span.start)
-            _, known, issued = joined.get(key, (op, work.span, issued))
-            first, last = min(known.start, work.span.start), max(known.end, work.span.end)
-            joined[key] = (op, Span(first, last, known.event), issued)
+            _, earlier, issued = joined.get(key, (op, work.span, issued))
+            first, last = min(earlier.start, work.span.start), max(earlier.end, work.span.end)
+            joined[key] = (op, Span(first, last, earlier.event), issued)
         for op, span, issued in joined.values():
             self._add(op, span, self._steps.at(issued))
 
     def _collective(self, work: Work) -> str | None:
         """Return the operation type of a work; count works of unknown type and return None."""
         dimension = dimension_of(work.description)
-        known = {} if dimension is None else OF_DIMENSION.get(dimension, {})
-        if work.name in known:
-            return known[work.name]
+        op_of_name = {} if dimension is None else OF_DIMENSION.get(dimension, {})
+        if work.name in op_of_name:
+            return op_of_name[work.name]
         sizes = self._cell.sizes
         unnamed = not (self._labelled or work.description)
         only_data = unnamed and sizes.dp > 1 == sizes.tp * sizes.cp

@@ -159,18 +159,18 @@ def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
     """Join blocks of a microbatch between which a block was dropped because it is too short."""
     joined: list[Block] = []
     for block in blocks:
-        known = joined[-1] if joined else None
+        last = joined[-1] if joined else None
         if (
-            known is not None
-            and known.backward == block.backward
-            and np.searchsorted(between, known.host.start, side="right")
+            last is not None
+            and last.backward == block.backward
+            and np.searchsorted(between, last.host.start, side="right")
             == np.searchsorted(between, block.host.start, side="right")
         ):
             joined[-1] = Block(
                 block.backward,
-                Span(known.host.start, block.host.end, -1),
+                Span(last.host.start, block.host.end, -1),
                 Span(
-                    min(known.span.start, block.span.start), max(known.span.end, block.span.end), -1
+                    min(last.span.start, block.span.start), max(last.span.end, block.span.end), -1
                 ),
             )
         else:
@@ -191,9 +191,9 @@ def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
     thread = np.full(len(start), -1, np.int64)
     _look_up(scan.launches, correlation[computing], host, thread)
     _look_up(scan.operators, external[computing], host, thread)
-    known = thread >= 0
-    start, duration = start[known], duration[known]
-    return host[known], thread[known], start, start + duration
+    launched = thread >= 0
+    start, duration = start[launched], duration[launched]
+    return host[launched], thread[launched], start, start + duration
 
 
 def _look_up(
@@ -349,5 +349,5 @@ def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
     """Return the start of the launch or operator with each id, ns; None for unknown ids."""
     started, number, _ = columns_of(links.table, 3)
     wanted = np.isin(number, np.array([n for n in numbers if n >= 0], np.int64))
-    known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
-    return [known.get(n) for n in numbers]
+    start_of = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
+    return [start_of.get(n) for n in numbers]

@@ -138,11 +138,11 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
         `metadata.missing`: neither the groups nor `meta` imply the sizes;
         `metadata.world_mismatch`, `metadata.conflict`: they contradict each other.
     """
-    known = _by_dimension(rank, groups)
-    if not any(dimension in known for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
+    own_groups = _by_dimension(rank, groups)
+    if not any(dimension in own_groups for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
         return _unnamed(rank, world, groups, stages, meta, recorded)
-    size = {dimension: len(group.ranks) for dimension, group in known.items()}
-    place = {dimension: group.ranks.index(rank) for dimension, group in known.items()}
+    size = {dimension: len(group.ranks) for dimension, group in own_groups.items()}
+    place = {dimension: group.ranks.index(rank) for dimension, group in own_groups.items()}
     pp = size.get(Dimension.PIPELINE, 1)
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     dp, dp_rank = 1, 0
@@ -224,9 +224,9 @@ def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGr
 
 def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int, ...]:
     """Return the global ranks of the pipeline that contains a rank, by stage."""
-    known = _by_dimension(rank, groups).get(Dimension.PIPELINE)
-    if known is not None:
-        return known.ranks
+    pipeline = _by_dimension(rank, groups).get(Dimension.PIPELINE)
+    if pipeline is not None:
+        return pipeline.ranks
     apart = cell.sizes.world // cell.sizes.pp
     return tuple(rank + (stage - cell.pp) * apart for stage in range(cell.sizes.pp))
 
@@ -254,12 +254,12 @@ def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
 
 
 def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Group]:
-    known: dict[Dimension, Group] = {}
+    own_groups: dict[Dimension, Group] = {}
     for group in groups:
         dimension = dimension_of(group.description)
         if dimension is not None and rank in group.ranks:
-            known.setdefault(dimension, group)
-    return known
+            own_groups.setdefault(dimension, group)
+    return own_groups
 
 
 def _by_order(rank: int, sizes: Sizes) -> Cell:

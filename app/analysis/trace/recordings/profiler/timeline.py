@@ -256,10 +256,10 @@ def _busy(scan: Scan, program: Program) -> _Busy:
     )
     del order
     # A kernel without a recorded launch gets the launch time of the kernel before it.
-    known = launched != _UNKNOWN
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(launched)), 0))
+    recorded = launched != _UNKNOWN
+    latest = np.maximum.accumulate(np.where(recorded, np.arange(len(launched)), 0))
     launched = launched[latest]
-    launched[: int(known.argmax()) if known.any() else len(known)] = np.iinfo(np.int64).min
+    launched[: int(recorded.argmax()) if recorded.any() else len(recorded)] = np.iinfo(np.int64).min
     return _Busy(start, start + duration, launched, program.at(launched), copies)
 
 
@@ -428,15 +428,15 @@ class Issued:
                 follows = int(time.following[item])
                 reduces = collectives[item].name in {REDUCE_SCATTER, ALL_REDUCE}
                 if follows != number and reduces and time.opens[item]:
-                    known = waits.get(number, NO_WAITS)
-                    end = max(known.end, int(time.had[item]))
-                    waits[number] = known._replace(after=known.after + takes, end=end)
+                    earlier = waits.get(number, NO_WAITS)
+                    end = max(earlier.end, int(time.had[item]))
+                    waits[number] = earlier._replace(after=earlier.after + takes, end=end)
                 elif time.opens[item]:
-                    known = waits.get(follows, NO_WAITS)
-                    waits[follows] = known._replace(before=known.before + takes)
+                    earlier = waits.get(follows, NO_WAITS)
+                    waits[follows] = earlier._replace(before=earlier.before + takes)
                 else:
-                    known = waits.get(follows, NO_WAITS)
-                    waits[follows] = known._replace(inside=known.inside + takes)
+                    earlier = waits.get(follows, NO_WAITS)
+                    waits[follows] = earlier._replace(inside=earlier.inside + takes)
         return waits
 
 

@@ -114,17 +114,17 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
 
 
 def place_of(
-    known: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
+    recording: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
     """Return the sizes of the job and the DP rank of a scan's rank; see `collectives.place`."""
     sizes = {
-        collective.group: collective.size for collective in known.collectives if collective.size
+        collective.group: collective.size for collective in recording.collectives if collective.size
     }
-    return place(rank, world, scan.groups, known.roles, sizes, meta)
+    return place(rank, world, scan.groups, recording.roles, sizes, meta)
 
 
 def add_operations(
-    known: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
+    recording: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
 ) -> tuple[Rows, Counter[tuple[str, str | None]]]:
     """Return the operations of a rank, and the number of unmapped items by (item, remedy).
 
@@ -132,7 +132,7 @@ def add_operations(
     """
     rows = Rows(limits)
     lost: Counter[tuple[str, str | None]] = Counter()
-    decoder = _RankDecoder(known, cell.sizes.dp, lost)
+    decoder = _RankDecoder(recording, cell.sizes.dp, lost)
     for op, span, step, mb in decoder.operations():
         rows.add(
             op,
@@ -154,13 +154,17 @@ _Operation = tuple[str, Span, int, int]
 class _RankDecoder:
     """Decoder of the segments of one rank without labels to operations."""
 
-    def __init__(self, known: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]) -> None:
-        self._known = known
+    def __init__(
+        self, recording: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]
+    ) -> None:
+        self._recording = recording
         self._dp = dp
         self._lost = lost
-        self._segments = known.program.segments
-        self._time = known.timeline
-        issued = Issued(known.program, known.collectives, known.timeline, known.roles)
+        self._segments = recording.program.segments
+        self._time = recording.timeline
+        issued = Issued(
+            recording.program, recording.collectives, recording.timeline, recording.roles
+        )
         self._data = issued.of_data
         self._waits = issued.waits()
         # Segment of a forward → time in ns by which the forward and the optimizer before it are
@@ -275,16 +279,16 @@ class _RankDecoder:
 
         A group of unknown size counts as spanning all of them.
         """
-        collectives = [self._known.collectives[number] for number in mine]
+        collectives = [self._recording.collectives[number] for number in mine]
         sizes = {collective.group: collective.size for collective in collectives}
-        known = [size for size in sizes.values() if size is not None]
-        return len(known) < len(sizes) or prod(known) >= self._dp
+        recorded_sizes = [size for size in sizes.values() if size is not None]
+        return len(recorded_sizes) < len(sizes) or prod(recorded_sizes) >= self._dp
 
     def _end_of_step(
         self, number: int, segment: Segment, done: Computed | None, regular: frozenset[int]
     ) -> Iterator[_Operation]:
         """Yield the end of a step: gradient reduction, optimizer, parameter gathering."""
-        collectives, time = self._known.collectives, self._time
+        collectives, time = self._recording.collectives, self._time
         mine = self._ending(number) if number in regular else []
         reduced = [n for n in mine if OF_DATA[collectives[n].name] == GRADS_REDUCE_SCATTER]
         gathered = [n for n in mine if n not in set(reduced)]
@@ -373,9 +377,9 @@ class _RankDecoder:
 
     def _others(self) -> Iterator[_Operation]:
         """Yield the tensor- and context-parallel collectives; count collectives of unknown type."""
-        roles = self._known.roles
-        idle = idle_before(self._time, self._known.collectives, self._known.roles)
-        for number, collective in enumerate(self._known.collectives):
+        roles = self._recording.roles
+        idle = idle_before(self._time, self._recording.collectives, self._recording.roles)
+        for number, collective in enumerate(self._recording.collectives):
             if roles.is_data(collective):
                 continue
             segment = int(self._time.segment[number])
@@ -407,8 +411,8 @@ class _RankDecoder:
 
     def _loading(self) -> Iterator[_Operation]:
         """Yield the waits of computations for the data loader as operations between steps."""
-        for span in self._known.program.loaders:
-            segment = int(self._known.program.at(np.array([span.start]))[0])
+        for span in self._recording.program.loaders:
+            segment = int(self._recording.program.at(np.array([span.start]))[0])
             if segment < 0:
                 continue
             following = [
@@ -420,7 +424,7 @@ class _RankDecoder:
                 continue
             step = self._segments[following[0]].step
             earlier = self._earlier.get(following[0], 0)
-            if not self._known.on_device:
+            if not self._recording.on_device:
                 yield DATA_LOADING, span, step, ABSENT
                 continue
             computed = self._time.computed[following[0]]
