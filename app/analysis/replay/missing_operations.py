@@ -58,10 +58,6 @@ def recreate(
         else _Repair(layout, graph, typical, layout.missing).result()
         for layout, graph in zip(layouts, graphs, strict=True)
     ]
-    return repaired, _count(layouts)
-
-
-def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
     by_optype: Counter[str] = Counter()
     by_worker = np.zeros((layouts[0].dp, layouts[0].pp), dtype=np.int64)
     for layout in layouts:
@@ -77,7 +73,7 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
         for node in np.flatnonzero(lost.any(axis=1)).tolist():
             by_optype[layout.op_names[layout.nodes.op[node]]] += int(lost[node].sum())
             by_worker[:, layout.nodes.pp[node]] += lost[node]
-    return RecreatedOperations(dict(by_optype), by_worker)
+    return repaired, RecreatedOperations(dict(by_optype), by_worker)
 
 
 def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:

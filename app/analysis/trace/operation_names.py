@@ -77,7 +77,23 @@ class OpNames:
         """
         dictionary = column.dictionary
         if self._dictionary is None or not dictionary.equals(self._dictionary):
-            self._of_dictionary = self._enter(dictionary)
+            if len(dictionary) > MAX_DICTIONARY:
+                refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+            # Names are read as bytes because Parquet's reader does not check that strings are
+            # UTF-8. `view` is used because `cast` loads all of Arrow's functions, which takes
+            # longer than a small trace.
+            kind = dictionary.type
+            if pa.types.is_string(kind):
+                encoded = dictionary.view(pa.binary())
+            elif pa.types.is_large_string(kind):
+                encoded = dictionary.view(pa.large_binary())
+            else:
+                encoded = dictionary.cast(pa.large_binary())
+            raw: list[bytes | None] = encoded.to_pylist()
+            codes_of_names = np.array([self._code(name) for name in raw], np.int16)
+            if len(self.names) > MAX_DICTIONARY:
+                refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+            self._of_dictionary = codes_of_names
             self._dictionary = dictionary
         indices, table = as_numpy(column.indices), self._of_dictionary
         if indices.min() < 0 or indices.max() >= len(table):
@@ -89,25 +105,6 @@ class OpNames:
             refuse(
                 self._places.fault("bad_op_name", BAD_NAME, first_row + row, "op") for row in rows
             )
-        return codes
-
-    def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
-        if len(dictionary) > MAX_DICTIONARY:
-            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
-        # Names are read as bytes because Parquet's reader does not check that strings are UTF-8.
-        # `view` is used because `cast` loads all of Arrow's functions, which takes longer than a
-        # small trace.
-        kind = dictionary.type
-        if pa.types.is_string(kind):
-            dictionary = dictionary.view(pa.binary())
-        elif pa.types.is_large_string(kind):
-            dictionary = dictionary.view(pa.large_binary())
-        else:
-            dictionary = dictionary.cast(pa.large_binary())
-        raw: list[bytes | None] = dictionary.to_pylist()
-        codes = np.array([self._code(name) for name in raw], np.int16)
-        if len(self.names) > MAX_DICTIONARY:
-            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         return codes
 
     def _code(self, raw: bytes | None) -> int:

@@ -187,14 +187,6 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
                 added[node] = before
                 place[node] = number
             before = together.blocking or before
-    return with_edges(graph, layout, added, _contradicted(layout, graph, place))
-
-
-def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
-    """Return the dependencies of each node that are launched after the node on the same stage.
-
-    They contradict the launch order.
-    """
     stage = layout.nodes.pp
     removed: dict[int, list[int]] = {}
     for unit in graph.units:
@@ -209,4 +201,4 @@ def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[i
             ]
             if early:
                 removed[node] = early
-    return removed
+    return with_edges(graph, layout, added, removed)

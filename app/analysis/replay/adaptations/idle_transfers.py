@@ -181,26 +181,25 @@ class _Finder:
         return _cheapest(np.abs(receives.end_ns[None, :] - np.array(ends)[:, None]))
 
     def _typical(self, name: str, stage: int) -> _TypicalStep:
-        if (name, stage) not in self._typical_steps:
-            self._typical_steps[name, stage] = self._measure(name, stage)
-        return self._typical_steps[name, stage]
-
-    def _measure(self, name: str, stage: int) -> _TypicalStep:
         """Return the median start and end of each operation of a kind, over all lanes, ns."""
-        trace = self._trace
-        mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
-        mine = mine[np.argsort(trace.order[mine], kind="stable")]
-        cuts = np.flatnonzero(np.diff(trace.order[mine])) + 1
-        groups = np.split(mine, cuts) if len(mine) else []
-        start = np.array([np.median(self._since[rows]) for rows in groups])
-        end = np.array([np.median(self._since[rows] + trace.duration_ns[rows]) for rows in groups])
-        work = []
-        for number, rows in enumerate(groups):
-            microbatch = int(trace.mb[rows[0]])
-            work.append(
-                (max(int(trace.mc[rows[0]]), 0), number if microbatch == ABSENT else microbatch)
+        if (name, stage) not in self._typical_steps:
+            trace = self._trace
+            mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
+            mine = mine[np.argsort(trace.order[mine], kind="stable")]
+            cuts = np.flatnonzero(np.diff(trace.order[mine])) + 1
+            groups = np.split(mine, cuts) if len(mine) else []
+            start = np.array([np.median(self._since[rows]) for rows in groups])
+            end = np.array(
+                [np.median(self._since[rows] + trace.duration_ns[rows]) for rows in groups]
             )
-        return _TypicalStep(start, end, work)
+            work = []
+            for number, rows in enumerate(groups):
+                microbatch = int(trace.mb[rows[0]])
+                work.append(
+                    (max(int(trace.mc[rows[0]]), 0), number if microbatch == ABSENT else microbatch)
+                )
+            self._typical_steps[name, stage] = _TypicalStep(start, end, work)
+        return self._typical_steps[name, stage]
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:

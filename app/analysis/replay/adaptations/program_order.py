@@ -19,7 +19,7 @@ import numpy as np
 from app.analysis.replay.adaptations.candidate import Draft, Proposal
 from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.adaptations.signs import SAME_NS, sampled
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
@@ -52,10 +52,11 @@ def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign]
     if layout.pp > 1:
         return None
     items = sorted(_items(layout, graph), key=lambda item: item.begin_ns)
-    starts = layout.start_ns
+    begins = [(item, layout.start_ns[[*item.nodes]].min(axis=0)) for item in items]
+    # The earliest possible end of an item is its begin plus the duration of its main node.
     shares = [
-        float((starts[[*item.nodes]].min(axis=0) >= _end_ns(layout, before) - SAME_NS).mean())
-        for before, item in pairwise(items)
+        float((begin_ns >= before_ns + layout.duration_ns[before.main] - SAME_NS).mean())
+        for (before, before_ns), (_, begin_ns) in pairwise(begins)
     ]
     if not shares or min(shares) < _REGULARLY:
         return None
@@ -102,13 +103,6 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
             last=next(member for member in nodes if member not in followed),
             begin_ns=float(np.median(begin)),
         )
-
-
-def _end_ns(layout: Layout, item: _Item) -> FloatArray:
-    """Return the earliest possible end of an item, ns: its begin plus its main node's duration."""
-    begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
-    end: FloatArray = begin + layout.duration_ns[item.main]
-    return end
 
 
 def _after(graph: Graph) -> dict[int, set[int]]:

@@ -101,7 +101,19 @@ def _turns_back(trace: Trace) -> float | None:
             if part
         )
         return 1.0 if share <= _HALF else None
-    return _by_time(trace)
+    # Without transfers: the share of microbatches whose second chunk begins at the last stage
+    # before stage 0 must be nearly 1.
+    second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
+    starts = []
+    for place in (0, trace.meta.sizes.pp - 1):
+        rows = np.flatnonzero(second & (trace.pp == place))
+        rows = rows[np.lexsort((trace.mb[rows], trace.dp[rows], trace.step[rows]))]
+        starts.append(trace.start_ns[rows])
+    at_first, at_last = starts
+    if not len(at_first) or len(at_first) != len(at_last):
+        return None
+    earlier = float((at_last < at_first).mean())
+    return earlier if earlier >= _REGULARLY else None
 
 
 def _of(trace: Trace, name: str, stage: int) -> int:
@@ -126,21 +138,3 @@ def _passes_both_chunks(trace: Trace) -> bool:
         return False
     ended = trace.start_ns[first] + trace.duration_ns[first]
     return bool((trace.start_ns[second] >= ended).mean() >= _REGULARLY)
-
-
-def _by_time(trace: Trace) -> float | None:
-    """Return the share of microbatches whose second chunk begins at the last stage before stage 0.
-
-    Return None unless this is so for nearly all microbatches.
-    """
-    second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
-    starts = []
-    for stage in (0, trace.meta.sizes.pp - 1):
-        rows = np.flatnonzero(second & (trace.pp == stage))
-        rows = rows[np.lexsort((trace.mb[rows], trace.dp[rows], trace.step[rows]))]
-        starts.append(trace.start_ns[rows])
-    first, last = starts
-    if not len(first) or len(first) != len(last):
-        return None
-    share = float((last < first).mean())
-    return share if share >= _REGULARLY else None

@@ -72,6 +72,13 @@ def tables_of(program: Program) -> Tables:
         node_of += members
         unit_first.append(len(node_of))
         free += [slot_of[node] for node in finished]
+    lags_ns = [
+        program.lags_ns.get((member, node), 0.0)
+        for members, afters, _, _ in program.units
+        for member, after in zip(members, afters, strict=True)
+        for node in after
+        if program.lags_ns
+    ]
     return Tables(
         unit_first=np.array(unit_first, dtype=np.int32),
         unit_spans=np.array([spans for _, _, spans, _ in program.units], dtype=np.bool_),
@@ -80,25 +87,12 @@ def tables_of(program: Program) -> Tables:
         ends_last=np.array([node in program.ends_last for node in node_of], dtype=np.bool_),
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
-        after_lag=np.array(_lags_ns(program), dtype=np.float64),
+        after_lag=np.array(lags_ns, dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
         step_gap=0.0 if program.chain is None else program.chain.step_gap_ns,
         slots=slots,
     )
-
-
-def _lags_ns(program: Program) -> list[float]:
-    """Return the regular launch delay of each dependency, ns; empty if all are 0."""
-    lags_ns = program.lags_ns
-    if not lags_ns:
-        return []
-    return [
-        lags_ns.get((member, node), 0.0)
-        for members, afters, _, _ in program.units
-        for member, after in zip(members, afters, strict=True)
-        for node in after
-    ]
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:

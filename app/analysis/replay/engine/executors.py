@@ -276,21 +276,18 @@ class PiecewiseReplay:
             (late, np.full((len(late), len(self.cut.base)), ON_TIME, dtype=np.int32)), axis=1
         )
         for computation, (pieces, collectives) in self.cut.rows.items():
-            entry = self._entry(computation, collectives)
+            # The entry is the node that depends on no other of these nodes: it is launched first.
+            inside = {computation, *collectives}
+            after = {
+                node: befores
+                for members, afters, _, _ in self.program.units
+                for node, befores in zip(members, afters, strict=True)
+                if node in inside
+            }
+            entry = next(node for node in after if inside.isdisjoint(after[node]))
             cut[:, [computation, *collectives]] = ON_TIME
             cut[:, pieces[0]] = late[:, entry]
         return cut
-
-    def _entry(self, computation: int, collectives: tuple[int, ...]) -> int:
-        """Return which of a cut computation and its collectives depends on no other of them."""
-        inside = {computation, *collectives}
-        after = {
-            node: befores
-            for members, afters, _, _ in self.program.units
-            for node, befores in zip(members, afters, strict=True)
-            if node in inside
-        }
-        return next(node for node in after if inside.isdisjoint(after[node]))
 
 
 def shares_of(

@@ -410,7 +410,13 @@ class PaddedReplay:
         ideal = without_transfers(block.ideal_ns, nodes)
         values = block.values_ns
         if len(values):
-            values = self._values(batch, block)
+            # Each row of values belongs to the same node in all variants.
+            values = block.values_ns.copy()
+            for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():
+                rows = np.unique(batch.takes[:, node])
+                for row in rows[rows >= 0].tolist():
+                    none = self.transfers[node, block.steps] & (values[row] <= 0)
+                    values[row][none] = NO_TRANSFER
         recorded = self._recorded(block.recorded_ns)
         block = replace(block, recorded_ns=recorded, ideal_ns=ideal, values_ns=values)
         return self.inner.step_ends(batch, block, threads)
@@ -422,16 +428,3 @@ class PaddedReplay:
         without = np.where(self.transfers, NO_TRANSFER, recorded_ns)
         self._cache[:] = [(recorded_ns, without)]
         return without
-
-    def _values(self, batch: Batch, block: Block) -> FloatArray:
-        """Return the rows of values with `NO_TRANSFER` for transfers in empty places.
-
-        Each row belongs to the same node in all variants.
-        """
-        values = block.values_ns.copy()
-        for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():
-            rows = np.unique(batch.takes[:, node])
-            for row in rows[rows >= 0].tolist():
-                none = self.transfers[node, block.steps] & (values[row] <= 0)
-                values[row][none] = NO_TRANSFER
-        return values

@@ -258,7 +258,12 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
     if dense is not None and _is_plain(dense.shape, ranks.shape[1]):
         groups, dropped = [_from_dense(trace, runs, dense, ranks)], dict[int, str]()
     else:
-        unanswered = _unanswered(trace)
+        # Sends without recorded receives are left out: in recorded jobs receives are posted late,
+        # and the time for which a send waits for its receive would count as transfer.
+        recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
+        unanswered = tuple(
+            d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded
+        )
         groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes), pads=pads)
     groups = [replace(group, routes=tuple(routes)) for group in groups] if routes else groups
     groups = [part for group in groups for part in split_by_order(group)]
@@ -280,17 +285,6 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
     return both and recorded[BACKWARD_COMPUTE] and recorded[FORWARD_COMPUTE]
 
 
-def _unanswered(trace: Trace) -> tuple[str, ...]:
-    """Return the types of sends that are left out because their receives were not recorded.
-
-    In recorded jobs receives are posted late. Without the receive's launch, the time for which a
-    send waits for it would count as transfer. If sends are left out, computations of neighboring
-    stages depend directly on one another.
-    """
-    recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
-    return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
-
-
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
     """Return the layout of a regular trace from its dense arrays."""
     # The rows of DP rank 0 in the first step. In a regular trace their microbatches and chunks are
@@ -298,9 +292,15 @@ def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.i
     template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
     first, end = runs.first[template].tolist(), runs.end[template].tolist()
     lane = np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
+    shape = dense.shape
+    first_node = np.cumsum(shape) - shape
+    kind = trace.op[lane].astype(np.int64) * len(ranks[0]) + trace.pp[lane]
+    node = first_node[kind] + trace.order[lane]
+    mb, mc = (np.full(int(shape.sum()), ABSENT, dtype=np.int32) for _ in range(2))
+    mb[node], mc[node] = trace.mb[lane], trace.mc[lane]
     return Layout(
         op_names=trace.op_names,
-        nodes=_name_nodes(trace, lane, dense.shape, len(ranks[0])),
+        nodes=_nodes_of(dense.shape, len(ranks[0]), mb, mc),
         steps=dense.steps,
         start_ns=dense.start_ns,
         duration_ns=dense.duration_ns,
@@ -358,7 +358,7 @@ def _group_by_shape(
             own=None if uneven is None else uneven.own(shape, chosen),
         )
         placed = place(trace, part, shape, census.flow, (len(chosen), len(ranks)))
-        nodes = _nodes_of(placed, shape, ranks.shape[1])
+        nodes = _nodes_of(shape, ranks.shape[1], placed.mb, placed.mc)
         free = shapes.free[nodes.op, nodes.pp]
         padding = None if uneven is None else uneven.padding(nodes, chosen, placed.missing)
         layouts.append(
@@ -367,15 +367,16 @@ def _group_by_shape(
     return layouts, dropped
 
 
-def _nodes_of(placed: Placed, shape: IntArray, pp: int) -> Nodes:
+def _nodes_of(shape: IntArray, pp: int, mb: NDArray[np.int32], mc: NDArray[np.int32]) -> Nodes:
+    """Return the nodes of a shape with the given microbatches and chunks."""
     kind = np.repeat(np.arange(len(shape)), shape)
     order = np.arange(len(kind)) - np.repeat(np.cumsum(shape) - shape, shape)
     return Nodes(
         op=(kind // pp).astype(np.int16),
         pp=(kind % pp).astype(np.int32),
         order=order.astype(np.int32),
-        mb=placed.mb,
-        mc=placed.mc,
+        mb=mb,
+        mc=mc,
     )
 
 
@@ -541,21 +542,3 @@ def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> 
     different = np.unique(lane[named] * span + mb[named]) // span
     counts = np.bincount(different, minlength=size[0] * size[1]).reshape(size)
     return np.asarray(counts.max(axis=1))
-
-
-def _name_nodes(trace: Trace, lane: IntArray, shape: IntArray, pp: int) -> Nodes:
-    """Return the nodes of a shape; their microbatches and chunks come from the rows of a lane."""
-    kind = np.repeat(np.arange(len(shape)), shape)
-    first = np.concatenate(([0], np.cumsum(shape)))
-    order = np.arange(len(kind)) - first[kind]
-    at = first[trace.op[lane].astype(np.int64) * pp + trace.pp[lane]] + trace.order[lane]
-    mb = np.full(len(kind), -1, dtype=np.int32)
-    mc = np.full(len(kind), -1, dtype=np.int32)
-    mb[at], mc[at] = trace.mb[lane], trace.mc[lane]
-    return Nodes(
-        op=(kind // pp).astype(np.int16),
-        pp=(kind % pp).astype(np.int32),
-        order=order.astype(np.int32),
-        mb=mb,
-        mc=mc,
-    )

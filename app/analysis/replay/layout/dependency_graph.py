@@ -121,16 +121,9 @@ def sorted_graph(
     lags_ns: Mapping[tuple[int, int], float] | None = None,
 ) -> Graph:
     """Return the graph of units given in any order; for the other arguments see `Graph`."""
-    ordered = _in_order(units, layout)
-    followed = {node for unit in ordered for nodes in unit.after for node in nodes}
-    last = tuple(node for unit in ordered for node in unit.members if node not in followed)
-    return Graph(tuple(ordered), last, chained, {} if lags_ns is None else lags_ns)
-
-
-def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
-    """Return units in topological order, by Kahn's algorithm."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
-    # A repeated dependency is added to the count twice and subtracted twice, so no sets are needed.
+    # Kahn's algorithm. A repeated dependency is added to the count twice and subtracted twice, so
+    # no sets are needed.
     followers: list[list[int]] = [[] for _ in units]
     waiting = [0] * len(units)
     for i, unit in enumerate(units):
@@ -150,7 +143,9 @@ def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
     if len(ordered) < len(units):
         before = [{unit_of[node] for nodes in unit.after for node in nodes} for unit in units]
         _raise_cycle(units, before, waiting, layout)
-    return ordered
+    followed = {node for unit in ordered for nodes in unit.after for node in nodes}
+    last = tuple(node for unit in ordered for node in unit.members if node not in followed)
+    return Graph(tuple(ordered), last, chained, {} if lags_ns is None else lags_ns)
 
 
 def _raise_cycle(
@@ -268,7 +263,13 @@ class _Builder:
         for name in P2P:
             self.chain(self.of(stage, name))
         self._add_transfers(stage, compute)
-        self._add_parameters(stage)
+        # The first forward of each chunk waits for the chunk's last gathering of parameters.
+        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
+        forwards = self.of(stage, ops.FORWARD_COMPUTE)
+        for chunk, gather in self._by_chunk(gathers).items():
+            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
+            if gated:
+                self.after[gated[0]].add(gather[-1])
         self._add_end_of_step(stage, compute)
 
     def _add_transfers(self, stage: int, compute: list[int]) -> None:
@@ -323,15 +324,6 @@ class _Builder:
         chunk = stage[1]
         return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
 
-    def _add_parameters(self, stage: int) -> None:
-        """Make each chunk's first forward depend on the chunk's last params-all-gather."""
-        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
-        forwards = self.of(stage, ops.FORWARD_COMPUTE)
-        for chunk, gather in self._by_chunk(gathers).items():
-            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
-            if gated:
-                self.after[gated[0]].add(gather[-1])
-
     def _by_chunk(self, nodes: list[int]) -> dict[int, list[int]]:
         chunks: dict[int, list[int]] = {}
         for node in nodes:
@@ -363,8 +355,21 @@ class _Builder:
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool, bool]]:
         """Yield (members, is communication, spans DP ranks) of groups; each node is in one."""
+        groups: list[tuple[tuple[int, ...], bool]] = []
+        for direction in DIRECTIONS:
+            for sender, receiver in self._flow.links(direction):
+                if sender[0] == receiver[0]:
+                    continue
+                sends = self._on(self._emptied[direction, sender[0]], sender)
+                receives = self._on(self._fed[direction, receiver[0]], receiver)
+                pairs = pair_up(list(sends), list(receives), self._microbatch)
+                groups += [((sends[source], receives[target]), False) for source, target in pairs]
+        for name, spans_dp in ((ops.EMBEDDING_ALL_REDUCE, False), (ops.OPTIMIZER_CLIP, True)):
+            of_stages = [self.of(stage, name) for stage in range(self.layout.pp)]
+            meeting = zip(*(nodes for nodes in of_stages if nodes), strict=False)
+            groups += [(members, spans_dp) for members in meeting]
         grouped: set[int] = set()
-        for members, across_dp in (*self._p2p_groups(), *self._step_end_groups()):
+        for members, across_dp in groups:
             if not grouped.isdisjoint(members):
                 continue
             grouped.update(members)
@@ -373,17 +378,6 @@ class _Builder:
             for node in nodes:
                 if node not in grouped:
                     yield (node,), name not in LOCAL, name in DP_COLLECTIVES
-
-    def _p2p_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the pairs of a virtual stage's sends and the next stage's matching receives."""
-        for direction in DIRECTIONS:
-            for sender, receiver in self._flow.links(direction):
-                if sender[0] == receiver[0]:
-                    continue
-                sends = self._on(self._emptied[direction, sender[0]], sender)
-                receives = self._on(self._fed[direction, receiver[0]], receiver)
-                for source, target in pair_up(list(sends), list(receives), self._microbatch):
-                    yield (sends[source], receives[target]), False
 
     def add_handovers(self) -> None:
         """Add direct dependencies between computations whose transfers are not recorded."""
@@ -403,14 +397,6 @@ class _Builder:
                 pairs = pair_up(computes[sender], computes[receiver], self._microbatch)
                 for before, node in pairs:
                     self.after[node].add(before)
-
-    def _step_end_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        ends = [self.of(stage, ops.EMBEDDING_ALL_REDUCE) for stage in range(self.layout.pp)]
-        for members in zip(*(nodes for nodes in ends if nodes), strict=False):
-            yield members, False
-        clips = [self.of(stage, ops.OPTIMIZER_CLIP) for stage in range(self.layout.pp)]
-        for members in zip(*(nodes for nodes in clips if nodes), strict=False):
-            yield members, True
 
 
 # Number of graphs in the cache: a graph takes about half a kilobyte a node, so the cache takes 16

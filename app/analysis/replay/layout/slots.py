@@ -394,22 +394,16 @@ class _Placing:
         """Return the computation of each transfer, (transfers,); None if their numbers differ."""
         kind = ops.REPLAYED_OP_TYPES.index(name) * self._pp + stage
         nodes = np.arange(self.first[kind], self.first[kind + 1])
-        _, chunks = self._names_of(nodes)
+        placed = self.slot >= 0
+        mc = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
+        node = self.first[self.rows.kind[placed]] + self.slot[placed]
+        mc[node] = self.trace.mc[self.rows.row[placed]]
         direction = next(d for d in DIRECTIONS if d.compute == name)
         neighbor = self.flow.target if sends else self.flow.source
-        neighbors = [neighbor(direction, (stage, max(chunk, 0))) for chunk in chunks.tolist()]
+        neighbors = [neighbor(direction, (stage, max(chunk, 0))) for chunk in mc[nodes].tolist()]
         fitting = (p for p in transferred(stage, neighbors) if len(p) == count)
         places = next(fitting, None)
         return None if places is None else nodes[places]
-
-    def _names_of(self, nodes: IntArray) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        placed = self.slot >= 0
-        mb = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
-        mc = mb.copy()
-        node = self.first[self.rows.kind[placed]] + self.slot[placed]
-        mb[node] = self.trace.mb[self.rows.row[placed]]
-        mc[node] = self.trace.mc[self.rows.row[placed]]
-        return mb[nodes], mc[nodes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -208,18 +208,14 @@ class _Text:
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
             if not index and batches is not None:
-                self._note_separator(end)
+                comma = self._at
+                if self.next_char() == "{":
+                    self.back()
+                    between = self._buffer[comma - 1 : self._at]
+                    if end < comma and not between.strip(_SPACE + ","):
+                        self._between = "}" + between + "{"
             index += 1
             self._item = index
-
-    def _note_separator(self, end: int) -> None:
-        """Store the separator: the text from the end of an item (`end`) to the next item."""
-        comma = self._at
-        if self.next_char() == "{":
-            self.back()
-            between = self._buffer[comma - 1 : self._at]
-            if end < comma and not between.strip(_SPACE + ","):
-                self._between = "}" + between + "{"
 
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
         """Pass the next items as a batch to the `batches` callback of `read_items`.

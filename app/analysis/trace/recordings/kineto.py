@@ -387,7 +387,18 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
         if number is not None:
             scan.launches.add(event.nanoseconds("ts", NS_PER_US), number, _thread(scan, event))
     elif category in _ACTIVITIES:
-        _take_kernel(scan, event, _ACTIVITIES[category])
+        activity = _ACTIVITIES[category]
+        args, span = event.args, _span(event)
+        work = -1
+        collective = collective_of(event.text("name")) if activity is Activity.KERNEL else None
+        if collective is not None:
+            work = len(scan.works)
+            name = args.text("Collective name") or collective
+            scan.works.append(_work(name, args, span, on_device=True))
+        correlation, external = _number(args, "correlation"), _number(args, "External id")
+        device, stream = args.fields.get("device"), args.fields.get("stream")
+        at = scan.thread(("stream", _named(device), _named(stream)))
+        scan.kernels.add(span, correlation, external, work, at, activity)
     elif category == _OWN_ON_DEVICE:
         scan.add_own_range(event.text("name"), _span(event), on_device=True)
 
@@ -435,27 +446,26 @@ def _take_called(scan: Scan, event: Event, category: str) -> None:
         scan.gradients.add(_span(event), thread)
         scan.add_operator(_span(event), thread)
     elif name.startswith((_ISSUED, _COMMUNICATES)):
-        scan.issues.append(_issue(name, event, thread))
+        args = event.args
+        scan.issues.append(
+            Issue(
+                plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
+                args.text("Process Group Name"),
+                args.text("Process Group Description"),
+                args.optional_integer("Seq"),
+                _span(event),
+                thread,
+                _number(args, "External id"),
+                args.optional_integer("Group size"),
+                _peer(args),
+            )
+        )
     elif name.startswith((_OPTIMIZER, *_MARKS)):
         scan.marks.append(Mark(name, _span(event), thread))
     elif category in _OPERATORS:
         scan.add_operator(_span(event), thread)
     if number is not None and not name.startswith(_OPTIMIZER):
         scan.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
-
-
-def _take_kernel(scan: Scan, event: Event, activity: Activity) -> None:
-    args, span = event.args, _span(event)
-    work = -1
-    collective = collective_of(event.text("name")) if activity is Activity.KERNEL else None
-    if collective is not None:
-        work = len(scan.works)
-        name = args.text("Collective name") or collective
-        scan.works.append(_work(name, args, span, on_device=True))
-    correlation, external = _number(args, "correlation"), _number(args, "External id")
-    device, stream = args.fields.get("device"), args.fields.get("stream")
-    at = scan.thread(("stream", _named(device), _named(stream)))
-    scan.kernels.add(span, correlation, external, work, at, activity)
 
 
 def _thread(scan: Scan, event: Event) -> int:
@@ -476,21 +486,6 @@ def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:
         span,
         on_device,
         _number(args, "correlation"),
-        _number(args, "External id"),
-        args.optional_integer("Group size"),
-        _peer(args),
-    )
-
-
-def _issue(name: str, event: Event, thread: int) -> Issue:
-    args = event.args
-    return Issue(
-        plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
-        args.text("Process Group Name"),
-        args.text("Process Group Description"),
-        args.optional_integer("Seq"),
-        _span(event),
-        thread,
         _number(args, "External id"),
         args.optional_integer("Group size"),
         _peer(args),

@@ -238,19 +238,9 @@ class Batches:
         events = events_of(lines, count)
         if events is None:
             return False
-        kinds = self._kinds(events)
-        if not events.usable[kinds > Kind.ALONE].all():
-            return False
-        row: Mapping[str, Any]
-        for place, row in events.rows(np.flatnonzero(kinds == Kind.ALONE)):
-            self._take(Item(index + place, row))
-        self._add(events, kinds)
-        return True
-
-    def _kinds(self, events: Events) -> NDArray[np.int64]:
         pairs = events.category * len(events.names) + events.name
         numbers, places = np.unique(pairs, return_inverse=True)
-        kinds = np.empty(len(numbers), np.int64)
+        kinds_of = np.empty(len(numbers), np.int64)
         if len(self._kind_of_name) > _MOST_NAMES:
             self._kind_of_name.clear()
         for at, number in enumerate(numbers.tolist()):
@@ -259,9 +249,16 @@ class Batches:
             kind = self._kind_of_name.get(key)
             if kind is None:
                 kind = self._kind_of_name[key] = self._kind_of(*key)
-            kinds[at] = kind
-        complete = np.where(events.complete, kinds[places], Kind.NOT)
-        return np.where(events.named, Kind.ALONE, complete)
+            kinds_of[at] = kind
+        complete = np.where(events.complete, kinds_of[places], Kind.NOT)
+        kinds = np.where(events.named, Kind.ALONE, complete)
+        if not events.usable[kinds > Kind.ALONE].all():
+            return False
+        row: Mapping[str, Any]
+        for place, row in events.rows(np.flatnonzero(kinds == Kind.ALONE)):
+            self._take(Item(index + place, row))
+        self._add(events, kinds)
+        return True
 
     def _add(self, events: Events, kinds: NDArray[np.int64]) -> None:
         scan = self._scan

@@ -154,7 +154,17 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
                 recorded = ranges[at].name
             if recorded and name in (*_GENERIC, *_KINDS):
                 name = kind_of(recorded)
-        collective = _collective(name, work, record, issued)
+        collective = Collective(
+            name,
+            work.group or (record.group if record else ""),
+            work.description or (record.description if record else ""),
+            work.size if work.size is not None else (record.size if record else None),
+            work.span.start,
+            work.span.end,
+            issued,
+            issued,
+            work.span.event,
+        )
         if id(work) in streams:
             collective = replace(collective, group=f"stream {streams[id(work)]}")
         seq = work.seq if work.seq is not None else None if record is None else record.seq
@@ -165,20 +175,6 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
             collective = replace(earlier, start=start, end=end)
         joined[key] = collective
     yield from joined.values()
-
-
-def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Collective:
-    return Collective(
-        name,
-        work.group or (record.group if record else ""),
-        work.description or (record.description if record else ""),
-        work.size if work.size is not None else (record.size if record else None),
-        work.span.start,
-        work.span.end,
-        issued,
-        issued,
-        work.span.event,
-    )
 
 
 def _streams(scan: Scan) -> dict[int, int]:

@@ -131,7 +131,15 @@ def _look_up(
     """Set the range of each kernel without a range, from the start of its launch or operator."""
     shares = -(-len(links) // _AT_ONCE) if len(ranges.place) else 0
     for share in range(shares):
-        number, inside = _links(links, share, shares, ranges)
+        # A launch or operator belongs to the range in which it starts.
+        numbers, ranges_of = [], []
+        for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
+            mine = number % shares == share
+            numbers.append(number[mine])
+            ranges_of.append(ranges.at(start[mine], thread[mine]))
+        number = np.concatenate(numbers)
+        order = np.argsort(number, kind="stable")
+        number, inside = number[order], np.concatenate(ranges_of)[order]
         if not len(number):
             continue
         at = 0
@@ -141,20 +149,3 @@ def _look_up(
             link = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
             matched = (number[link] == wanted) & (wanted >= 0) & (place == _NOWHERE)
             place[matched] = inside[link[matched]]
-
-
-def _links(
-    links: Links, share: int, shares: int, ranges: _RangesOfKind
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the ids of a part of the launches or operators, ascending, and the range of each.
-
-    A launch or operator belongs to the range in which it starts.
-    """
-    numbers, places = [], []
-    for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
-        mine = number % shares == share
-        numbers.append(number[mine])
-        places.append(ranges.at(start[mine], thread[mine]))
-    number = np.concatenate(numbers)
-    order = np.argsort(number, kind="stable")
-    return number[order], np.concatenate(places)[order]

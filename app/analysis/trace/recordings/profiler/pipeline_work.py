@@ -23,7 +23,6 @@ from app.analysis.trace.recordings.profiler.scan import (
     Kernels,
     Links,
     PackedTable,
-    Ranges,
     Scan,
     Span,
     Work,
@@ -74,13 +73,37 @@ def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
         Ranges on the host that belong to no forward or backward: data loaders, optimizers.
     """
     if len(scan.kernels):
-        host, thread, start, end = _launched(scan)
+        columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
+        read = [
+            np.stack(part)
+            for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
+        ]
+        start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
+        computing = (work < 0) & (activity == Activity.KERNEL)
+        start, duration = start[computing], duration[computing]
+        host = np.full(len(start), -1, np.int64)
+        thread = np.full(len(start), -1, np.int64)
+        _look_up(scan.launches, correlation[computing], host, thread)
+        _look_up(scan.operators, external[computing], host, thread)
+        launched = thread >= 0
+        host, thread = host[launched], thread[launched]
+        start, end = start[launched], (start + duration)[launched]
     else:
         start, duration, thread = columns_of(scan.outer.table, 3)
         host, end = start, start + duration
     usable = ~_inside(host, [(span.start, span.end) for span in apart])
     host, thread, start, end = host[usable], thread[usable], start[usable], end[usable]
-    backward = _in_gradients(scan.gradients, host, thread)
+    # Operators and launches while autograd runs a node on their thread belong to a backward.
+    backward = np.zeros(len(host), np.bool_)
+    node_start, node_duration, where = columns_of(scan.gradients.table, 3)
+    for number in np.unique(where).tolist():
+        mine, there = thread == number, where == number
+        ranges = zip(
+            node_start[there].tolist(),
+            (node_start[there] + node_duration[there]).tolist(),
+            strict=True,
+        )
+        backward[mine] = _inside(host[mine], list(ranges))
     order = np.argsort(host, kind="stable")
     return Computed(host[order], start[order], end[order], backward[order])
 
@@ -178,24 +201,6 @@ def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
     return joined
 
 
-def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
-    """Return launch time (ns), launching thread, start (ns) and end (ns) of each kernel."""
-    columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
-    read = [
-        np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
-    ]
-    start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
-    computing = (work < 0) & (activity == Activity.KERNEL)
-    start, duration = start[computing], duration[computing]
-    host = np.full(len(start), -1, np.int64)
-    thread = np.full(len(start), -1, np.int64)
-    _look_up(scan.launches, correlation[computing], host, thread)
-    _look_up(scan.operators, external[computing], host, thread)
-    launched = thread >= 0
-    start, duration = start[launched], duration[launched]
-    return host[launched], thread[launched], start, start + duration
-
-
 def _look_up(
     links: Links, wanted: NDArray[np.int64], host: NDArray[np.int64], thread: NDArray[np.int64]
 ) -> None:
@@ -207,19 +212,6 @@ def _look_up(
     matched = (rows >= 0) & (wanted >= 0) & (thread < 0)
     host[matched] = started[rows[matched]]
     thread[matched] = where[rows[matched]]
-
-
-def _in_gradients(
-    gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return whether each operator started while autograd ran a node on its thread."""
-    inside = np.zeros(len(host), np.bool_)
-    start, duration, where = columns_of(gradients.table, 3)
-    for number in np.unique(where).tolist():
-        mine, there = thread == number, where == number
-        ranges = zip(start[there].tolist(), (start[there] + duration[there]).tolist(), strict=True)
-        inside[mine] = _inside(host[mine], list(ranges))
-    return inside
 
 
 def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -175,7 +175,13 @@ class _RankDecoder:
 
     def operations(self) -> Iterator[_Operation]:
         """Yield the operations of all steps as (type, span, step, microbatch)."""
-        regular = self._regular()
+        # Regular optimizers have as many collectives as most steps with the same number of
+        # accumulation rounds.
+        ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
+        shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
+        alike = Counter(shape.values())
+        of_round = Counter(mb for mb, _ in shape.values())
+        regular = frozenset(n for n in ends if 2 * alike[shape[n]] > of_round[shape[n][0]])
         kept = 0
         for number, segment in enumerate(self._segments):
             done = self._time.computed.get(number)
@@ -350,17 +356,6 @@ class _RankDecoder:
             return first
         after = int(np.searchsorted(self._time.starts, end))
         return int(self._time.starts[after]) if after < len(self._time.starts) else end
-
-    def _regular(self) -> frozenset[int]:
-        """Return the optimizers' segments that have as many collectives as most steps.
-
-        Steps are compared with steps of the same number of accumulation rounds.
-        """
-        ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
-        shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
-        alike = Counter(shape.values())
-        of_round = Counter(mb for mb, _ in shape.values())
-        return frozenset(n for n in ends if 2 * alike[shape[n]] > of_round[shape[n][0]])
 
     def _evaluation(self, segment: Segment, done: Computed | None) -> Iterator[_Operation]:
         if done is None:
