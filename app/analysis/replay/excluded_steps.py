@@ -105,8 +105,14 @@ def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
         reasons |= _computing_longer(layouts, session, common)
     if not reasons:
         return ()
-    kept = _exceptions(session, sorted(reasons))
-    if count - len(kept) < THRESHOLDS.fewest - 1:
+    odd, opens = sorted(reasons), session.opens
+    kept: list[int] = []
+    for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1):
+        most = THRESHOLDS.warm_up if opens[run[0]] else THRESHOLDS.longest
+        if len(run) <= most:
+            kept += run.tolist()
+    # Long stretches of slow steps, and many slow steps, are a property of the job.
+    if len(kept) > -(-count * THRESHOLDS.most // 1) or count - len(kept) < THRESHOLDS.fewest - 1:
         return ()
     return tuple(DroppedStep(int(session.numbers[step]), reasons[step]) for step in kept)
 
@@ -279,15 +285,3 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
         step: f"ranks begin it up to {apart_ns[step] / 1e9:.1f} s apart, as where profilers start"
         for step in np.flatnonzero(first & (apart_ns >= least_ns)).tolist()
     }
-
-
-def _exceptions(session: _Session, odd: Sequence[int]) -> list[int]:
-    """Return the odd steps that form short stretches; no steps if there are too many."""
-    opens = session.opens
-    kept: list[int] = []
-    for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1) if odd else []:
-        most = THRESHOLDS.warm_up if opens[run[0]] else THRESHOLDS.longest
-        if len(run) <= most:
-            kept += run.tolist()
-    allowed = -(-len(opens) * THRESHOLDS.most // 1)
-    return kept if len(kept) <= allowed else []

@@ -183,7 +183,12 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
     costs = np.where(late, delays, 0.0).sum(axis=(1, 2))
     if costs[held].sum() < _MOSTLY * costs.sum() or not len(held):
         return None
-    where = _places(group, held)
+    kinds = Counter(
+        f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
+        for node in held.tolist()
+    )
+    where = ", ".join(name for name, _ in kinds.most_common(_NAMED))
+    where += " and others" if len(kinds) > _NAMED else ""
     computes = layout.of_types(*COMPUTE)
     if not computes[held].all():
         return POSTED_LATE.format(where=where)
@@ -222,17 +227,6 @@ def _behind(
         return None
     name, count = matches.most_common(1)[0]
     return name if count >= _REGULARLY * late.sum() else None
-
-
-def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
-    """Return the types and stages of nodes as text, with the most frequent first."""
-    layout = group.layout
-    kinds = Counter(
-        f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
-        for node in nodes.tolist()
-    )
-    named = ", ".join(name for name, _ in kinds.most_common(_NAMED))
-    return named + (" and others" if len(kinds) > _NAMED else "")
 
 
 # Largest discrepancy between replay and recording with which a report gives a verdict (paper,
@@ -278,8 +272,18 @@ def _late_workers(
     replayed: Replayed, metrics: Metrics, types: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], float], ...]:
     """Return the ranks with the longest launch delays, and the cost of each if it alone is late."""
-    delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
-    order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
+    delay_ns = np.zeros((replayed.layout.dp, replayed.layout.pp))
+    for group in replayed.groups:
+        layout = group.layout
+        of_types = layout.of_types(*types)
+        of_group_ns = np.zeros(delay_ns.shape)
+        for first in range(0, len(layout.steps), BLOCK_STEPS):
+            delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))
+            for stage in range(layout.pp):
+                chosen = of_types & (layout.nodes.pp == stage)
+                of_group_ns[:, stage] += np.maximum(delays[chosen], 0.0).sum(axis=(0, 1))
+        delay_ns += of_group_ns
+    order = np.argsort(-delay_ns.ravel(), kind="stable")[:MOST_WORKERS]
     recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s
     late = []
     for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
@@ -292,19 +296,6 @@ def _late_workers(
         if share >= WORTH_NAMING:
             late.append(((dp, stage), share))
     return tuple(sorted(late, key=lambda item: -item[1]))
-
-
-def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
-    """Return the sum of the launch delays of op types on each rank, shape (dp, pp), ns."""
-    layout = group.layout
-    of_types = layout.of_types(*types)
-    total = np.zeros((layout.dp, layout.pp))
-    for first in range(0, len(layout.steps), BLOCK_STEPS):
-        delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))
-        for stage in range(layout.pp):
-            chosen = of_types & (layout.nodes.pp == stage)
-            total[:, stage] += np.maximum(delays[chosen], 0.0).sum(axis=(0, 1))
-    return total
 
 
 def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArray]:

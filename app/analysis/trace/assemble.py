@@ -368,25 +368,20 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
                 refuse(groups.duplicate(row, columns, places) for row in rows[:MAX_FAULTS])
             chosen = np.flatnonzero(kept)
             places = replace(places, source=_through(places.source, chosen))
-            remaining = _select_rows(remaining, chosen)
+            columns = {name: values[chosen] for name, values in remaining.columns.items()}
+            heads = groups.find_heads(columns)
+            remaining = replace(
+                remaining,
+                columns=columns,
+                heads=heads,
+                stretches=groups.find_stretches(columns, heads),
+                in_order=False,
+                microbatches_rise=False,
+            )
             continue
         if remaining is given:
             return trace
         return replace(trace, copies=copied, repeated_steps=tuple(sorted(repeated_steps.items())))
-
-
-def _select_rows(collected: Collected, rows: NDArray[np.intp]) -> Collected:
-    """Return a selection of the rows, without comparing rows that the selection makes neighbors."""
-    columns = {name: values[rows] for name, values in collected.columns.items()}
-    heads = groups.find_heads(columns)
-    return replace(
-        collected,
-        columns=columns,
-        heads=heads,
-        stretches=groups.find_stretches(columns, heads),
-        in_order=False,
-        microbatches_rise=False,
-    )
 
 
 def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:

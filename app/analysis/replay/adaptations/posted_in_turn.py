@@ -16,7 +16,7 @@ import numpy as np
 from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Proposal, recorded_times
 from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.adaptations.signs import sampled
-from app.analysis.replay.layout.dense import IntArray, Layout
+from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import median_of_rows
@@ -110,9 +110,14 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
     turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     kinds = []
     for direction in DIRECTIONS:
-        receives, others = _before(
-            layout, in_order, turn, *layout.codes(direction.recv, direction.compute)
-        )
+        # Receives right after a computation of the other direction, and this computation
+        receive, compute = layout.codes(direction.recv, direction.compute)
+        receives = np.flatnonzero(layout.nodes.op == receive)
+        place = np.searchsorted(turn[in_order], turn[receives])
+        others = in_order[np.maximum(place - 1, 0)]
+        another = (place > 0) & (stage[others] == stage[receives])
+        another &= layout.nodes.op[others] != compute
+        receives, others = receives[another], others[another]
         ends = layout.start_ns[others] + layout.duration_ns[others]
         begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2))
         regular = begun >= _REGULARLY
@@ -131,26 +136,3 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
         node: (other,) for _, _, pairs, _ in kinds for node, other in pairs.items()
     }
     return Posted(after, Sign(where, float(np.mean(shares))))
-
-
-def _before(
-    layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
-) -> tuple[IntArray, IntArray]:
-    """Return the receives right after a computation of the other direction, and this computation.
-
-    Parameters
-    ----------
-    in_order : int64 array
-        Computations stage by stage in launch order.
-    turn : int64 array, shape (nodes,)
-        Sort key of nodes by stage and launch order.
-    receive, compute : int
-        Op codes of the receives and of the computations that use the received data.
-    """
-    nodes = layout.nodes
-    receives = np.flatnonzero(nodes.op == receive)
-    place = np.searchsorted(turn[in_order], turn[receives])
-    others = in_order[np.maximum(place - 1, 0)]
-    another = (place > 0) & (nodes.pp[others] == nodes.pp[receives])
-    another &= nodes.op[others] != compute
-    return receives[another], others[another]

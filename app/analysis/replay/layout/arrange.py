@@ -7,7 +7,7 @@ transposed as one block. If a trace is not regular in this way, each of its rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -111,25 +111,23 @@ def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
     if (runs.rank[in_order] != runs.rank[in_order[:, :1]]).any():
         return None
     begin_ns = trace.stretches().earliest_ns[in_order].min(axis=0)
-    return _transpose(trace, steps, begin_ns, list(_blocks(runs, in_order)))
-
-
-def _blocks(runs: BlockRuns, in_order: NDArray[np.int64]) -> Iterator[_Block]:
-    """Yield a block for each rank whose runs have equal lengths and equal distances."""
+    # Only ranks whose runs have equal lengths and equal distances are transposed as a block.
     first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
     stride = np.diff(first, axis=1)
     regular = (length == length[:, :1]).all(axis=1)
     if stride.size:
         regular &= (stride == stride[:, :1]).all(axis=1) & (stride[:, 0] > 0)
-    for rank in np.flatnonzero(regular):
-        run = in_order[rank, 0]
-        yield _Block(
+    blocks = [
+        _Block(
             int(first[rank, 0]),
             int(stride[rank, 0]) if stride.size else 0,
             int(length[rank, 0]),
-            int(runs.dp[run]),
-            int(runs.pp[run]),
+            int(runs.dp[in_order[rank, 0]]),
+            int(runs.pp[in_order[rank, 0]]),
         )
+        for rank in np.flatnonzero(regular)
+    ]
+    return _transpose(trace, steps, begin_ns, blocks)
 
 
 def _transpose(

@@ -352,22 +352,14 @@ class _Placing:
                 chosen = np.flatnonzero((lanes.kind == kind) & (lanes.length == count))
                 rows = lanes.rows(chosen, count)
                 step, dp = np.divmod(lanes.lane[chosen], self.dp)
-                self._assign_by_time(rows, judge, times, (step, dp))
-
-    def _assign_by_time(
-        self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
-    ) -> None:
-        """Set the slots of `rows`, shape (lanes, count): operations of a kind in several lanes."""
-        starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
-        ends = starts + self.trace.duration_ns[self.rows.row[rows]]
-        expected = bridged(judge.expected(*lane))
-        count = rows.shape[1]
-        band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
-        slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
-        self.slot[rows] = slots
-        kind = int(self.rows.kind[rows[0, 0]])
-        if not self._is_transfer(kind):
-            times.put(self.first[kind] + slots, *lane, starts, ends)
+                starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
+                ends = starts + self.trace.duration_ns[self.rows.row[rows]]
+                expected = bridged(judge.expected(step, dp))
+                band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
+                slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
+                self.slot[rows] = slots
+                if not self._is_transfer(kind):
+                    times.put(self.first[kind] + slots, step, dp, starts, ends)
 
     def _is_transfer(self, kind: int) -> bool:
         name = ops.REPLAYED_OP_TYPES[kind // self._pp]
