@@ -82,6 +82,7 @@ class OpNames:
             # Names are read as bytes because Parquet's reader does not check that strings are
             # UTF-8. `view` is used because `cast` loads all of Arrow's functions, which takes
             # longer than a small trace.
+            encoded: pa.Array[Any]
             kind = dictionary.type
             if pa.types.is_string(kind):
                 encoded = dictionary.view(pa.binary())
