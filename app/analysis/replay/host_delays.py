@@ -142,9 +142,6 @@ class Turns:
     # of any worker in this step; negative if steps overlap. In chained steps at most the regular
     # gap, since a later launch counts as a launch delay.
     gap_ns: FloatArray
-    # Shape (steps, pp, dp): time from a worker's last end in the previous step to its own first
-    # start in this step
-    by_worker_ns: FloatArray
     begins_ns: FloatArray  # (steps, pp, dp): a worker's first start, ns of the epoch
     ends_ns: FloatArray  # (steps, pp, dp): a worker's last end, ns of the epoch
 
@@ -180,13 +177,12 @@ def turns_of(replayed: Replayed) -> Turns:
     chained, regularly_ns = replayed.graph.chained, replayed.graph.step_gap_ns
     if not replayed.absolute or (chained and not regularly_ns):
         following[:] = False
-    gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
+    gap = np.full(len(steps), np.nan)
     gap[1:] = begins.min(axis=(1, 2))[1:] - ends.max(axis=(1, 2))[:-1]
     if chained:
         gap = np.minimum(gap, regularly_ns)
-    by_worker[1:] = begins[1:] - ends[:-1]
-    gap[~following], by_worker[~following] = np.nan, np.nan
-    return Turns(steps, gap, by_worker, begins, ends)
+    gap[~following] = np.nan
+    return Turns(steps, gap, begins, ends)
 
 
 def between_steps_ns(replayed: Replayed) -> float:
