@@ -130,7 +130,7 @@ class RankClocks:
 def align(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
-    """Put all starts on a common clock; layouts without clock errors stay the same objects.
+    """Put all starts on a common clock; return layouts without clock errors unchanged.
 
     Parameters
     ----------

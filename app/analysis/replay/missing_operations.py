@@ -49,7 +49,7 @@ def recreate(
 ) -> tuple[list[Layout], RecreatedOperations]:
     """Return layouts with lost operations re-created, and the numbers of these operations.
 
-    Complete layouts stay the same objects.
+    A complete layout is returned unchanged.
     """
     typical = _typical_durations(layouts, graphs)
     repaired = [

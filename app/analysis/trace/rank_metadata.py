@@ -184,7 +184,7 @@ class Machine:
         return node_label(self.node, guessed=self.guessed) if self.node else ""
 
     def differs(self, before: Machine) -> bool:
-        """Return whether the node or the GPU is known to have changed since `before`."""
+        """Return whether the recorded names show another node or another GPU than `before`."""
         named = self.node and before.node and not (self.guessed or before.guessed)
         if named and self.node != before.node:
             return True
