@@ -1,10 +1,10 @@
 """Clock alignment: offsets and rates of the clocks of ranks, and starts on a common clock.
 
-Operations that move data together end together: a send and its receive, a collective of the DP
-ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Offsets
-follow from robust least squares; only those above 1 ms and three residuals are corrected, because
-ends on equal clocks differ by 0.03 to 0.3 ms. Where only ends of one type are apart, clocks
-agree.
+Operations that move data together end together: a send and its receive, or a collective of the DP
+ranks. Clocks are compared by these ends, not by starts, and not by `optimizer-clip-main-grad`,
+whose ends spread by 10 ms. Offsets are fitted by robust least squares. Only offsets above 1 ms and
+three residuals are corrected, because ends on equal clocks differ by 0.03 to 0.3 ms. If only the
+ends of one type differ, the clocks agree.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from app.analysis.trace.model import OPTIMIZER_CLIP
 def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None = None) -> float:
     """Return the largest typical difference between clocks on which all types of ends agree, ns.
 
-    A wrong clock moves all ends that its rank records. Where a recorder takes the ends of one type
-    at other moments, only that type is apart, or types are apart in opposite directions.
+    A wrong clock moves all ends that its rank records. If a recorder takes the ends of one type at
+    other moments, only the ends of this type differ, or types differ in opposite directions.
 
     Parameters
     ----------
     offsets_ns : float64 array, shape (dp, pp), optional
-        Offsets that were subtracted from the layout's times and are to be included.
+        Clock offsets that were subtracted from the layout's times, and that the result should
+        include.
     """
     offsets_ns = np.zeros((layout.dp, layout.pp)) if offsets_ns is None else offsets_ns
-    # (stage, stage) for collectives, (lower stage, higher stage) for transfers → op type → pairs of
-    # nodes whose ends coincide
+    # Pair of stages → op type → pairs of nodes whose ends coincide. The pair of stages is (stage,
+    # stage) for collectives and (lower stage, higher stage) for transfers.
     together: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = defaultdict(dict)
     op, stage = layout.nodes.op.tolist(), layout.nodes.pp.tolist()
     spanning = layout.of_types(*DP_COLLECTIVES).tolist()
     for unit in graph.units:
         match unit.members:
-            case (one, other) if not unit.across_dp and stage[one] != stage[other]:
-                pair = (one, other) if stage[one] < stage[other] else (other, one)
-                # Pairs are grouped by the op type on the lower stage: forward and backward
+            case (first, second) if not unit.across_dp and stage[first] != stage[second]:
+                pair = (first, second) if stage[first] < stage[second] else (second, first)
+                # Pairs are grouped by the op type on the lower stage, because forward and backward
                 # transfers have different types.
                 of_link = together[stage[pair[0]], stage[pair[1]]]
                 of_link.setdefault(op[pair[0]], []).append(pair)
@@ -72,7 +73,7 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
             np.median(offsets_ns[:, low]) if low == high else offsets_ns[:, high]
         )
         by_type = [_apart(layout, pairs) + ahead for pairs in of_link.values()]
-        # Smallest difference if the differences of all types have the same sign, else 0
+        # Smallest absolute difference if the differences of all types have the same sign, else 0
         least, most = np.min(by_type, axis=0), np.max(by_type, axis=0)
         apart.append(np.maximum(least, 0.0) + np.minimum(most, 0.0))
     return max((float(median_of_known(np.abs(values)).max()) for values in apart), default=0.0)
@@ -80,24 +81,24 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
 
 def _apart(layout: Layout, pairs: Sequence[tuple[int, int]]) -> FloatArray:
     """Return the median difference between paired ends in each step, shape (steps, dp), ns."""
-    one, other = (list(side) for side in zip(*pairs, strict=True))
-    ends = layout.start_ns[one] + layout.duration_ns[one]
-    if one == other:
+    first, second = (list(side) for side in zip(*pairs, strict=True))
+    ends = layout.start_ns[first] + layout.duration_ns[first]
+    if first == second:
         return np.asarray(median_of_known(ends - np.median(ends, axis=2, keepdims=True)))
-    return median_of_known(ends - layout.start_ns[other] - layout.duration_ns[other])
+    return median_of_known(ends - layout.start_ns[second] - layout.duration_ns[second])
 
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
-# Reweighting ends when no offset changes by more than this: a thousandth of the smallest offset
+# Reweighting stops when no offset changes by more than this: a thousandth of the smallest offset
 # that is corrected.
 SETTLED_NS: Final = 1e3
 # In sessions of fewer steps than this, an offset below `FEW_STEPS_NS` may be chance and is not
 # corrected.
 LEAST_STEPS: Final = 5
 FEW_STEPS_NS: Final = 10e6
-# Ranks that share no transfers or collectives, but only the boundaries of steps, may begin a step
-# this far apart.
+# Ranks that are compared only by the boundaries of steps, since they share no transfers or
+# collectives, may begin a step this far apart.
 BOUNDARY_NS: Final = 10e6
 # Number of steps over which the rate of a clock is taken as constant.
 WINDOW_STEPS: Final = 16
@@ -129,14 +130,14 @@ class RankClocks:
 def align(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
-    """Put all starts on a common clock; layouts without clock errors stay the same objects.
+    """Put all starts on a common clock; return layouts without clock errors unchanged.
 
     Parameters
     ----------
     layouts, graphs : sequences
-        One of each group of steps.
+        The layout and the graph of each group of steps.
     absolute : bool
-        Whether starts are readings of clocks; else they count from their step's begin.
+        Whether starts are readings of clocks. Otherwise starts count from the begin of their step.
     """
     aligned, clocks = _align_once(layouts, graphs, absolute=absolute)
     if not clocks.aligned or np.abs(clocks.offsets_ns).max() <= COARSE_NS:
@@ -164,14 +165,14 @@ def _align_once(
         layouts = stepless.layouts
         matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
-    part = connected_parts(matches.one, matches.other, count)[:ranks]
+    part = connected_parts(matches.first, matches.second, count)[:ranks]
     parts = np.unique(part)
     if len(parts) > 1:
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
         between_parts = _joined(boundaries)
         matches = Matches(
-            np.concatenate([matches.one, between_parts.one]),
-            np.concatenate([matches.other, between_parts.other]),
+            np.concatenate([matches.first, between_parts.first]),
+            np.concatenate([matches.second, between_parts.second]),
             np.concatenate([matches.ahead_ns, between_parts.ahead_ns], axis=1),
             np.concatenate([matches.spread_ns, between_parts.spread_ns], axis=1),
         )
@@ -213,7 +214,7 @@ def _align_once(
 
 
 def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:
-    """Return layouts recorded by a single clock without its clock steps, and offsets of 0."""
+    """Return layouts recorded by a single clock, without its clock steps, and offsets of 0."""
     exact = np.zeros((layouts[0].dp, layouts[0].pp))
     stepless = remove_clock_steps(layouts, None, absolute=absolute)
     return stepless.layouts, RankClocks(
@@ -229,9 +230,10 @@ def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout
 def _contradicts(layout: Layout, graph: Graph) -> bool:
     """Return whether dependencies between stages contradict the aligned clocks.
 
-    For clocks that only step boundaries connect. If clocks of two stages disagree, computations
-    begin before those that they depend on have ended, in one of the two directions at least. If
-    none does, the stages only end their steps at different times. True without such dependencies.
+    The test is for clocks that were compared only by step boundaries. If the clocks of two stages
+    disagree, then in one direction at least, computations begin before their dependencies on the
+    other stage have ended. If no computation does, the clocks agree and the stages only end their
+    steps at different times. Without such dependencies the result is True.
     """
     stage = layout.nodes.pp
     delays = [
@@ -258,9 +260,10 @@ def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
 def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
     """Return the time in each step by which a rank's clock is compared, shape (steps,), ns.
 
-    The end of gradient clipping, which ends on all ranks within some milliseconds. Where it is not
-    recorded: the first start if all ranks compared are of one stage, since DP ranks begin steps
-    together; else the last end, since stages begin one after another and end together.
+    It is the end of gradient clipping, which ends on all ranks within some milliseconds. If
+    clipping is not recorded, it is the rank's first start if all compared ranks are of one stage,
+    since DP ranks begin steps together. Otherwise it is the rank's last end, since stages begin one
+    after another and end together.
     """
     dp, stage = divmod(rank, layout.pp)
     nodes = layout.nodes.on(stage)
@@ -275,7 +278,7 @@ def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray
 
 
 def _joined(parts: Sequence[Matches]) -> Matches:
-    """Concatenate the steps of groups, which may compare different pairs of clocks."""
+    """Concatenate the matches of groups of steps, which may compare different pairs of clocks."""
     if len(parts) == 1:
         return parts[0]
     keys = sorted({key for part in parts for key in part.pairs()})
@@ -297,7 +300,7 @@ class _Fit:
     window: NDArray[np.int64]  # (steps,): window of each step
     center_ns: FloatArray  # (windows,): time at which the offsets hold
     offsets_ns: FloatArray  # (windows, nodes)
-    # Shape (windows, nodes): time that a clock gains relative to the median clock, ns per ns
+    # Shape (windows, nodes): time that a clock gains on the median clock, ns per ns
     rates: FloatArray | None
     begin_ns: FloatArray  # (steps,)
 
@@ -323,11 +326,11 @@ def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) 
         since = begin_ns[inside] - center[w] if absolute else np.zeros(int(inside.sum()))
         lines = robust_lines(since, matches.ahead_ns[inside])
         offsets[w] = robust_potentials(
-            matches.one, matches.other, lines.value, lines.error, count, enough=SETTLED_NS
+            matches.first, matches.second, lines.value, lines.error, count, enough=SETTLED_NS
         )
         if absolute:
             rates[w] = robust_potentials(
-                matches.one, matches.other, lines.slope, lines.slope_error, count
+                matches.first, matches.second, lines.slope, lines.slope_error, count
             )
     return _Fit(window, center, offsets, rates if absolute else None, begin_ns)
 
@@ -340,24 +343,25 @@ def _residuals(
     Parameters
     ----------
     part : int64 array, shape (ranks,)
-        The lowest rank that each is connected with.
+        Lowest rank with which each rank is connected by transfers and collectives.
 
     Returns
     -------
     residual, of_boundary : float64 arrays, shape (ranks,)
-        Of a rank's matched ends; of the step boundaries of its connected part. Nanoseconds.
+        Typical distance, ns, of the rank's matched ends, and of the step boundaries of the ranks
+        with which it is connected.
     """
     ranks = len(part)
     offsets = fit.at_begin()
-    residual = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
+    residual = np.abs(matches.ahead_ns - offsets[:, matches.first] + offsets[:, matches.second])
     of_match = MAD_TO_SD * np.hypot(median_of_known(residual), median_of_known(matches.spread_ns))
-    boundary = matches.other == fit.offsets_ns.shape[1] - 1
+    boundary = matches.second == fit.offsets_ns.shape[1] - 1
     of_part = np.zeros(ranks)
-    of_part[matches.one[boundary]] = np.nan_to_num(of_match[boundary])
-    ends = np.concatenate([matches.one[~boundary], matches.other[~boundary]])
+    of_part[matches.first[boundary]] = np.nan_to_num(of_match[boundary])
+    ends = np.concatenate([matches.first[~boundary], matches.second[~boundary]])
     values = np.concatenate([of_match[~boundary], of_match[~boundary]])
-    known = (ends < ranks) & ~np.isnan(values)
-    ends, values = ends[known], values[known]
+    measured = (ends < ranks) & ~np.isnan(values)
+    ends, values = ends[measured], values[measured]
     order = np.lexsort((values, ends))
     ends, values = ends[order], values[order]
     residual = np.zeros(ranks)

@@ -1,8 +1,9 @@
 """Clock steps: jumps of a host clock during a session, found and removed.
 
-A time service sets a clock that is off by more than it slews, by milliseconds or minutes. Ends of
-transfers and collectives that belong together show the jump; a rank's own time between steps
-shows whose clock it is. Steps are removed before the clocks are aligned (`clock_alignment`).
+A time service sets a clock forward or back if it is too far off to be slewed, by milliseconds or
+minutes. The ends of transfers and collectives that end together show such a jump; the time between
+steps by each rank's own clock shows which clock jumped. Clock steps are removed before the clocks
+are aligned (`clock_alignment`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from app.analysis.replay.robust_statistics import (
 
 Item = TypeVar("Item")
 
-# Number of ends in each step by which the clocks of two stages are compared; more ends do not make
-# the comparison more accurate.
+# Number of ends in each step by which the clocks of two stages are compared. More ends would not
+# make the comparison more accurate.
 MATCHES: Final = 6
 
 
@@ -34,20 +35,20 @@ MATCHES: Final = 6
 class Matches:
     """Pairs of clocks, compared by recorded ends of operations that end together.
 
-    The clock of node `one` is `ahead_ns` ahead of that of node `other`, shape (steps, matches), NaN
-    where nothing was recorded; `spread_ns`, of the same shape, is the median deviation of the ends
-    of a step from it. Nodes are ranks (DP rank × PP + stage), then one for each stage's
-    collectives, then one for the boundaries of steps.
+    The clock of node `first` is `ahead_ns` ahead of the clock of node `second`, shape (steps,
+    matches), NaN if nothing was recorded. `spread_ns`, of the same shape, is the median deviation
+    of the ends of a step from `ahead_ns`. Nodes are numbered: first the ranks (DP rank × PP +
+    stage), then a node for the collectives of each stage, then a node for the boundaries of steps.
     """
 
-    one: NDArray[np.int64]
-    other: NDArray[np.int64]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
     ahead_ns: FloatArray
     spread_ns: FloatArray
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return the pair of clocks (one, other) of each match."""
-        return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
+        """Return the pair of clocks (`first`, `second`) of each match."""
+        return list(zip(self.first.tolist(), self.second.tolist(), strict=True))
 
 
 def matches_of(layout: Layout, graph: Graph) -> Matches:
@@ -59,29 +60,29 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
     spanning = layout.of_types(*DP_COLLECTIVES).tolist()
     for unit in graph.units:
         match unit.members:
-            case (one_of, other_of) if not unit.across_dp and stage[one_of] != stage[other_of]:
-                if layout.free is not None and (layout.free[one_of] or layout.free[other_of]):
+            case (sender, receiver) if not unit.across_dp and stage[sender] != stage[receiver]:
+                if layout.free is not None and (layout.free[sender] or layout.free[receiver]):
                     continue
-                if stage[one_of] > stage[other_of]:
-                    one_of, other_of = other_of, one_of
-                pairs.setdefault((stage[one_of], stage[other_of]), []).append((one_of, other_of))
+                if stage[sender] > stage[receiver]:
+                    sender, receiver = receiver, sender
+                pairs.setdefault((stage[sender], stage[receiver]), []).append((sender, receiver))
             case (node,) if spanning[node]:
                 collectives.setdefault(stage[node], []).append(node)
             case _:
                 pass
     ranks = np.arange(dp) * pp
-    one, other, apart = [], [], []
+    first_nodes, second_nodes, apart = [], [], []
     for (first, second), nodes_of_link in sorted(pairs.items()):
         ends = [_ends(layout, list(side)) for side in zip(*_sample(nodes_of_link), strict=True)]
-        one.append(ranks + first)
-        other.append(ranks + second)
+        first_nodes.append(ranks + first)
+        second_nodes.append(ranks + second)
         apart.append(ends[0] - ends[1])
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
             end = _ends(layout, _sample(nodes))
             median = median_of_known(end.transpose(2, 0, 1))
-            one.append(ranks + stage)
-            other.append(np.full(dp, dp * pp + stage))
+            first_nodes.append(ranks + stage)
+            second_nodes.append(np.full(dp, dp * pp + stage))
             apart.append(end - median[:, :, None])
     nothing = np.zeros((len(layout.steps), 0))
     ahead = _medians(apart)
@@ -89,15 +90,15 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
         [np.abs(values - median) for values, median in zip(apart, ahead, strict=True)]
     )
     return Matches(
-        np.concatenate([np.zeros(0, dtype=np.int64), *one]),
-        np.concatenate([np.zeros(0, dtype=np.int64), *other]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *first_nodes]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *second_nodes]),
         np.concatenate([nothing, *ahead], axis=1),
         np.concatenate([nothing, *spread], axis=1),
     )
 
 
 def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return `median_of_known` of each series; series of equal length share one call."""
+    """Return the median of each series without its NaN; series of equal length share a call."""
     alike: dict[int, list[int]] = {}
     for index, values in enumerate(series):
         alike.setdefault(len(values), []).append(index)
@@ -109,7 +110,7 @@ def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
 
 
 def _sample(items: list[Item]) -> list[Item]:
-    """Return at most `MATCHES` of the items, spread evenly over the step."""
+    """Return at most `MATCHES` of the items, evenly spread over the step."""
     if len(items) <= MATCHES:
         return items
     return [items[i * (len(items) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
@@ -125,9 +126,10 @@ def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
 
 IntArray = NDArray[np.intp]
 
-# Smallest clock step: without one, ends of a session vary less than this from step to step.
+# Smallest clock step. Without a clock step, ends of a session vary by less than this from step to
+# step.
 LEAST_NS: Final = 5e6
-# Largest drift of a clock that did not jump, as a share of the elapsed time.
+# Largest drift of a clock without a jump, as a share of the elapsed time.
 DRIFT: Final = 2e-4
 # A clock step exceeds the usual differences from step to step by this many standard deviations.
 ABOVE_NOISE: Final = 10.0
@@ -173,7 +175,7 @@ def clock_steps_ns(
     Parameters
     ----------
     step, dp, pp : int64 arrays, shape (readings,)
-        The training step and the worker of each reading.
+        Training step, DP rank and stage of each reading.
     """
     by_ns = np.zeros(len(step))
     for clock_step in clock_steps:
@@ -192,11 +194,12 @@ def remove_clock_steps(
     Parameters
     ----------
     layouts : sequence of Layout
-        One of each group of steps.
+        The layout of each group of steps.
     matches : Matches or None
-        Compared clocks, steps in the order of the layouts; None if there is one clock.
+        Compared clocks, with the steps in the order of the layouts; None if a single clock recorded
+        all.
     absolute : bool
-        Whether starts are readings of clocks; else they count from their step's begin.
+        Whether starts are readings of clocks. Otherwise starts count from the begin of their step.
     """
     steps = np.concatenate([layout.steps for layout in layouts])
     order = np.argsort(steps)
@@ -222,7 +225,7 @@ def remove_clock_steps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """Large changes of the differences between clocks from a step to the next step."""
+    """Large changes of the differences between clocks from one step to the next."""
 
     noise_ns: FloatArray  # (matches,): standard deviation of the usual changes
     boundaries: IntArray  # steps between which and the next the change is far larger
@@ -231,7 +234,12 @@ class _Moves:
 def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
     """Return the changes between steps that exceed drift and noise; None if there are none.
 
-    `passed_ns` is the time from each step's begin to the next one's, shape (steps - 1,).
+    Parameters
+    ----------
+    ahead : float64 array, shape (steps, matches)
+        Differences between clocks, ns; see `Matches`.
+    passed_ns : float64 array, shape (steps - 1,)
+        Time from the begin of each step to the begin of the next.
     """
     moved = np.diff(ahead, axis=0)
     if not moved.size:
@@ -247,8 +255,8 @@ def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
 def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _Moves) -> list[int]:
     """Return the indices of steps during which a clock jumped.
 
-    Such a step is longer or shorter than usual by the clocks of a few ranks only, and the ends of
-    these ranks stay moved after it.
+    Such a step is longer or shorter than usual by the clocks of only a few ranks, and the ends of
+    these ranks stay shifted after the step.
     """
     ahead = matches.ahead_ns[order]
     lengths = np.concatenate([_lengths(layout) for layout in layouts])[order]
@@ -264,14 +272,14 @@ def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _
         last = step + 1 == len(ahead)
         after = ahead[step] if last else median_of_known(ahead[step + 1 : step + 3])
         stays = np.nan_to_num(np.abs(after - before))
-        mine = np.isin(matches.one, which) | np.isin(matches.other, which)
+        mine = np.isin(matches.first, which) | np.isin(matches.second, which)
         if mine.any() and float(stays[mine].max()) > AGREED * float(off[which].max()):
             torn.append(step)
     return torn
 
 
 def _lengths(layout: Layout) -> FloatArray:
-    """Return the time from each rank's first start to its last in a step, (steps, ranks), ns."""
+    """Return the time from each rank's first to its last start in a step, (steps, ranks), ns."""
     starts = layout.start_ns
     if layout.missing is not None:
         starts = np.where(layout.missing, np.nan, starts)
@@ -309,17 +317,17 @@ def _jumps(
 def _jump(
     matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
 ) -> FloatArray | None:
-    """Return each rank's jump relative to the others, shape (ranks,), ns; None if ends disagree."""
-    known = ~np.isnan(apart)
-    if not known.any():
+    """Return each rank's jump relative to others, shape (ranks,), ns; None if ends disagree."""
+    measured = ~np.isnan(apart)
+    if not measured.any():
         return None
     error = np.maximum(np.nan_to_num(noise), 1.0)
     count = ranks + pp + 1
-    potential = robust_potentials(matches.one, matches.other, apart, error, count)
-    left = apart - potential[matches.one] + potential[matches.other]
+    potential = robust_potentials(matches.first, matches.second, apart, error, count)
+    left = apart - potential[matches.first] + potential[matches.second]
     largest = float(np.ptp(potential[:ranks]))
     within = np.maximum(AGREED * largest, ABOVE_NOISE * np.nan_to_num(noise))
-    if largest < LEAST_NS or (np.abs(left) > within)[known].mean() > MOST_ODD:
+    if largest < LEAST_NS or (np.abs(left) > within)[measured].mean() > MOST_ODD:
         return None
     return potential[:ranks]
 
@@ -327,9 +335,9 @@ def _jump(
 def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | None:
     """Return the absolute jump of each clock, shape (ranks,), ns; 0 for clocks that did not jump.
 
-    Ends only show how clocks move relative to one another. The time between steps by a rank's own
-    clock shows which ones jumped: it is longer by the jump. None if it is not, so that something
-    else than a clock moved the ends.
+    Ends show only how clocks move relative to one another. The time between two steps by a rank's
+    own clock shows which clocks jumped, because it is longer by the jump. Return None if these
+    times do not agree with the ends: something other than a clock then moved the ends.
     """
     longer = own.longer_ns[boundary] - jump
     common = float(median(longer))
@@ -338,8 +346,8 @@ def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArr
         return None
     groups = _groups(jump, AGREED * largest)
     if own.noise_ns > AGREED * largest:
-        # The times between steps vary too much to show which clocks jumped, so the largest group of
-        # equal clocks is taken as right.
+        # The times between steps vary too much to show which clocks jumped, so the clocks of the
+        # largest group that moves together are taken as right.
         most = max(map(len, groups))
         groups = [group for group in groups if len(group) == most]
     unmoved = min(groups, key=lambda group: abs(common + float(jump[group].mean())))
@@ -349,14 +357,14 @@ def _absolute_jump(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArr
 
 
 def _groups(values: FloatArray, apart: float) -> list[IntArray]:
-    """Return groups of indices; sorted neighbors in a group differ by at most `apart`."""
+    """Return groups of indices, such that sorted neighbors in a group differ by at most `apart`."""
     order = np.argsort(values)
     return np.split(order, np.flatnonzero(np.diff(values[order]) > apart) + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Intervals:
-    """Times from the begin of a step to the begin of the next one, by each rank's own clock."""
+    """Times from the begin of a step to the begin of the next, by each rank's own clock."""
 
     longer_ns: FloatArray  # (steps - 1, ranks): excess over the usual time
     noise_ns: float  # standard deviation of the common time of all ranks
@@ -391,7 +399,7 @@ def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
 def _with_common_jumps(
     layouts: Sequence[Layout], order: IntArray, jumps: FloatArray | None
 ) -> FloatArray | None:
-    """Add backward clock steps of all ranks at once: a step begins before the previous one."""
+    """Add jumps by which all clocks were set back: a step begins before the previous step."""
     begin = np.concatenate([layout.begin_ns for layout in layouts])[order]
     if jumps is not None:
         begin = np.concatenate([_begins(layout, absolute=True) for layout in layouts])[order]
@@ -411,9 +419,14 @@ def _with_common_jumps(
 def without_offsets(
     layouts: Sequence[Layout], offsets_ns: FloatArray, rates: FloatArray | None = None
 ) -> list[Layout]:
-    """Return layouts with clock offsets and the drift by clock rates subtracted from starts.
+    """Return layouts with clock offsets, and the drift of clocks, subtracted from starts.
 
-    Both of the shape (steps, ranks), the steps in the order of the layouts.
+    Parameters
+    ----------
+    offsets_ns : float64 array, shape (steps, ranks)
+        Offset of each clock, with the steps in the order of the layouts.
+    rates : float64 array, shape (steps, ranks), optional
+        Rate of each clock, in ns per ns.
     """
     shifted = []
     done = 0

@@ -1,6 +1,6 @@
 """Confidence intervals of the metrics: bootstrap over the analyzed steps.
 
-Means of per-step results are resampled, nothing is replayed again. Slow steps that recur at even
+The results of single steps are resampled; no step is replayed again. Slow steps that recur at even
 intervals (`EvenRuns`) are resampled as whole cycles.
 """
 
@@ -17,11 +17,11 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Contribution, Metrics
 from app.analysis.replay.robust_statistics import mean, quantiles
 
-# Smallest distance between the mean times of slow and of other steps, in standard deviations within
-# these two classes.
+# Smallest distance between the mean times of slow steps and of other steps, in standard deviations
+# within these two classes.
 _APART: Final = 4.0
-# Smallest number of complete runs from which the variance of lengths is computed; at least two of
-# slow steps and two of other steps.
+# Smallest number of complete runs from which the variance of lengths is computed; at least two runs
+# of slow steps and two of other steps.
 _FEWEST: Final = 4
 # Largest variance of the lengths of even runs, as a share of their squared mean. Lengths of random
 # runs with a mean of three steps have about 0.7: with four to eight such runs 2 % to 3 % of the
@@ -40,7 +40,7 @@ class EvenRuns:
 
 
 def even_runs(taken: FloatArray) -> EvenRuns | None:
-    """Return the runs of slow steps; None unless these are distinct and recur at even intervals.
+    """Return the runs of slow steps; None unless they are distinct and recur at even intervals.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
     usual = {which: float(lengths[inner][kind[inner] == which].mean()) for which in (True, False)}
     relative = lengths / np.where(kind, usual[True], usual[False])
     ends = relative[[0, -1]]
-    # A cut-off run longer than the mean still counts, since its true length deviates at least as
-    # much.
+    # A cut-off run that is longer than the mean still counts, since its true length deviates from
+    # the mean by at least as much.
     counted = np.concatenate([relative[inner], ends[ends > 1]])
     if ((counted - 1) ** 2).sum() > _EVEN * (len(counted) - 2):
         return None
@@ -91,10 +91,10 @@ FEWEST_DRAWN: Final = 5
 # long as the session.
 FEWEST_STEPS: Final = 20
 # Number of blocks of a session, and the factor that widens intervals. The factor corrects for the
-# few blocks (quantiles of Student's t with 4 degrees of freedom over those of the normal
-# distribution, and the bias of the variance) and for spells that span two blocks (`_GO_ON`).
-# Coverage of the 95 % interval for spells of some steps: 80 to 88 % without the first two
-# corrections, 89 to 91 % without the last, 91 to 92 % with all.
+# small number of blocks (quantiles of Student's t with 4 degrees of freedom over those of the
+# normal distribution, and the bias of the variance) and for spells of slow steps that span two
+# blocks (`_GO_ON`). Coverage of the 95 % interval for spells of some steps: 80 to 88 % without the
+# first two corrections, 89 to 91 % without the last correction, 91 to 92 % with all three.
 _BLOCKS: Final = 5
 _GO_ON: Final = 1.1
 _WIDEN: Final = _GO_ON * 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
@@ -108,7 +108,8 @@ _WIDEN_EVEN: Final = 1.2
 # Smallest width of an interval relative to the interval from single steps: if blocks are as long as
 # a cycle, all blocks are equal and the width would be 0.
 _LEAST_OF_SINGLE: Final = 0.7
-# Smallest relative width of an interval from whole cycles: two equal cycles would give the width 0.
+# Smallest relative width of an interval from whole cycles. Two equal cycles would otherwise give
+# the width 0.
 _LEAST_OF_CYCLES: Final = 0.1
 # Quantiles of the draws of whole cycles. The draws scatter around the slowdown of the job, not of
 # the recorded steps, which may begin and end within a cycle. Coverage: 97 % between these
@@ -127,7 +128,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """95 % intervals of the metrics; None with too few steps, and if the metric has no value."""
+    """95 % intervals of the metrics; None with too few steps, or if the metric has no value."""
 
     slowdown: Interval | None
     waste: Interval | None
@@ -139,8 +140,8 @@ class Intervals:
 def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Intervals:
     """Return bootstrap intervals of the metrics from steps drawn with replacement.
 
-    All metrics use the same draws, which are the same in every run. Fewer than `FEWEST_DRAWN` steps
-    have no intervals.
+    All metrics use the same draws, which are the same in every run. With fewer than `FEWEST_DRAWN`
+    steps there are no intervals.
 
     Parameters
     ----------
@@ -179,23 +180,24 @@ def spread_by_blocks(
 
     Slow steps come in spells, so neighboring steps are correlated and an interval from single steps
     is too narrow. A few long blocks of steps are drawn instead (circular block bootstrap, Politis
-    and Romano 1992), widened as Student's t is for so few. Where blocks scatter less than single
-    steps, slow steps recur evenly and the interval is narrower. Of known cycles, and of slow steps
-    that recur evenly (`even_runs`), blocks of one cycle are drawn; of exact cycles the interval is
-    computed from the scatter within slow steps and within others.
+    and Romano 1992), and the interval is widened as by Student's t for so few blocks. If blocks
+    scatter less than single steps, slow steps recur evenly and the interval is narrower. If the
+    cycle is known, or slow steps recur evenly (`even_runs`), blocks of one cycle are drawn. If
+    cycles are exact, the interval is computed from the scatter within the slow steps and within the
+    other steps.
 
     Parameters
     ----------
     times_s, reference_s : float64 arrays, shape (steps,)
-        In the order of steps.
+        Recorded and reference time of each step, in the order of steps.
     cycle : int or None
-        Number of steps of a cycle; None if there is none or it is unknown.
+        Number of steps of a cycle; None if there is no cycle or it is unknown.
 
     Returns
     -------
     (float, float) or None
-        Distances below and above: the two parts of a 95 % interval of the logarithm of the ratio.
-        None with fewer than `FEWEST_STEPS`.
+        Distances from the logarithm of the ratio to the lower and the upper end of its 95 %
+        interval. None with fewer than `FEWEST_STEPS` steps.
     """
     count = len(times_s)
     if count < FEWEST_STEPS:
@@ -236,7 +238,7 @@ def spread_by_blocks(
 def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> Interval:
     """Return the uncertainty for steps with exact cycles; see `spread_by_blocks`.
 
-    The recording may begin and end amid a cycle, and slow steps scatter, as others do.
+    The recording may begin and end within a cycle, and both slow and other steps scatter.
     """
     log_ratio = float(np.log(times_s.sum() / reference_s.sum()))
     takes, square = 0.0, 0.0

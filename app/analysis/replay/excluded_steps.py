@@ -1,7 +1,8 @@
 """Steps excluded from the verdict because all ranks are slow: warm-up, compilation, profilers.
 
-No single worker makes such a step slow, so it counts as time only. Stretches of slow steps, and
-slow steps that are more than a quarter of all, belong to the job and are kept.
+No single worker makes such a step slow, so the step counts only as lost time. Stretches of slow
+steps, and slow steps that are more than a quarter of all steps, are a property of the job and are
+kept.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class Thresholds:
     fewest: int = 4  # Fewest steps of a session (or shape) with odd ones.
     longest: int = 2  # Most consecutive odd steps; a longer stretch belongs to the job.
     warm_up: int = 5  # The same at the start of a recorded window.
-    # In an odd step nearly all ranks compute at least `times` as long as typical; or `excess` times
-    # as long, with a single computation that takes `single` times as long.
+    # In an odd step the computations of nearly all ranks take at least `times` as long as usual; or
+    # `excess` times as long, if a single computation takes `single` times as long as usual.
     times: float = 1.08
     excess: float = 1.05
     single: float = 4.0
     alike: float = 0.1  # Share of ranks that may compute less.
     # The logarithm of an odd step's slowdown is at least `apart` times that of any other step, and
-    # `deviations` standard deviations over steps, since microbatches of different lengths also make
-    # steps differ.
+    # at least `deviations` standard deviations over steps, since microbatches of different lengths
+    # also make steps differ.
     apart: float = 2.0
     deviations: float = 6.0
-    # In an odd first step of a window the begins of ranks spread over `begin` times the computing
-    # time of a step, and over `begin_apart` times their spread in any other step.
+    # In an odd first step of a window, the begins of ranks spread over at least `begin` times the
+    # computing time of a step, and over `begin_apart` times their spread in any other step.
     begin: float = 0.25
     begin_apart: float = 4.0
 
@@ -59,7 +60,7 @@ _ONE_LONGER: Final = "a computation takes {times:.0f}× as long as in other step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Session:
-    """All steps of a draft, in ascending order; arrays of shape (steps, …, workers)."""
+    """All steps of a draft, in ascending order; arrays have the shape (steps, …, workers)."""
 
     numbers: IntArray  # (steps,)
     group: IntArray  # (steps,): index of the step's layout
@@ -71,7 +72,8 @@ class _Session:
     def opens(self) -> NDArray[np.bool_]:
         """Return which steps begin a window of consecutive recorded steps, shape (steps,).
 
-        Only the first one if most steps have no recorded predecessor, as where steps are sampled.
+        If most steps have no recorded previous step, for example because steps are sampled, only
+        the first step begins a window.
         """
         opens = np.ones(len(self.numbers), dtype=bool)
         np.not_equal(self.numbers[1:] - self.numbers[:-1], 1, out=opens[1:])
@@ -80,7 +82,7 @@ class _Session:
 
 
 def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
-    """Return the steps that are slow on all ranks, with reasons; empty if there are too many."""
+    """Return the steps that are slow on all ranks, with reasons; no steps if there are too many."""
     if any(layout.padding is not None for layout in draft.layouts):
         # Durations are filled up to the largest number of microbatches of any DP rank, so that a
         # step is not odd because it has more microbatches.
@@ -103,8 +105,14 @@ def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
         reasons |= _computing_longer(layouts, session, common)
     if not reasons:
         return ()
-    kept = _exceptions(session, sorted(reasons))
-    if count - len(kept) < THRESHOLDS.fewest - 1:
+    odd, opens = sorted(reasons), session.opens
+    kept: list[int] = []
+    for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1):
+        most = THRESHOLDS.warm_up if opens[run[0]] else THRESHOLDS.longest
+        if len(run) <= most:
+            kept += run.tolist()
+    # Long stretches of slow steps, and many slow steps, are a property of the job.
+    if len(kept) > -(-count * THRESHOLDS.most // 1) or count - len(kept) < THRESHOLDS.fewest - 1:
         return ()
     return tuple(DroppedStep(int(session.numbers[step]), reasons[step]) for step in kept)
 
@@ -157,7 +165,7 @@ def _by_worker(times: FloatArray) -> FloatArray:
 def _without_waiting(draft: Draft) -> tuple[Layout, ...]:
     """Return layouts whose computations exclude the waiting for collectives inside them.
 
-    Otherwise one slow rank makes the computations of all others long.
+    With this waiting, a single slow rank would make the computations of all other ranks long.
     """
     nested = [
         find_nested(layout, only_waits=draft.recording.only_waits) for layout in draft.layouts
@@ -171,13 +179,13 @@ def _without_waiting(draft: Draft) -> tuple[Layout, ...]:
 
 
 def _common(times_ns: FloatArray) -> FloatArray:
-    """Return the slowdown that nearly all workers reach or exceed in each step, shape (steps,)."""
+    """Return the slowdown that nearly all workers exceed or reach in each step, shape (steps,)."""
     typical = np.maximum(median(times_ns), _TINY_NS)
     return _of_nearly_all(times_ns / typical)
 
 
 def _of_nearly_all(values: FloatArray) -> FloatArray:
-    """Return the value that all workers (last axis) but the share `alike` reach or exceed."""
+    """Return the value that all workers (last axis) but the share `alike` exceed or reach."""
     few = int(values.shape[-1] * THRESHOLDS.alike)
     return np.asarray(np.partition(values, few, axis=-1)[..., few])
 
@@ -185,7 +193,7 @@ def _of_nearly_all(values: FloatArray) -> FloatArray:
 def _computing_longer(
     layouts: Sequence[Layout], session: _Session, common: FloatArray
 ) -> dict[int, str]:
-    """Return the indices of steps in which nearly all ranks compute longer, and the reasons."""
+    """Return the indices of steps in which nearly all ranks compute for longer, and the reasons."""
     reasons: dict[int, str] = {}
     longer = common >= THRESHOLDS.excess
     for number, layout in enumerate(layouts):
@@ -211,12 +219,12 @@ def _computing_longer(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Comparison:
-    """Ratio of computations' durations to their medians, in some steps of one shape."""
+    """Ratio of the durations of computations to their medians, in some steps of one shape."""
 
     places: IntArray  # (compared steps,): index of each step, ascending
     level: FloatArray  # (compared steps, pp, dp): median ratio of the step's computations
     # Shape (compared steps, pp, dp): largest ratio. With a single DP rank only the first
-    # computation of each type counts, since microbatches may differ in length.
+    # computation of each type is compared, since microbatches may differ in length.
     peak: FloatArray
 
     @classmethod
@@ -262,12 +270,12 @@ def _of_all(values: FloatArray) -> FloatArray:
 
 
 def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
-    """Return the first steps of windows whose begins differ widely between ranks, with reasons."""
+    """Return first steps of windows that ranks begin at very different times, with reasons."""
     first = session.opens
     if session.begins_ns.shape[1] == 1:
         return {}
     apart_ns = np.ptp(session.begins_ns - median(session.begins_ns[~first]), axis=1)
-    # Computing time of the worker that computes most in a step
+    # Computing time in a step of the worker that computes for longest
     computes = layout.of_types(*(name for name in COMPUTE if name in layout.op_names))
     computations = int(np.bincount(layout.nodes.pp[computes]).max())
     step_ns = float(median(session.computing_ns).max()) * computations
@@ -277,15 +285,3 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
         step: f"ranks begin it up to {apart_ns[step] / 1e9:.1f} s apart, as where profilers start"
         for step in np.flatnonzero(first & (apart_ns >= least_ns)).tolist()
     }
-
-
-def _exceptions(session: _Session, odd: Sequence[int]) -> list[int]:
-    """Return the odd steps in short stretches; empty if there are too many."""
-    opens = session.opens
-    kept: list[int] = []
-    for run in np.split(odd, np.flatnonzero(np.diff(odd) != 1) + 1) if odd else []:
-        most = THRESHOLDS.warm_up if opens[run[0]] else THRESHOLDS.longest
-        if len(run) <= most:
-            kept += run.tolist()
-    allowed = -(-len(opens) * THRESHOLDS.most // 1)
-    return kept if len(kept) <= allowed else []

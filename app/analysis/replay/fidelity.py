@@ -1,7 +1,7 @@
 """Causes of a discrepancy between replay and recording: late launches, clocks, recorded ends.
 
-Source: section 6 of "Understanding Stragglers in Large Model Training Using What-if Analysis"
-("the paper" here).
+Source: section 6 of "Understanding Stragglers in Large Model Training Using What-if Analysis",
+which this module calls "the paper".
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from app.analysis.wording import percent
 
 # Clocks disagree if paired ends are apart by more than this share of a step.
 CLOCKS: Final = 0.01
-# Smallest share of the discrepancy that the likeliest cause must explain.
+# Smallest share of the discrepancy that the likeliest cause has to explain.
 _MOSTLY: Final = 0.5
 # A recorder takes the ends of a type of sends late if at least this share of the sends ends late.
 _MANY: Final = 0.5
-# A launch is late if its delay exceeds `_LATE_NS` and the share `_LATE_SHARE` of a computation. It
-# is regularly late if it is late in the share `_REGULARLY` of the cases, since hosts that are late
-# by chance delay different launches.
+# A launch is late if its delay exceeds `_LATE_NS` and also the share `_LATE_SHARE` of a
+# computation. It is regularly late if it is late in at least the share `_REGULARLY` of cases, since
+# hosts that are late by chance delay different launches.
 _LATE_NS: Final = 1e6
 _LATE_SHARE: Final = 0.03
 _REGULARLY: Final = 0.8
@@ -95,15 +95,15 @@ def likeliest_mismatch(
     Parameters
     ----------
     replayed : Replayed
-        Its steps of the most frequent shape are analyzed.
+        Session, of which the steps of the most frequent shape are analyzed.
     late_types : sequence of str
-        The op types whose late launches cost most.
+        Op types whose late launches cost most.
     late_share : float
-        Share of a step that they add.
+        Share of the step time that these late launches add.
     gap : float
-        Recorded over simulated step time, minus 1.
+        Ratio of recorded to simulated step time, minus 1.
     explained : str, optional
-        Sentence on why launches come late, returned if recorded times are right.
+        Sentence on the reason for late launches; it is returned if the recorded times are right.
 
     Returns
     -------
@@ -123,9 +123,9 @@ def likeliest_mismatch(
 
 
 def recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
-    """Return the fault of recorded times that makes launches seem late; None if there is none.
+    """Return the fault of recorded times that makes launches seem late; None if there is no fault.
 
-    `gap` is recorded over simulated step time, minus 1.
+    `gap` is the ratio of recorded to simulated step time, minus 1.
     """
     group = replayed.main
     if _ends_at_wait(group):
@@ -151,8 +151,8 @@ def _ends_at_wait(group: ShapeGroup) -> bool:
 def _steps_overlap(replayed: Replayed, gap: float) -> bool:
     """Return whether the discrepancy may come from steps that overlap in the recording.
 
-    Steps overlap by about as much as the discrepancy; and where they can be chained, the replay of
-    chained steps is nearer to the recording.
+    This is so if steps overlap by about as much as the discrepancy and, if steps can be chained, a
+    replay of chained steps is nearer to the recording.
     """
     layout, graph = replayed.layout, replayed.graph
     absolute = replayed.clocks.drift_ppm is not None
@@ -183,7 +183,12 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
     costs = np.where(late, delays, 0.0).sum(axis=(1, 2))
     if costs[held].sum() < _MOSTLY * costs.sum() or not len(held):
         return None
-    where = _places(group, held)
+    kinds = Counter(
+        f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
+        for node in held.tolist()
+    )
+    where = ", ".join(name for name, _ in kinds.most_common(_NAMED))
+    where += " and others" if len(kinds) > _NAMED else ""
     computes = layout.of_types(*COMPUTE)
     if not computes[held].all():
         return POSTED_LATE.format(where=where)
@@ -197,14 +202,14 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
 def _behind(
     group: ShapeGroup, held: NDArray[np.int64], late: NDArray[np.bool_], within_ns: float
 ) -> str | None:
-    """Return the op type after whose ends late computations begin, on their rank; None if none.
+    """Return the op type after whose ends, on the same rank, late computations begin; None if none.
 
     Parameters
     ----------
     held : int64 array, shape (held,)
-        The late computations.
+        Late computations.
     late : bool array, shape (held, some steps, dp)
-        Where each of them is late.
+        Where each of these computations is late.
     """
     layout = group.layout
     steps = slice(0, late.shape[1])
@@ -222,17 +227,6 @@ def _behind(
         return None
     name, count = matches.most_common(1)[0]
     return name if count >= _REGULARLY * late.sum() else None
-
-
-def _places(group: ShapeGroup, nodes: NDArray[np.int64]) -> str:
-    """Return the types and stages of nodes as text, the most frequent first."""
-    layout = group.layout
-    kinds = Counter(
-        f"{layout.op_names[layout.nodes.op[node]]} on stage {layout.nodes.pp[node]}"
-        for node in nodes.tolist()
-    )
-    named = ", ".join(name for name, _ in kinds.most_common(_NAMED))
-    return named + (" and others" if len(kinds) > _NAMED else "")
 
 
 # Largest discrepancy between replay and recording with which a report gives a verdict (paper,
@@ -277,9 +271,19 @@ def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
 def _late_workers(
     replayed: Replayed, metrics: Metrics, types: Sequence[str]
 ) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Return the ranks with the longest delays, and the cost of each as the only late rank."""
-    delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
-    order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
+    """Return the ranks with the longest launch delays, and the cost of each if it alone is late."""
+    delay_ns = np.zeros((replayed.layout.dp, replayed.layout.pp))
+    for group in replayed.groups:
+        layout = group.layout
+        of_types = layout.of_types(*types)
+        of_group_ns = np.zeros(delay_ns.shape)
+        for first in range(0, len(layout.steps), BLOCK_STEPS):
+            delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))
+            for stage in range(layout.pp):
+                chosen = of_types & (layout.nodes.pp == stage)
+                of_group_ns[:, stage] += np.maximum(delays[chosen], 0.0).sum(axis=(0, 1))
+        delay_ns += of_group_ns
+    order = np.argsort(-delay_ns.ravel(), kind="stable")[:MOST_WORKERS]
     recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s
     late = []
     for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
@@ -294,21 +298,11 @@ def _late_workers(
     return tuple(sorted(late, key=lambda item: -item[1]))
 
 
-def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
-    """Return the sum of the launch delays of op types on each rank, shape (dp, pp), ns."""
-    layout = group.layout
-    of_types = layout.of_types(*types)
-    total = np.zeros((layout.dp, layout.pp))
-    for first in range(0, len(layout.steps), BLOCK_STEPS):
-        delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))
-        for stage in range(layout.pp):
-            chosen = of_types & (layout.nodes.pp == stage)
-            total[:, stage] += np.maximum(delays[chosen], 0.0).sum(axis=(0, 1))
-    return total
-
-
 def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArray]:
-    """Return a function of a slice of steps: launch delays of one rank, 0 for all others, ns."""
+    """Return a function of a slice of steps that returns launch delays of a single rank, ns.
+
+    The delays of all other ranks are 0.
+    """
     elsewhere: NDArray[np.bool_] = group.layout.nodes.pp != stage
 
     def delays(steps: slice) -> FloatArray:
@@ -324,7 +318,7 @@ def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArra
 class Delaying:
     """Titles of causes of late launches, and the discrepancy of a replay with late launches.
 
-    Where that is small, the recording is right: these causes explain the discrepancy.
+    If this discrepancy is small, the recording is right and these causes explain it.
     """
 
     titles: tuple[str, ...]

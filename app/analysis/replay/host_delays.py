@@ -35,7 +35,7 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     Returns
     -------
     delays : float64 array, shape (nodes, steps, dp)
-        Nanoseconds. Slightly negative values are clock noise and kept.
+        Launch delays, ns. Slightly negative values are clock noise and are kept.
     clamped : int
         Number of faulty delays (-10 ms or less), which count as 0.
     """
@@ -47,7 +47,7 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
         delays[faulty] = 0.0
     if clamped and layout.padding is not None:
         # Ranks whose microbatches do not fill the pipeline launch their first backward earlier than
-        # other ranks: their negative delays are no faults.
+        # other ranks; their negative delays are not faults.
         counts = layout.padding.counts[steps]
         clamped = int(np.count_nonzero(faulty[:, counts == counts.max()]))
     chain = group.simulator.executor.program.chain
@@ -63,7 +63,10 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
 
 
 def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
-    """Return the time from the last end of its dependencies to the start of each operation, ns."""
+    """Return the time from the last end of an operation's dependencies to its start, ns.
+
+    Shape (nodes, steps, dp).
+    """
     start, duration = layout.start_ns[:, steps], layout.duration_ns[:, steps]
     delays = start.copy(order="C")
     # Nodes with equal numbers of dependencies share NumPy calls, whose overhead dominates in short
@@ -88,7 +91,7 @@ def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
 
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
-    """Return `launch_delays` of all steps, cached; callers must not write to the arrays."""
+    """Return the cached `launch_delays` of all steps; callers must not write to the arrays."""
     return group.memoize(launch_delays)
 
 
@@ -100,13 +103,14 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
 def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
     """Return step times with recorded launch delays: as recorded, and with each replacement.
 
-    A slow worker hides late launches of the others; without it they count. Delays of receives and
-    collectives are left out: in recorded jobs they are seconds late for unrecorded reasons.
+    A slow worker hides late launches of other workers, which cost time once the slow worker is
+    replaced. Delays of receives and collectives are left out, because in recorded jobs these are
+    launched seconds late for unrecorded reasons.
 
     Returns
     -------
     float64 array, shape (steps, 1 + replacements)
-        Seconds.
+        Step times, seconds.
     """
     count = len(group.layout.nodes)
     takes = np.full((1 + len(replacements), count), RECORDED, dtype=np.int32)
@@ -131,16 +135,13 @@ FEWEST_TURNS: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """Gaps before each step, ns; NaN where the previous step is not recorded."""
+    """Gaps before each step, ns; NaN if the previous step is not recorded."""
 
     steps: IntArray  # (steps,): ascending
     # Shape (steps,): time from the last end of any worker in the previous step to the first start
-    # of any worker; negative where steps overlap. In chained steps at most the regular gap, since a
-    # later launch counts as a launch delay.
+    # of any worker in this step; negative if steps overlap. In chained steps at most the regular
+    # gap, since a later launch counts as a launch delay.
     gap_ns: FloatArray
-    # Shape (steps, pp, dp): time from a worker's last end in the previous step to its own first
-    # start
-    by_worker_ns: FloatArray
     begins_ns: FloatArray  # (steps, pp, dp): a worker's first start, ns of the epoch
     ends_ns: FloatArray  # (steps, pp, dp): a worker's last end, ns of the epoch
 
@@ -152,15 +153,15 @@ class Turns:
     @property
     def usual_ns(self) -> float:
         """Return the median gap between steps, at least 0, ns; 0 if no gap is recorded."""
-        known = self.gap_ns[self.known]
-        return max(float(median(known)), 0.0) if len(known) else 0.0
+        gaps_ns = self.gap_ns[self.known]
+        return max(float(median(gaps_ns)), 0.0) if len(gaps_ns) else 0.0
 
 
 def turns_of(replayed: Replayed) -> Turns:
     """Return the gaps between the steps of a session, over all shapes of steps.
 
-    All unknown if starts are no readings of clocks, and for chained steps without a regular gap,
-    whose times count from the end of the step before.
+    All gaps are NaN if starts are not readings of clocks, and for chained steps without a regular
+    gap, whose times count from the end of the previous step.
     """
     groups = replayed.groups
     order = np.argsort(np.concatenate([group.layout.steps for group in groups]))
@@ -176,20 +177,19 @@ def turns_of(replayed: Replayed) -> Turns:
     chained, regularly_ns = replayed.graph.chained, replayed.graph.step_gap_ns
     if not replayed.absolute or (chained and not regularly_ns):
         following[:] = False
-    gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
+    gap = np.full(len(steps), np.nan)
     gap[1:] = begins.min(axis=(1, 2))[1:] - ends.max(axis=(1, 2))[:-1]
     if chained:
         gap = np.minimum(gap, regularly_ns)
-    by_worker[1:] = begins[1:] - ends[:-1]
-    gap[~following], by_worker[~following] = np.nan, np.nan
-    return Turns(steps, gap, by_worker, begins, ends)
+    gap[~following] = np.nan
+    return Turns(steps, gap, begins, ends)
 
 
 def between_steps_ns(replayed: Replayed) -> float:
     """Return the usual gap between two steps of a job with data parallelism only, ns.
 
-    0 if steps overlap or are chained, where gaps are unknown, for a single worker, and in
-    pipelines, whose stages fill and drain in each step.
+    The result is 0 if steps overlap or are chained, if gaps are unknown, for a single worker, and
+    in pipelines, whose stages fill and drain in each step.
     """
     layout = replayed.layout
     if layout.pp > 1 or layout.dp == 1 or replayed.graph.chained:
@@ -201,8 +201,8 @@ def _begins(group: ShapeGroup) -> FloatArray:
     """Return each worker's first start in each step, shape (pp, steps, dp), ns since the epoch."""
     layout = group.layout
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
-    # The first operation of a step has no dependencies, or is the first launch if the dependency
-    # model has another order than the job.
+    # The first operation of a step is one without dependencies; or, if the job's order differs from
+    # the dependency model, the operation that is launched first.
     roots = np.array([node for node, after in group.memoize(follows_of).items() if not after])
     for stage, own in enumerate(begins):
         mine = layout.nodes.on(stage)

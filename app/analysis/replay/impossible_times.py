@@ -1,12 +1,12 @@
-"""Impossible recorded times: durations are replaced, steps with other faults are dropped.
+"""Impossible recorded times: durations are replaced, and steps with other faults are dropped.
 
 Device profilers record some kernels with durations of hours or years (CUPTI, see
-facebookresearch/HolisticTraceAnalysis#325), and one of them decides every mean. A duration is
-impossible if it is far above that of the same operation in other steps and on other DP ranks, and
-its rank starts a dependent operation in the first half of it. Independent operations, as
-communication next to computation, prove nothing. The replacement ends a communication with the
-others of its group; a computation takes what it usually takes on its rank, and at most until the
-dependent operation.
+facebookresearch/HolisticTraceAnalysis#325), and a single such duration decides every mean. A
+duration is impossible if it is far above the durations of the same operation in other steps and on
+other DP ranks, and its rank starts a dependent operation before half of it has passed. Operations
+that do not depend on it prove nothing, for example communication next to a computation. The
+replacement ends a communication with the other members of its group. A computation gets its usual
+duration on its rank, but ends before the dependent operation at the latest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from app.analysis.trace.model import Trace
 
 IntArray = NDArray[np.intp]
 
-# A duration is suspect if it exceeds this many times the median duration of its operation…
+# A duration is suspect if it exceeds this many times the median duration of the same operation…
 FAR_ABOVE: Final = 4.0
-# …and this share of a step: shorter durations do not change a report.
+# …and this share of a step, since shorter durations do not change a report.
 WORTH_A_LOOK: Final = 0.02
 # A suspect duration is impossible if a dependent operation starts before this share of the duration
 # has passed…
@@ -92,7 +92,7 @@ def _repaired(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDura
         chosen = long.of(unfollowed)
         impossible[unfollowed] = _ends_alone(layout, graph, chosen)
         # This test comes last, since computing the exact length of a session takes as long as all
-        # others.
+        # other tests.
         beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * step_ns]
         if len(beyond):
             step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
@@ -153,7 +153,7 @@ def _far_above(layout: Layout, step_ns: float) -> _Operations:
 
 
 def _step_ns(layout: Layout) -> float:
-    """Return the approximate length of a step, ns: largest time between starts on a stage."""
+    """Return the approximate length of a step, ns: the largest time between starts on a stage."""
     ends = []
     for stage in range(layout.pp):
         mine = layout.nodes.on(stage)
@@ -169,15 +169,18 @@ def _step_ns(layout: Layout) -> float:
 def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
     """Return the time from each operation's start to the next dependent start on its rank, ns.
 
-    Infinite where none is recorded after it.
+    The time is infinite if no dependent start is recorded after the operation.
     """
     stage = layout.nodes.pp[long.node].astype(np.intp)
     began = layout.start_ns[long.at]
     after = np.full(len(began), np.inf)
     follower = _followers(layout, graph, long.node)[long.node]
-    known = np.flatnonzero(follower >= 0)
-    later = layout.start_ns[follower[known], long.step[known], long.dp[known]] - began[known]
-    after[known] = np.where(later > 0, later, np.inf)
+    followed = np.flatnonzero(follower >= 0)
+    later = (
+        layout.start_ns[follower[followed], long.step[followed], long.dp[followed]]
+        - began[followed]
+    )
+    after[followed] = np.where(later > 0, later, np.inf)
     for ends in (_step_ends(layout, stage, long), _next_begins(layout)[stage, long.step, long.dp]):
         later = ends - began
         np.minimum(after, np.where(later > 0, later, np.inf), out=after)
@@ -185,10 +188,10 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
 
 
 def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
-    """Return a dependent node on the stage of each node, -1 if no dependent node is certain.
+    """Return a node that depends on each node on the same stage; -1 if none certainly does.
 
-    A computation depends on the one before it and on its receive. Of receives only those among
-    `chosen` are resolved.
+    A computation depends on the previous computation and on its own receive. Of receives, only
+    those among `chosen` are looked up.
     """
     follower = np.full(len(layout.nodes), -1)
     computes = layout.of_types(*COMPUTE)
@@ -207,9 +210,10 @@ def _followers(layout: Layout, graph: Graph, chosen: IntArray) -> IntArray:
 
 
 def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray:
-    """Return the first start of the operations that end the step of each computation, ns.
+    """Return when operations that end the step first start after each computation, ns.
 
-    Infinite for other operations, and where no such operation is recorded.
+    The time is infinite for other operations than computations, and if no such start is recorded.
+    Operations that end the step are those of `_AFTER_COMPUTING`.
     """
     begins = np.full(len(stage), np.inf)
     ending = layout.of_types(*_AFTER_COMPUTING)
@@ -226,7 +230,8 @@ def _step_ends(layout: Layout, stage: IntArray, long: _Operations) -> FloatArray
 def _next_begins(layout: Layout) -> FloatArray:
     """Return each worker's first computation start in the next step, shape (pp, steps, dp), ns.
 
-    Relative to the step's begin; infinite in the last step, and where steps have no common clock.
+    Times count from the begin of the current step. They are infinite in the last step, and if steps
+    have no common clock.
     """
     begins = np.full((layout.pp, len(layout.steps), layout.dp), np.inf)
     since = np.diff(layout.begin_ns)
@@ -242,9 +247,10 @@ def _next_begins(layout: Layout) -> FloatArray:
 
 
 def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.bool_]:
-    """Return which operations end long after all others of their rank and of their group.
+    """Return a mask of operations that end long after all others of their rank and their group.
 
-    Ends of a group are compared without the usual difference between its members' clocks.
+    Ends of a group are compared after subtracting the usual difference between the clocks of its
+    members.
     """
     alone = np.zeros(len(long.node), dtype=bool)
     ends = layout.start_ns + layout.duration_ns
@@ -252,7 +258,7 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
     for stage in np.unique(own_stage).tolist():
         mine = layout.nodes.on(stage)
         on_stage = np.flatnonzero(own_stage == stage)
-        # Operations that do not end last on their rank need no comparison, and few end last.
+        # Only operations that end last on their rank need the comparison, and few do.
         last = ends[mine].max(axis=0)
         some = long.of(on_stage)
         on_stage = on_stage[ends[some.at] >= last[some.step, some.dp]]
@@ -270,7 +276,7 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
 def _ends_of_group(layout: Layout, graph: Graph, some: _Operations) -> FloatArray:
     """Return each operation's end estimated from the ends of its group, by its own clock, ns.
 
-    NaN without a group.
+    The end is NaN for operations without a group.
     """
     ends = np.full(len(some.node), np.nan)
     wanted = set(some.node.tolist())
@@ -309,8 +315,8 @@ def _replacements(
     return np.maximum(np.minimum(taken, goes_on), 0.0)
 
 
-# A start at or before 0 is stray if the median start of its step is more than this many steps
-# later.
+# A start at or before 0 is a recorder's fault (stray) if the median start of its step is more than
+# this many steps later.
 _STRAY: Final = 20
 _COLUMNS: Final = (
     "rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns",
@@ -320,8 +326,8 @@ _COLUMNS: Final = (
 def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
     """Return the trace without steps that contain a negative duration or a stray start.
 
-    Recorders write 0 for an unknown time (pytorch/kineto#109), and an operation during which its
-    clock is set back ends before it starts. The same object where there are no such steps.
+    Recorders write 0 for an unknown time (pytorch/kineto#109), and an operation ends before it
+    starts if its clock is set back meanwhile. Without such steps the given trace is returned.
 
     Returns
     -------
@@ -331,7 +337,7 @@ def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
     Raises
     ------
     UnanalyzableError
-        ``trace.no_complete_step`` where no step is left.
+        ``trace.no_complete_step``: no step is left.
     """
     reasons = dict[int, str]()
     negative: list[int] = []
@@ -358,7 +364,8 @@ def without_unusable(trace: Trace) -> tuple[Trace, tuple[DroppedStep, ...]]:
 def _stray(trace: Trace) -> list[int]:
     """Return the rows of operations that start at or before 0 although their step runs much later.
 
-    A clock that begins with the session may show 0; then the rest of the step follows soon.
+    Small starts are right if a clock begins at 0 with the session; the rest of the step then
+    follows soon.
     """
     stretches = trace.stretches()
     if trace.step_relative or stretches.earliest_ns.min() > 0:

@@ -1,7 +1,8 @@
 """Straggler metrics of a session: S, S_t, S_w, M_W, M_S, and launch delays by op type.
 
 Source: sections 3.3 to 6 of "Understanding Stragglers in Large Model Training Using What-if
-Analysis" ("the paper" here); its section 5.3 correlates forward and backward times.
+Analysis", which this module calls "the paper". Its section 5.3 correlates forward and backward
+times.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ NS: Final = 1e-9
 # Smallest slowdown of a straggling job (paper, section 4).
 STRAGGLING: Final = 1.1
 
-# M_W is computed from this share of all workers, the slowest (paper, equation 5).
+# M_W is computed from this share of all workers, which are the slowest (paper, equation 5).
 WORST_SHARE: Final = 0.03
-# Smallest share of T that must be lost for the loss to be attributed to operations.
+# Smallest share of the step time T that must be lost for the loss to be attributed to operations.
 ATTRIBUTABLE: Final = 0.01
-# Share of the lost time that the k50 worst workers recover if they are ideal.
+# k50 is the number of slowest workers that recover this share of the lost time if they are ideal.
 HALF: Final = 0.5
-# Number of worker counts that a single replay of the search for k50 tests, after the first guesses.
+# Number of worker counts that each replay of the search for k50 tests, after the first guesses.
 COUNTS_A_REPLAY: Final = 4
 
 # Sends and receives of a direction transfer the same bytes at the same time, so they are reported
@@ -57,9 +58,10 @@ class Contribution:
 class Metrics:
     """Straggler metrics of a session from replays; times in seconds.
 
-    Shapes: `*_s` of steps (steps,); `by_optype` maps a name to (steps,); `by_dp` (steps, dp);
-    `by_pp` (steps, pp); `by_worker` (steps, dp, pp). The ``by_`` arrays are simulated step times
-    with all but the named operations ideal (T^-t, T^-w of the paper).
+    Arrays ending in `_s` have the shape (steps,). `by_optype` maps a name to an array (steps,);
+    `by_dp` has the shape (steps, dp), `by_pp` (steps, pp), and `by_worker` (steps, dp, pp). The
+    ``by_`` arrays are simulated step times with all but the named operations ideal (T^-t, T^-w of
+    the paper).
     """
 
     recorded_s: FloatArray
@@ -98,7 +100,8 @@ class Metrics:
     def blamed(self) -> tuple[tuple[int, int], ...]:
         """Return the k50 slowest workers, which recover half of the lost time if they are ideal.
 
-        The worst 3 % of the workers where these do not recover half of it.
+        If no number of workers recovers half of the lost time, return the slowest 3 % of the
+        workers.
         """
         return self.worst[: self.k50] if self.k50 is not None else self.worst
 
@@ -121,7 +124,7 @@ class Metrics:
     def m_w(self) -> float | None:
         """Return M_W, the share of lost time due to the slowest 3 % of the workers (equation 5).
 
-        None if not attributable.
+        None if too little time is lost to be attributed.
         """
         return self.removal(self.worst_workers)
 
@@ -129,7 +132,7 @@ class Metrics:
     def m_s(self) -> float | None:
         """Return M_S, the share of lost time due to the last stage (section 5.2); 0 with one stage.
 
-        None if not attributable.
+        None if too little time is lost to be attributed.
         """
         return self.removal(self.last_stage) if self.by_pp.shape[1] > 1 else 0.0
 
@@ -151,10 +154,10 @@ class Metrics:
         return self.relative(self.by_worker)
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
-        """Return the ratio of simulated to ideal time of the mean step; axis 0 are the steps.
+        """Return the ratio of simulated to ideal time of the mean step; axis 0 has the steps.
 
-        S_t of the step times with op type t alone as recorded (equation 3), S_w of those with
-        worker w alone (equation 4).
+        For the step times with only op type t as recorded the ratio is S_t (equation 3), and for
+        those with only worker w as recorded it is S_w (equation 4).
         """
         return np.asarray(mean(simulated_s) / self.ideal_step_s)
 
@@ -165,7 +168,7 @@ def measure(replayed: Replayed) -> Metrics:
     Raises
     ------
     UnanalyzableError
-        ``trace.no_time`` where steps take no time, so that nothing can be compared with them.
+        ``trace.no_time``: a step takes no time, so that no ratio can be computed.
     """
     dp, pp = replayed.layout.dp, replayed.layout.pp
     merged = merge_types(present_types(replayed))
@@ -199,7 +202,7 @@ def measure(replayed: Replayed) -> Metrics:
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
     # First guesses of k50: a single worker, and all workers at least half as slow as the slowest
-    # worker.
+    # worker
     excess_s = of_mean_step - float(mean(ideal))
     apart = int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
@@ -268,9 +271,9 @@ def _launch_shares(
     simulated_s: FloatArray,
     recorded_s: FloatArray,
 ) -> tuple[dict[str, float], int]:
-    """Return the share of recorded step time that the late launches of each op type add.
+    """Return the share of recorded step time that late launches of each op type add.
 
-    And the number of delays at fault that count as 0; see `launch_delays`.
+    Also return the number of faulty delays that count as 0; see `launch_delays`.
     """
     clamped = 0
 
@@ -287,16 +290,16 @@ def _launch_shares(
 
 @dataclass(slots=True)
 class _Removals:
-    """Step times with the n slowest workers ideal, by n; each n is replayed only once."""
+    """Step times with the n slowest workers ideal, by n; each n is replayed at most once."""
 
     replayed: Replayed
     order: Sequence[tuple[int, int]]
     times_s: dict[int, FloatArray] = field(default_factory=dict)
-    # Step times with all workers ideal except the workers `keep` of `replay`
+    # Step times with all workers ideal, except the workers that `replay` keeps as recorded
     kept_s: FloatArray = field(default_factory=lambda: np.empty(0))
 
     def replay(self, counts: Sequence[int], keep: Sequence[tuple[int, int]] = ()) -> None:
-        """Replay with each new number of slowest workers ideal; all numbers share a call."""
+        """Replay each new number of slowest workers being ideal; all numbers share a call."""
         dp, pp = self.replayed.layout.dp, self.replayed.layout.pp
         wanted = sorted({min(n, len(self.order)) for n in counts} - set(self.times_s))
         cells = [~_cells(dp, pp, self.order[:count]) for count in wanted]
@@ -317,8 +320,9 @@ class _Removals:
 def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float) -> int | None:
     """Return k50: the smallest number of slowest workers that, made ideal, recover half the loss.
 
-    More ideal workers recover more but for noise, so this is a search between a number that does
-    not suffice and one that does, with several numbers a replay. None if all do not suffice.
+    More ideal workers recover more, except for noise. So this is a search between a number that
+    does not suffice and a number that does, and each replay tests several numbers. Return None if
+    even all workers do not suffice.
     """
 
     def recovers_half(count: int) -> bool:
@@ -351,7 +355,8 @@ MIN_POINTS: Final = 3
 class ForwardBackward:
     """Forward and backward times of the same microbatches, shape (points,), seconds.
 
-    `pearson` is None if one of them does not vary or there are under three points.
+    `pearson` is None if all forward or all backward times are equal, or with fewer than three
+    points.
     """
 
     stage: int
@@ -363,8 +368,8 @@ class ForwardBackward:
 def forward_backward(replayed: Replayed) -> ForwardBackward:
     """Return the correlation of forward and backward time over microbatches (paper, section 5.3).
 
-    On stage 1, away from embedding and loss; on stage 0 when there is no other, without its first
-    model chunk if there are several. At two stages, stage 1 also computes the loss.
+    Stage 1 is used, because it computes neither the embedding nor (with more than two stages) the
+    loss. With a single stage, stage 0 is used, without its first model chunk if it has several.
     """
     stage = min(1, replayed.layout.pp - 1)
     times = [_microbatch_times(group, stage) for group in replayed.groups]
@@ -405,7 +410,8 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
     """Return the ratio of each worker's mean forward and backward time to its peers' median.
 
-    Peers are the other DP ranks of the same stage, shape (dp, pp); NaN if there are none.
+    Peers are the other DP ranks of the same stage. Arrays have the shape (dp, pp), with NaN if a
+    worker has no peers.
     """
     dp, pp = replayed.layout.dp, replayed.layout.pp
     ratios = []

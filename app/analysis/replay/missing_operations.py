@@ -1,14 +1,16 @@
 """Operations and workers missing from the recording, re-created for the replay.
 
 A lost operation is launched when its dependencies have ended. A computation gets the median
-duration of its type on its rank, a communication the median *transfer* duration, because recorded
-durations contain waiting. Where only receives are recorded, their ends give those of the sends.
+duration of its type on its rank; a communication gets the median *transfer* duration, because
+recorded durations contain waiting. If only receives are recorded, sends end when their receives
+end.
 
-A missing worker (lost file, full disk, killed process) is replaced so that the job is replayed with
-all of its workers: a whole DP rank takes the times of a typical one of the same stages, single
-stages are re-created between the recorded ones. So a missing worker is no slower than others by
-construction; only steps in which the others wait in a collective for far longer than usual show
-that it came last, and make its stand-in compute longer.
+A worker is missing after a lost file, a full disk or a killed process. It is replaced by a
+stand-in, so that the job is replayed with all of its workers: a whole missing DP rank takes the
+times of a typical DP rank, and single missing stages of a DP rank are re-created between the
+recorded stages. So by construction a missing worker is no slower than others. Only if the other
+ranks wait in a collective for far longer than usual, the missing worker must have arrived last, and
+its stand-in computes for longer.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def recreate(
 ) -> tuple[list[Layout], RecreatedOperations]:
     """Return layouts with lost operations re-created, and the numbers of these operations.
 
-    Complete layouts stay the same objects.
+    A complete layout is returned unchanged.
     """
     typical = _typical_durations(layouts, graphs)
     repaired = [
@@ -56,10 +58,6 @@ def recreate(
         else _Repair(layout, graph, typical, layout.missing).result()
         for layout, graph in zip(layouts, graphs, strict=True)
     ]
-    return repaired, _count(layouts)
-
-
-def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
     by_optype: Counter[str] = Counter()
     by_worker = np.zeros((layouts[0].dp, layouts[0].pp), dtype=np.int64)
     for layout in layouts:
@@ -75,13 +73,13 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
         for node in np.flatnonzero(lost.any(axis=1)).tolist():
             by_optype[layout.op_names[layout.nodes.op[node]]] += int(lost[node].sum())
             by_worker[:, layout.nodes.pp[node]] += lost[node]
-    return RecreatedOperations(dict(by_optype), by_worker)
+    return repaired, RecreatedOperations(dict(by_optype), by_worker)
 
 
 def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:
     """Return each worker's median duration without waiting by op type, shape (dp, pp), ns.
 
-    For a worker without any the median of its stage, else of all workers.
+    A worker without such operations gets the median of its stage, or else of all workers.
     """
     if all(layout.missing is None for layout in layouts):
         return {}
@@ -98,19 +96,19 @@ def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> di
         medians = typical.setdefault(op, np.full((dp, pp), np.nan))
         medians[:, stage] = _medians(np.concatenate(values))
     for medians in typical.values():
-        known = medians[~np.isnan(medians)]
-        medians[np.isnan(medians)] = np.median(known) if len(known) else 0.0
+        recorded = medians[~np.isnan(medians)]
+        medians[np.isnan(medians)] = np.median(recorded) if len(recorded) else 0.0
     return typical
 
 
 def _medians(values: FloatArray) -> FloatArray:
-    """Return the median of each column, ignoring NaN; of empty columns the median of all values."""
-    known = ~np.isnan(values)
-    if not known.any():
+    """Return the median of each column, without NaN; of an empty one the median of all values."""
+    present = ~np.isnan(values)
+    if not present.any():
         return np.full(values.shape[1], np.nan)
-    medians = np.full(values.shape[1], np.median(values[known]))
-    for column in np.flatnonzero(known.any(axis=0)).tolist():
-        medians[column] = np.median(values[known[:, column], column])
+    medians = np.full(values.shape[1], np.median(values[present]))
+    for column in np.flatnonzero(present.any(axis=0)).tolist():
+        medians[column] = np.median(values[present[:, column], column])
     return medians
 
 
@@ -179,7 +177,10 @@ class _Repair:
         )
 
     def _launch(self, node: int, after: tuple[int, ...]) -> None:
-        """Set the launch of a node, where it is lost, to the last end of its dependencies."""
+        """Set a lost launch of a node to the last end of the node's dependencies.
+
+        A lost computation also gets its typical duration.
+        """
         lost = self.missing[node]
         ready = np.zeros(lost.shape)
         for other in after:
@@ -194,24 +195,24 @@ class _Repair:
                 self.duration[node][self.padded[node]] = 0.0
 
     def _transfer(self, unit: Unit) -> None:
-        """End lost members of a communication a typical transfer after its last launch."""
+        """Set lost ends of a communication to a typical transfer after the last launch."""
         members = list(unit.members)
         lost = self.missing[members]
         if self.padded is not None:
-            # Padded places transfer no data and keep the duration 0.
+            # Empty places transfer no data and keep the duration 0.
             lost = lost & ~self.padded[members]
         starts = self.start[members]
         ends = np.where(lost, np.inf, starts + self.duration[members])
         axes = (0, 2) if unit.across_dp else 0
         # An inferred launch is at most the first recorded end of the group, since no member ends
-        # before all have launched.
+        # before all members are launched.
         bound = ends.min(axis=axes, keepdims=True)
         if unit.across_dp:
             # The inferred launch of an absent worker is also at most the last recorded launch, so
             # that an absent worker never delays its group.
-            known = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
-            absent = _absent(self.layout, unit) & np.isfinite(known)
-            starts = np.where(absent, np.minimum(starts, known), starts)
+            last_launch = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
+            absent = _absent(self.layout, unit) & np.isfinite(last_launch)
+            starts = np.where(absent, np.minimum(starts, last_launch), starts)
         starts = np.where(lost, np.minimum(starts, bound), starts)
         latest = starts.max(axis=axes, keepdims=True)
         for i, node in enumerate(members):
@@ -231,11 +232,11 @@ class _Repair:
 RANK_MISSING: Final = "trace.rank_missing"
 
 _NO_RANK: Final = -1
-# A missing worker came last to a collective if the collective takes `_FAR_LONGER` times its median
-# over steps, and exceeds the median by the share `_OF_A_STEP` of a step.
+# A missing worker arrived last at a collective if the collective takes more than `_FAR_LONGER`
+# times its median over steps, and exceeds the median by the share `_OF_A_STEP` of a step.
 _FAR_LONGER: Final = 1.8
 _OF_A_STEP: Final = 0.02
-# Smallest number of steps from which the median of a collective is computed.
+# Smallest number of steps from which the median duration of a collective is computed.
 _FEWEST_STEPS: Final = 4
 
 
@@ -260,18 +261,18 @@ class Absent:
 def with_stand_ins(trace: Trace, *, of_anyone: bool = False) -> tuple[Trace, Absent]:
     """Return a trace in which every worker has operations, and the workers without recorded ones.
 
-    The same trace where all have some.
+    If every worker has recorded operations, the given trace is returned.
 
     Parameters
     ----------
     of_anyone : bool
-        Whether a worker of another stage may stand in if none of the same stage is recorded.
+        Whether a worker of another stage may stand in if no worker of the same stage is recorded.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing``: no DP rank of a missing worker's stage is recorded; or a single
-        worker is recorded, which has none to be compared with.
+        ``trace.rank_missing``: no DP rank of a missing worker's stage is recorded, or only a single
+        worker is recorded, so that there is no worker to compare it with.
     """
     sizes = trace.meta.sizes
     # Lowest recorded rank of each worker, shape (dp, pp)
@@ -341,26 +342,27 @@ def _require_comparable(absent: Absent, sizes: Sizes) -> None:
 def _numbers(ranks: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
     """Return the global rank of each worker, shape (dp, pp); for missing workers an inferred rank.
 
-    Frameworks number stage by stage, or DP rank by DP rank. Where neither fits the recorded ranks,
-    missing workers get unused numbers.
+    Frameworks number ranks stage by stage, or DP rank by DP rank. If neither order fits the
+    recorded ranks, missing workers get unused numbers.
     """
     inner = sizes.tp * sizes.cp
     dp, pp = np.arange(sizes.dp, dtype=np.int64)[:, None], np.arange(sizes.pp, dtype=np.int64)
-    known = ranks != _NO_RANK
+    recorded = ranks != _NO_RANK
     for numbers in ((pp * sizes.dp + dp) * inner, (dp * sizes.pp + pp) * inner):
-        if (numbers[known] == ranks[known] // inner * inner).all():
-            return np.where(known, ranks, numbers)
-    free = np.setdiff1d(np.arange(sizes.world), ranks[known])
+        if (numbers[recorded] == ranks[recorded] // inner * inner).all():
+            return np.where(recorded, ranks, numbers)
+    free = np.setdiff1d(np.arange(sizes.world), ranks[recorded])
     unnumbered = ranks.copy()
-    unnumbered[~known] = free[: int((~known).sum())]
+    unnumbered[~recorded] = free[: int((~recorded).sum())]
     return unnumbered
 
 
 def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int) -> int | None:
     """Return the DP rank whose worker stands in for a missing worker: the median recorded worker.
 
-    For a whole missing DP rank one with all stages, so that its times fit together. None if no
-    DP rank of the stage is recorded.
+    Workers are compared by their computing time. For a whole missing DP rank, a DP rank with all
+    stages is preferred, so that the times of its stages fit together. Return None if no DP rank of
+    the stage is recorded.
     """
     there = np.flatnonzero(~absent[:, pp])
     if not len(there):
@@ -375,9 +377,10 @@ def _typical(computing: FloatArray, absent: NDArray[np.bool_], dp: int, pp: int)
 
 
 def marked(layout: Layout, absent: Absent) -> Layout:
-    """Return a layout with the absent workers marked; the same object if no worker is absent.
+    """Return a layout with the absent workers marked; the given layout if no worker is absent.
 
-    Operations of single absent stages of a DP rank are marked as missing, to be re-created.
+    If only some stages of a DP rank are absent, their operations are marked as missing, so that
+    they are re-created.
     """
     if not absent.cells.any():
         return layout
@@ -403,13 +406,14 @@ def marked(layout: Layout, absent: Absent) -> Layout:
 def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> FloatArray:
     """Return durations in which transfers with absent workers take the median of their op type.
 
-    The launches of absent workers are guesses with errors longer than a transfer. Where all
-    transfers of a type are with absent workers, all take the shortest: it contains least waiting.
+    The launches of absent workers are guesses with errors longer than a transfer. If all transfers
+    of a type are with absent workers, all of them take the shortest duration, which contains the
+    least waiting.
 
     Parameters
     ----------
     own_ns : float64 array, shape (nodes, steps, dp)
-        As `own_durations` returns; changed in place.
+        Result of `own_durations`; changed in place.
     """
     if layout.absent is None or layout.absent.all(axis=1).sum() == layout.absent.any(axis=1).sum():
         return own_ns
@@ -423,8 +427,8 @@ def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> 
             guessed[members] = within[:, stage[members]].any(axis=1)
     for code in np.unique(op[guessed.any(axis=1)]).tolist():
         mine = op == code
-        known = own_ns[mine].transpose(0, 2, 1)[~guessed[mine]]
-        typical = median(known.ravel()) if len(known) else own_ns[mine].min()
+        recorded_ns = own_ns[mine].transpose(0, 2, 1)[~guessed[mine]]
+        typical = median(recorded_ns.ravel()) if len(recorded_ns) else own_ns[mine].min()
         filled = np.broadcast_to(guessed[mine][:, None, :], own_ns[mine].shape)
         own_ns[mine] = np.where(filled, typical, own_ns[mine])
     return own_ns
@@ -443,7 +447,7 @@ class CollectivesWithAbsent:
 def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent:
     """Return the times of present workers in the collectives of a stage with an absent worker.
 
-    No rows without an absent worker or a recorded collective.
+    The arrays have no rows if no worker of the stage is absent or no collective is recorded.
     """
     types = layout.of_types(*(name for name in DP_COLLECTIVES if name in layout.op_names))
     nodes = np.flatnonzero(types & (layout.nodes.pp == stage))
@@ -466,9 +470,10 @@ def collectives_with_absent(layout: Layout, stage: int) -> CollectivesWithAbsent
 def arriving_last(layout: Layout) -> Layout:
     """Return a layout in which the stand-in arrives at collectives as late as others waited for it.
 
-    Its computations before a collective are stretched so that only a typical transfer remains when
-    it arrives. Only with a single missing worker and without a pipeline, since otherwise the
-    others may have waited for someone else. The same object where it never came last.
+    The stand-in's computations before a collective are stretched so that only a typical transfer
+    remains when it arrives. This is done only with a single missing worker and without a pipeline,
+    since otherwise the other ranks may have waited for another worker. If the stand-in never
+    arrived last, the given layout is returned.
     """
     if layout.absent is None or layout.pp > 1 or layout.absent.sum() != 1:
         return layout
@@ -486,13 +491,13 @@ def arriving_last(layout: Layout) -> Layout:
         # Piecewise linear map of times: the time before the launch is stretched, times from the end
         # on are unchanged.
         order = np.argsort(np.concatenate([launch, end]), kind="stable")
-        known = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
+        recorded = np.concatenate([[0.0], np.concatenate([launch, end])[order]])
         moved = np.maximum.accumulate(np.concatenate([[0.0], np.concatenate([late, end])[order]]))
         begin = start_ns[others, step, dp]
         finish = begin + duration_ns[others, step, dp]
-        after = known[-1]
+        after = recorded[-1]
         mapped = [
-            np.where(times > after, times, np.interp(times, known, moved))
+            np.where(times > after, times, np.interp(times, recorded, moved))
             for times in (begin, finish)
         ]
         start_ns[others, step, dp] = mapped[0]

@@ -1,7 +1,7 @@
 """Reasons to withhold a verdict although the replay agrees with the recording.
 
-Waiting that the recording does not separate from computing, files of different attempts of a job,
-and a job that would take longer without stragglers.
+The reasons are waiting that the recording does not separate from computing, files of different
+attempts of a job, and a replay in which the job would take longer without stragglers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LEAST_CASES: Final = 10
 def find_hidden_collectives(layout: Layout) -> Sign | None:
     """Return where computations wait for unrecorded collectives inside them; None if they do not.
 
-    The sign: computations of DP peers regularly end together although they began apart. Their
-    durations then contain waiting, and no replay can separate it.
+    The sign of such waiting is that computations of DP peers regularly end together although they
+    began apart. Their durations then contain waiting, which no replay can separate.
     """
     if layout.dp == 1:
         return None
@@ -64,13 +64,13 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     return Sign(tuple(where), float((hidden[waiting] / cases[waiting]).mean()))
 
 
-# Largest difference between the rates of clocks of a session: ntpd corrects clocks by at most this
-# rate.
+# Largest difference between the rates of two clocks of a session: ntpd corrects clocks by at most
+# this rate.
 FASTEST_PPM: Final = 500.0
-# A difference between rates is significant if over a session it moves clocks apart by this many
-# residuals.
+# A difference between the rates of two clocks is significant if over a session it moves them apart
+# by this many residuals.
 ABOVE_RESIDUAL: Final = 5.0
-# Largest residual of aligned clocks of the same session, as a share of a step.
+# Largest residual of aligned clocks of a single session, as a share of a step.
 RESIDUAL_OF_STEP: Final = 0.005
 NS_A_SECOND: Final = 1e9
 
@@ -78,9 +78,10 @@ NS_A_SECOND: Final = 1e9
 def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float] | None:
     """Return the ranks of a later attempt of the job, and its delay, s; None with a single attempt.
 
-    Files named by rank may come from several attempts. Attempts are apart by more than a session
-    lasts, and their steps differ in length: aligned like clocks, one runs faster than clocks do, or
-    residuals stay large. None if the clocks can be those of one session.
+    Files named by rank may come from several attempts of a job. Two attempts are apart by more than
+    the length of a session, and their steps differ in length. So if their times are aligned like
+    clocks, one clock seems to run faster than any real clock does, or residuals stay large. Return
+    None if the clocks can be those of a single session.
     """
     if clocks.drift_ppm is None or len(layout.steps) < 2:  # noqa: PLR2004 - nothing runs apart
         return None
@@ -111,7 +112,7 @@ LEAST_SLOWDOWN: Final = 0.97
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Reason for which a report gives no verdict."""
+    """Reason why a report gives no verdict."""
 
     verdict: str  # clause after "No verdict: "
     reason: str  # sentences, with what would help
@@ -151,9 +152,10 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
 
 
 def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None:
-    """Return the reason why a slowdown below 1 cannot be right; None if it is plausible.
+    """Return the reason why a slowdown below 1 cannot be right; None if the slowdown is plausible.
 
-    Names faults of the recording; without any, the sizes or the replay must be wrong.
+    The reason names faults of the recording. If there are none, the sizes or the replay must be
+    wrong.
     """
     if slowdown >= LEAST_SLOWDOWN:
         return None
@@ -184,8 +186,8 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
 def unseen_waiting(layout: Layout) -> Unseen | None:
     """Return why the recording does not separate waiting from computing; None if it does.
 
-    Without a pipeline, DP ranks wait in collectives only, so these must be recorded. In a pipeline,
-    transfers show the waiting within each replica.
+    Without a pipeline, DP ranks wait for each other only in collectives, so collectives must be
+    recorded. In a pipeline, transfers show the waiting within each replica.
     """
     exchanged = layout.of_types(*(name for name in DP_COLLECTIVES if name in layout.op_names))
     if layout.pp == 1 and layout.dp > 1 and not exchanged.any():

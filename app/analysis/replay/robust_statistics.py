@@ -1,7 +1,8 @@
 """Means, medians and quantiles of arrays; robust line fits and node potentials.
 
-Arrays are without NaN unless a function says otherwise. Fits are lines through time, and
-potentials of nodes from differences along edges.
+Arrays have no NaN unless a function says otherwise. Lines are fitted through values over time.
+Potentials of nodes are fitted to differences along the edges of a graph, for example clock offsets
+to differences between clocks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SORTED: Final = 1 << 10
 def mean(values: NDArray[Real]) -> NDArray[Real]:
     """Return the mean over the first axis.
 
-    With `np.mean` a report takes 1.04 times (ST) as long, for its overhead per call.
+    With `np.mean` a report takes 1.04 times (ST) as long, because of its overhead per call.
     """
     return np.asarray(np.add.reduce(values, axis=0) / len(values))
 
@@ -32,7 +33,7 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
     """Return the median over the first axis, without NaN.
 
     With `np.median` a report takes 1.16 times (ST), 1.29 times (AR) and 1.23 times (AR tiled 16
-    times) as long, mostly for its overhead per call.
+    times) as long, mostly because of its overhead per call.
     """
     half, odd = divmod(len(values), 2)
     if len(values) <= _SORTED:
@@ -64,9 +65,10 @@ def quantile(values: NDArray[Real], share: float) -> NDArray[Real]:
 
 
 def quantiles(values: NDArray[Real], shares: Sequence[float]) -> tuple[FloatArray, ...]:
-    """Return several quantiles over the first axis, as `quantile` returns one.
+    """Return several quantiles over the first axis; see `quantile`.
 
-    With `np.quantile` in place of both a report takes 1.05 times (ST) as long, for its overhead.
+    With `np.quantile` instead of both functions a report takes 1.05 times (ST) as long, because of
+    its overhead per call.
 
     Examples
     --------
@@ -95,7 +97,8 @@ def _between(placed: NDArray[Real], share: float | np.float64) -> NDArray[Real]:
     apart = above - below
     if part < 1 / 2:
         return np.asarray(below + apart * part)
-    # Like `np.quantile`, interpolate from the upper value, so that the result is exact there.
+    # Interpolate from the upper value in the upper half, like `np.quantile`, so that the result is
+    # exact at the upper value.
     return np.asarray(above - apart * (1 - part))
 
 
@@ -114,7 +117,7 @@ def median_of_known(values: FloatArray) -> FloatArray:
 
 
 def peers_median(values: FloatArray) -> FloatArray:
-    """Return the median of the other DP ranks by DP rank (last axis); a single rank's own value.
+    """Return for each DP rank (last axis) the median of the others; of a single rank its value.
 
     Examples
     --------
@@ -145,14 +148,15 @@ MAD_TO_SD: Final = 1.4826
 # Residuals above this many standard deviations get smaller weights (Huber's weights, 95 %
 # efficiency for normal values).
 HUBER: Final = 1.345
-# Number of reweighting rounds for lines, and largest number of rounds for potentials.
+# Number of reweighting rounds for lines, and largest number of reweighting rounds for potentials.
 ROUNDS: Final = 6
 MOST_ROUNDS: Final = 40
-# Reweighting ends when no potential changes by more than this share of the typical difference.
+# Reweighting stops when no potential changes by more than this share of the typical difference.
 SETTLED: Final = 0.05
 TOLERANCE: Final = 1e-7
 LEAST_WEIGHT: Final = 1e-9
-# Largest number of nodes for which solving with a dense matrix is fastest.
+# Largest number of nodes for which the equations are solved with a dense matrix, which is then
+# fastest.
 DIRECT_NODES: Final = 200
 # Smallest standard error of a difference, as a share of the typical difference.
 FLOOR: Final = 0.1
@@ -178,12 +182,12 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     Parameters
     ----------
     time : float64 array, shape (times,)
-        All 0 to fit a constant.
+        Times of the values; all 0 to fit a constant.
     values : float64 array, shape (times, series)
-        NaN where unknown.
+        Values of each series at each time; NaN if unknown.
     """
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
+    present = ~np.isnan(values)
+    filled = np.where(present, values, 0.0)
     center = median_of_known(values)
     scale = MAD_TO_SD * median_of_known(np.abs(values - center))
     span = float(np.abs(time).max(initial=0.0))
@@ -191,18 +195,18 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     if span > 0:
         slope = _first_slopes(time, values)
         center = median_of_known(values - slope * time[:, None])
-    weight = known.astype(np.float64)
+    weight = present.astype(np.float64)
     value = np.nan_to_num(center)
     for _ in range(ROUNDS if span > 0 else 0):
         residual = np.abs(filled - value - slope * time[:, None])
-        scale = MAD_TO_SD * median_of_known(np.where(known, residual, np.nan))
+        scale = MAD_TO_SD * median_of_known(np.where(present, residual, np.nan))
         limit = HUBER * np.maximum(np.nan_to_num(scale), TINY)
-        weight = known * np.minimum(1.0, limit / np.maximum(residual, limit))
+        weight = present * np.minimum(1.0, limit / np.maximum(residual, limit))
         value, slope = _weighted_lines(time, filled, weight, slope)
-    count = np.maximum(known.sum(axis=0), 1)
+    count = np.maximum(present.sum(axis=0), 1)
     error = np.nan_to_num(scale) / np.sqrt(count)
-    spacing = np.sqrt((known * time[:, None] ** 2).sum(axis=0))
-    empty = ~known.any(axis=0)
+    spacing = np.sqrt((present * time[:, None] ** 2).sum(axis=0))
+    empty = ~present.any(axis=0)
     return FittedLines(
         value=np.where(empty, np.nan, value),
         slope=np.where(empty, np.nan, slope),
@@ -227,7 +231,7 @@ def _first_slopes(time: FloatArray, values: FloatArray) -> FloatArray:
 def _weighted_lines(
     time: FloatArray, values: FloatArray, weight: FloatArray, slope: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return value at 0 and slope by weighted least squares; `slope` where times do not differ."""
+    """Return value at 0 and slope by weighted least squares; `slope` if all times are equal."""
     total = weight.sum(axis=0)
     safe = np.where(total > 0, total, 1.0)
     mean_time = (weight * time[:, None]).sum(axis=0) / safe
@@ -239,13 +243,13 @@ def _weighted_lines(
     return mean - slope * mean_time, slope
 
 
-def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
+def connected_parts(first: IntArray, second: IntArray, count: int) -> IntArray:
     """Return the lowest node of each node's connected component, shape (count,)."""
     label = np.arange(count)
     while True:
         lowest = label.copy()
-        np.minimum.at(lowest, one, label[other])
-        np.minimum.at(lowest, other, label[one])
+        np.minimum.at(lowest, first, label[second])
+        np.minimum.at(lowest, second, label[first])
         lowest = lowest[lowest]
         if (lowest == label).all():
             return label
@@ -253,8 +257,8 @@ def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
 
 
 def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
-    one: IntArray,
-    other: IntArray,
+    first: IntArray,
+    second: IntArray,
     difference: FloatArray,
     error: FloatArray,
     count: int,
@@ -265,28 +269,28 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
 
     Parameters
     ----------
-    one, other : int64 arrays, shape (edges,)
-        The nodes of each edge.
+    first, second : int64 arrays, shape (edges,)
+        The two nodes of each edge.
     difference, error : float64 arrays, shape (edges,)
         Differences, ignored where NaN, and their standard errors.
     count : int
         Number of nodes.
     enough : float
-        Rounds also end when no potential changes by more than this.
+        Reweighting also stops when no potential changes by more than this.
 
     Returns
     -------
     float64 array, shape (count,)
         The median of each connected part is 0.
     """
-    known = ~np.isnan(difference)
-    one, other, difference = one[known], other[known], difference[known]
-    if not len(one):
+    present = ~np.isnan(difference)
+    first, second, difference = first[present], second[present], difference[present]
+    if not len(first):
         return np.zeros(count)
-    edges = _Edges.of(one, other, difference, connected_parts(one, other, count))
-    typical_error = float(median(error[known]))
+    edges = _Edges.of(first, second, difference, connected_parts(first, second, count))
+    typical_error = float(median(error[present]))
     typical_difference = float(median(np.abs(difference)))
-    base = np.sqrt(error[known] ** 2 + typical_error**2 + (FLOOR * typical_difference) ** 2)
+    base = np.sqrt(error[present] ** 2 + typical_error**2 + (FLOOR * typical_difference) ** 2)
     base = np.where(base > 0, base, 1.0)
     base /= np.mean(base)
     squared = base**2
@@ -301,7 +305,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
         potential -= potential[edges.part]
         if np.abs(potential - before).max() <= settled:
             break
-        residual = np.abs(difference - potential[one] + potential[other]) / base
+        residual = np.abs(difference - potential[first] + potential[second]) / base
         scale = MAD_TO_SD * float(median(residual))
         limit = HUBER * max(scale, TOLERANCE * typical_difference, TINY)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(residual, limit)) / squared)
@@ -318,58 +322,62 @@ def _bounded(weight: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Edges with known differences, and their indices into the normal equations' matrix.
+    """Edges with known differences, and their indices into the matrix of the normal equations.
 
-    `part` is what `connected_parts` returns. `held` are the flat indices of the diagonal elements
-    of each part's lowest node; `cells` are those of the four elements to which each edge adds its
-    weight (two) or subtracts it (two).
+    `part` is the result of `connected_parts`. `held` are the flat indices of the diagonal element
+    of the lowest node of each part. `cells` are the flat indices of the four elements that each
+    edge changes: its weight is added to two of them and subtracted from the other two.
     """
 
-    one: IntArray
-    other: IntArray
+    first: IntArray
+    second: IntArray
     difference: FloatArray
     part: IntArray
     held: IntArray
     cells: IntArray
 
     @classmethod
-    def of(cls, one: IntArray, other: IntArray, difference: FloatArray, part: IntArray) -> _Edges:
+    def of(
+        cls, first: IntArray, second: IntArray, difference: FloatArray, part: IntArray
+    ) -> _Edges:
         """Return the edges with their indices into the matrix of the normal equations."""
         count = len(part)
         return cls(
-            one,
-            other,
+            first,
+            second,
             difference,
             part,
             held=np.flatnonzero(part == np.arange(count)) * (count + 1),
-            cells=np.concatenate([one, other, one, other]) * count
-            + np.concatenate([one, other, other, one]),
+            cells=np.concatenate([first, second, first, second]) * count
+            + np.concatenate([first, second, second, first]),
         )
 
 
 def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
-    """Solve the weighted normal equations: up to `DIRECT_NODES` nodes with a dense matrix.
+    """Solve the weighted normal equations.
 
-    Beyond that by conjugate gradients with a diagonal preconditioner, in the names of Saad,
-    "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r,
-    direction p.
+    Up to `DIRECT_NODES` nodes, a dense matrix is used; with more nodes, conjugate gradients with a
+    diagonal preconditioner. Symbols are those of Saad, "Iterative Methods for Sparse Linear
+    Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r, direction p.
     """
-    one, other, count = edges.one, edges.other, len(edges.part)
+    first, second, count = edges.first, edges.second, len(edges.part)
     if count <= DIRECT_NODES:
         negative = -weight
         values = np.concatenate((weight, weight, negative, negative))
         matrix = np.bincount(edges.cells, values, minlength=count * count)
         matrix[edges.held] += weight.max()
         flow = weight * edges.difference
-        inflow = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
+        inflow = np.bincount(first, flow, minlength=count) - np.bincount(
+            second, flow, minlength=count
+        )
         return np.asarray(np.linalg.solve(matrix.reshape(count, count), inflow))
-    ends = np.concatenate([one, other])
+    ends = np.concatenate([first, second])
 
     def gathered(flow: FloatArray) -> FloatArray:
         return np.asarray(np.bincount(ends, np.concatenate([flow, -flow]), minlength=count), float)
 
     def applied(potential: FloatArray) -> FloatArray:
-        return gathered(weight * (potential[one] - potential[other]))
+        return gathered(weight * (potential[first] - potential[second]))
 
     diagonal = np.bincount(ends, np.concatenate([weight, weight]), minlength=count)
     scale = 1 / np.where(diagonal > 0, diagonal, 1.0)
@@ -397,6 +405,6 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     return potential
 
 
-def _inner(one: FloatArray, other: FloatArray) -> float:
+def _inner(left: FloatArray, right: FloatArray) -> float:
     """Return the inner product without BLAS, whose threads would cost more time than they save."""
-    return float((one * other).sum())
+    return float((left * right).sum())

@@ -79,14 +79,14 @@ class Replayed:
     unanswered: tuple[str, ...]
     # Adaptations of the paper's dependency model to this job.
     adaptations: tuple[Adaptation, ...] = ()
-    # Whether all starts are readings of the clock of a single host.
+    # Whether all starts are readings of a single host's clock.
     one_clock: bool = False
     # Whether starts are readings of clocks, so that times of different steps can be compared.
     absolute: bool = True
     host_operations: HostOperations = NONE  # recorded operations between steps
     # Operations whose impossible recorded durations were replaced.
     impossible: tuple[ImpossibleDuration, ...] = ()
-    # Workers without any recorded operation, (DP rank, stage), which other workers stand in for.
+    # Workers without any recorded operation, as (DP rank, stage); other workers stand in for them.
     absent: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -122,7 +122,7 @@ class Replayed:
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
     def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
-        """Return the results of `measure` for all groups, concatenated in the order of steps."""
+        """Return the results of `measure` for each group, concatenated and sorted by step."""
         results = [measure(group) for group in self.groups]
         if len(results) == 1:
             return results[0]
@@ -140,12 +140,13 @@ def prepare_replay(
     without : collection of Name
         Adaptations of the dependency model that are switched off.
     whole_steps : bool
-        Each operation is a whole step, so that missing workers need no comparable ones.
+        Whether each operation is a whole step, so that a worker of any stage can stand in for a
+        missing worker.
 
     Raises
     ------
     UnanalyzableError
-        Where the trace cannot be replayed; see `with_stand_ins`, `lay_out` and `graph_of`.
+        The trace cannot be replayed; see `with_stand_ins`, `lay_out` and `graph_of`.
     """
     trace, unusable = without_unusable(trace)
     trace, absent = with_stand_ins(trace, of_anyone=whole_steps)
@@ -215,7 +216,8 @@ def _without_odd_steps(
     Parameters
     ----------
     named : mapping
-        Steps that the recorder names as odd, and why; ignored where it names all.
+        Steps that the recorder names as odd, and the reason for each; ignored if it names all
+        steps.
     """
     steps = sorted(step for layout in draft.arranged for step in layout.steps.tolist())
     odd = tuple(DroppedStep(step, named[step]) for step in steps if step in named)
@@ -254,7 +256,7 @@ def _without_steps(draft: Draft, left_out: Sequence[int]) -> Draft:
 def _group(
     layout: Layout, graph: Graph, durations: Durations, executor: Executor | None = None
 ) -> ShapeGroup:
-    """Return the steps of a shape with a simulator; the executor is built unless given."""
+    """Return the steps of a shape with a simulator; the executor is built if none is given."""
     if executor is None:
         values = durations.recorded_ns
         shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
@@ -271,12 +273,12 @@ def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
 
 
 def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> ShapeGroup:
-    """Return a group with the given regular launch delays, by (node, dependency), and no others."""
+    """Return a group with only the given regular launch delays, by (node, dependency)."""
     return with_graph(group, replace(group.graph, lags_ns=lags_ns))
 
 
 def with_shorter_step_gap(group: ShapeGroup, by_ns: float) -> ShapeGroup:
-    """Return a group whose regular gap between the steps of a rank is shorter by `by_ns`."""
+    """Return a group whose regular gap between the steps of a rank is `by_ns` shorter."""
     if not by_ns:
         return group
     return with_graph(group, replace(group.graph, step_gap_ns=group.graph.step_gap_ns - by_ns))
@@ -292,8 +294,8 @@ def _with_graphs(
 ) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
     """Return layouts with their dependency graphs, and the dropped steps.
 
-    A group of steps is dropped if its operations cannot have run by the dependency model; if none
-    remains, the first refusal is raised.
+    A group of steps is dropped if the dependency model contradicts the order of its operations. If
+    no group remains, the refusal of the first group is raised.
     """
     layouts: list[Layout] = []
     graphs: list[Graph] = []
@@ -314,7 +316,7 @@ def _with_graphs(
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
     """Return the earliest begins of a stage's steps, shape (steps, dp), ns; see `stage_begins`.
 
-    Memoized and shared: callers must not write to it.
+    The array is memoized and shared, so callers must not write to it.
     """
     return np.asarray(group.memoize(_begins)[stage])
 
@@ -338,9 +340,9 @@ def recorded_step_times(group: ShapeGroup) -> FloatArray:
 
 
 def filled_ns(group: ShapeGroup) -> FloatArray:
-    """Return durations without waiting, with empty places filled; see `filled`.
+    """Return durations without waiting, with empty places filled, shape (nodes, steps, dp), ns.
 
-    Shape (nodes, steps, dp), ns. Memoized and shared: callers must not write to it.
+    See `filled`. The array is memoized and shared, so callers must not write to it.
     """
     return group.memoize(_filled)
 

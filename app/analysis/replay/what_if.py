@@ -23,8 +23,8 @@ from app.errors import Fault, InvalidQuestionError
 NS: Final = 1e-9
 # Mask of nodes, shape (nodes,), and mask of the places of these nodes, shape (steps, dp, pp).
 _Mask: TypeAlias = tuple[Sequence[bool], NDArray[np.bool_]]
-# Largest scale of durations: with larger scales sums of durations may overflow, and such operations
-# would be hangs instead of slow.
+# Largest scale of durations. With larger scales sums of durations may overflow, and an operation
+# that slow would be a hang.
 MOST_SCALE: Final = 1000.0
 
 # Names of op types in questions → recorded op types: recorded names, the paper's names, and the
@@ -116,11 +116,12 @@ class QuestionAnswer:
     def as_document(self, against: Against) -> dict[str, Any]:
         """Return the answer as a dictionary of JSON types.
 
-        `gain` is the saved share of the recorded step time, relative to the headline's reference
-        as for a fix: changes that only restore durations gain no more than the job loses.
-        `replayed_step_time_s` is the replay's own result. `slowdown` is S with the changes.
-        `reference` has the shown slowdown with the changes, and the step time that it is relative
-        to: the recorded one ÷ the headline, so that the unchanged session has its headline here.
+        `gain` is the saved share of the recorded step time, relative to the reference of the
+        headline, as for a fix: changes that only restore durations gain no more than the job loses.
+        `replayed_step_time_s` is the result of the replay itself. `slowdown` is S with the changes.
+        `reference` has the headline's slowdown with the changes, and the step time to which it is
+        relative: the recorded step time ÷ the headline's slowdown, so that a session without
+        changes has its headline here.
         """
         now, replayed = float(np.mean(self.simulated_s)), float(np.mean(self.answer_s))
         reference_s = now / against.slowdown
@@ -149,13 +150,13 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     Parameters
     ----------
     replayed : Replayed
-        Prepared without the adaptations that the question switches off.
+        Session, prepared without the adaptations that the question switches off.
 
     Raises
     ------
     InvalidQuestionError
-        A change selects a type, step, stage, DP rank or worker that the session does not have,
-        or nothing at all.
+        A change selects a type, step, stage, DP rank or worker that the session does not have, or
+        selects no operation.
     """
     faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
     if faults:
@@ -166,8 +167,8 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
     _check_peers(replayed, question)
     if any(change.base is BaseDurations.PEERS for change in question.changes):
-        # Like the replay of fixes, with recorded launch delays: late launches on other workers
-        # count once the slow worker no longer hides them.
+        # Recorded launch delays are replayed, as in the replay of fixes: late launches on other
+        # workers cost time once the slow worker no longer hides them.
         as_it_is, otherwise = replayed.over_steps(
             lambda group: launched_step_times(group, _in_question(group, question))
         ).T
@@ -246,7 +247,7 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
         stage = int(group.layout.nodes.pp[node])
         for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
             selected = lanes[steps, :, stage]
-            # Most questions select few places, so medians are computed for selected nodes only.
+            # Most questions select few operations, so medians are computed for selected nodes only.
             if nodes[node] and selected.any():
                 changed = _durations(group, change.base, node, steps, replaced) * change.scale
                 result = np.where(selected, changed, result)
@@ -278,7 +279,7 @@ def _durations(
     typical = np.asarray(np.nanmedian(peers, axis=1))[:, None]
     if padding is None:
         return typical
-    # Padded places keep the duration 0, so that each rank keeps its number of microbatches.
+    # Empty places keep the duration 0, so that each rank keeps its number of microbatches.
     return np.where(padding.of(np.array([node]), steps)[0], 0.0, typical)
 
 

@@ -1,9 +1,9 @@
 """Assembly of a `Trace` from batches of columns, with checks of the values.
 
-Rows keep the body's order. If the operations of each (rank, step, type) are contiguous and in
-order, as recorders write them, a single comparison of neighboring rows finds every fault; the rows
-of other bodies are sorted first. Bounds are checked by the minimum and maximum of each column.
-`consume_on_second_core` decodes the next batch while the previous batch is checked.
+Rows keep the order of the body. If the operations of each (rank, step, type) are contiguous and in
+order, as recorders write them, one comparison of neighboring rows finds every fault. The rows of
+other bodies are sorted before this comparison. Bounds are checked by the minimum and maximum of
+each column. `consume_on_second_core` decodes the next batch while the previous batch is checked.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Collected:
     # Keys are our column names. `op` holds indices into `names`; `order` is present if it was
     # recorded.
     columns: dict[str, NDArray[Any]]
-    # heads: rows where runs start (see `operation_order`); stretches: rows where rank or step
-    # change
+    # heads: rows where a run of operations of the same rank, step and type starts (see
+    # `operation_order`); stretches: rows where the rank or the step changes
     heads: NDArray[np.intp]
     stretches: NDArray[np.intp]
     names: Sequence[str]  # operation names as recorded, `KNOWN_OP_TYPES` first
@@ -368,34 +368,29 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
                 refuse(groups.duplicate(row, columns, places) for row in rows[:MAX_FAULTS])
             chosen = np.flatnonzero(kept)
             places = replace(places, source=_through(places.source, chosen))
-            remaining = _select_rows(remaining, chosen)
+            columns = {name: values[chosen] for name, values in remaining.columns.items()}
+            heads = groups.find_heads(columns)
+            remaining = replace(
+                remaining,
+                columns=columns,
+                heads=heads,
+                stretches=groups.find_stretches(columns, heads),
+                in_order=False,
+                microbatches_rise=False,
+            )
             continue
         if remaining is given:
             return trace
         return replace(trace, copies=copied, repeated_steps=tuple(sorted(repeated_steps.items())))
 
 
-def _select_rows(collected: Collected, rows: NDArray[np.intp]) -> Collected:
-    """Return a selection of the rows; rows that become neighbors are not compared."""
-    columns = {name: values[rows] for name, values in collected.columns.items()}
-    heads = groups.find_heads(columns)
-    return replace(
-        collected,
-        columns=columns,
-        heads=heads,
-        stretches=groups.find_stretches(columns, heads),
-        in_order=False,
-        microbatches_rise=False,
-    )
-
-
 def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:
-    """Return the trace of columns without repeated operations (helper of `build_trace`).
+    """Return the trace of columns that contain no operation twice.
 
     Raises
     ------
     groups.RepeatedError
-        With rows of `given`.
+        An operation is repeated; with the repeated rows of `given`.
     """
     columns = {**given.columns, "op": given.columns["op"].copy()}
     heads, sizes = given.heads, given.meta.sizes
@@ -432,7 +427,10 @@ def _build_once(given: Collected, places: Places, *, part: bool) -> Trace:
 def _through(
     outer: NDArray[np.intp] | None, inner: NDArray[np.intp] | None
 ) -> NDArray[np.intp] | None:
-    """Return body rows after an outer and an inner selection of rows; None selects all rows."""
+    """Return the body's row of each row of a selection that was made from another selection.
+
+    None in place of a selection stands for all rows.
+    """
     if outer is None or inner is None:
         return inner if outer is None else outer
     return outer[inner]

@@ -146,7 +146,7 @@ def integers_of(
     Parameters
     ----------
     array : Array
-        Of a type that `can_hold_integers` passed.
+        Column of a type that `can_hold_integers` accepts.
     field : str
         Our name of the column.
     first_row : int
@@ -263,7 +263,7 @@ def batch_columns(
     Parameters
     ----------
     batch : RecordBatch
-        Of types that `check_types` passed.
+        Rows whose columns have types that `check_types` accepts.
     first_row : int
         Row of the body at which the batch starts.
 

@@ -216,7 +216,10 @@ def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
 
 
 def _check_member(codec: _Codec, data: bytes, members: int) -> None:
-    """Refuse `data` behind a member unless it begins another member, or if there are too many."""
+    """Refuse data after a gzip member or zstd frame that begins no further member.
+
+    Also refuse a body with too many members.
+    """
     # The magic is checked here because ISA-L waits for a whole header before it rejects it.
     if not data.startswith(codec.magic[: len(data)]):
         refuse_body("corrupt", f"what is behind the {codec.name} body is none")

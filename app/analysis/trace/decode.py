@@ -15,8 +15,8 @@ leaves nothing behind: there is no trace until every check has passed.
 
 Codes
 -----
-Of `InvalidTraceError`, each with the row (Parquet) or line (NDJSON) and the column where it has
-one, for the first ten faults:
+Codes of `InvalidTraceError`, whose first ten faults have the row (Parquet) or line (NDJSON) and the
+column, if the fault has one:
 
 ==================================  ===============================================================
 ``trace.no_rows``                   there is no operation
@@ -36,33 +36,33 @@ one, for the first ten faults:
 ``trace.absolute_float_time``       floating-point starts do not count from their step's earliest
 ``trace.time_overflow``             a time is too large to compute with in int64
 ``trace.integer_overflow``          an integer does not fit in 64 bits
-``trace.rank_out_of_range``         a rank that the sizes do not have; likewise ``dp``, ``pp``,
+``trace.rank_out_of_range``         a rank beyond the job's sizes; likewise ``dp``, ``pp``,
                                     ``tp``, ``step``, ``microbatch``, ``model_chunk``, ``order``
-``trace.rank_moved``                a rank appears with two DP ranks or stages
-``trace.duplicate_operation``       all steps have operations twice, or most rows are the one before
-``trace.missing_microbatch``        virtual stages, but computation without its microbatch
-``trace.missing_model_chunk``       virtual stages, but computation without its model chunk
+``trace.rank_moved``                a rank has two DP ranks or two pipeline stages
+``trace.duplicate_operation``       all steps repeat operations, or most rows repeat the last row
+``trace.missing_microbatch``        virtual stages, but a computation names no microbatch
+``trace.missing_model_chunk``       virtual stages, but a computation names no model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable
 ``trace.too_many_op_names``         over 256 names of operations
 ``trace.utf16``                     the text is UTF-16
 ``trace.bad_json``                  the text of a foreign recording is no JSON
 ``trace.item_too_long``             an event of it is over 1 MiB (a batch of spans 8 MiB)
-``trace.bad_event``                 an event is not as its format has it
-``trace.missing_key``               an event lacks what it must have
-``trace.unpaired_event``            a scope ends that did not begin
-``trace.no_labels``                 no range says which operation it is
-``trace.bad_label``                 a label captures what is no number
+``trace.bad_event``                 an event does not follow its format
+``trace.missing_key``               an event lacks a required key
+``trace.unpaired_event``            the end event of a scope has no begin event
+``trace.no_labels``                 no range has the label of an operation
+``trace.bad_label``                 a label captures a text that is not a number
 ``trace.no_microbatches``           there are no spans of microbatches
-``trace.unknown_rank``              nothing says which rank recorded it
+``trace.unknown_rank``              the rank that recorded the file is unknown
 ==================================  ===============================================================
 
-Of foreign recordings the row is the 0-based place of the event.
+In foreign recordings, the row is the 0-based position of the event.
 
-Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
-``body.header_too_large``. Of `UnsupportedFormatError`: ``trace.unknown_format``,
+Codes of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
+``body.header_too_large``. Codes of `UnsupportedFormatError`: ``trace.unknown_format``,
 ``trace.unknown_schema``, ``trace.command_line_only``,
-``trace.no_operations``: it is a known kind of file that holds none. Of
-`InvalidMetadataError`: see `metadata`.
+``trace.no_operations`` (a known kind of file without operations).
+Codes of `InvalidMetadataError`: see `metadata`.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
     content_type : str, optional
         The sender's media type; named in the refusal of an unknown format.
     format_name : str, optional
-        Name of the format (`FORMATS`), where that is known; else the bytes decide.
+        Name of the format (`FORMATS`); by default the format is recognized from the bytes.
     local : bool
         The body is a file of this machine, not an upload: formats that a server refuses from
         clients are decoded as well.
     part : bool
-        The body is a part of a session: its trace keeps the recorded names and order, which
-        `merge` needs. Floating-point times need not begin with 0.
+        The body is a part of a session: its trace keeps the recorded names and order, which `merge`
+        needs. Floating-point times need not begin with 0.
     own : OwnRanges, optional
         The job's labels for ranges of its own.
     names : FileNames, optional
@@ -146,27 +146,30 @@ def decode(  # noqa: PLR0913 - a sender's facts about a body
     OSError
         The file cannot be read.
     """
-    known = recognize(body, limits=limits, content_type=content_type, format_name=format_name)
-    if known.local_only and not local:
+    trace_format = recognize(
+        body, limits=limits, content_type=content_type, format_name=format_name
+    )
+    if trace_format.local_only and not local:
         raise UnsupportedFormatError(
-            f"{known.title} is read by the command line only: paceline convert {known.name} FILES "
-            "--out DIR, then paceline upload what it writes",
+            f"{trace_format.title} is read by the command line only: paceline convert "
+            f"{trace_format.name} FILES --out DIR, then paceline upload what it writes",
             code="trace.command_line_only",
         )
-    if own is not None and not known.own_ranges:
+    if own is not None and not trace_format.own_ranges:
         titles = ", ".join(item.title for item in FORMATS.values() if item.own_ranges)
         message = (
-            f"{known.title} has no ranges that labels could name; those that have are {titles}"
+            f"{trace_format.title} has no ranges that labels could name; those that have are "
+            f"{titles}"
         )
         raise InvalidLabelsError(message, code="labels.no_ranges")
-    if known.decode_with_hints is None:
-        decoded = known.decode(body, meta, limits, part=part)
+    if trace_format.decode_with_hints is None:
+        decoded = trace_format.decode(body, meta, limits, part=part)
     else:
         if names is None and local and isinstance(body, Path):
             names = names_of(body.name, [body.name])
         hints = SenderHints(own, names or UNNAMED)
-        decoded = known.decode_with_hints(body, meta, limits, part=part, hints=hints)
-    if not known.recorder:
+        decoded = trace_format.decode_with_hints(body, meta, limits, part=part, hints=hints)
+    if not trace_format.recorder:
         return decoded
     noted = note_unmapped(decoded.trace.meta, decoded.unmapped)
     return replace(decoded, trace=replace(decoded.trace, meta=noted))
@@ -194,8 +197,8 @@ def recognize(
     head = head_of(body)
     if not head.start:
         refuse_body("no_rows", "the body is empty")
-    known = _format_of(head, content_type, format_name)
-    if known is None:
+    trace_format = _format_of(head, content_type, format_name)
+    if trace_format is None:
         if head.compressed and head.whole:
             # Read the whole text, so that damaged or cut-off compression is reported rather than an
             # unknown format.
@@ -204,7 +207,7 @@ def recognize(
         sent_as = f" (sent as {content_type[:80]!r})" if content_type else ""
         titles = ", ".join(item.title for item in FORMATS.values())
         raise UnsupportedFormatError(f"the body is {why_unread(head)}{sent_as}; known are {titles}")
-    return known
+    return trace_format
 
 
 def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat | None:
@@ -214,10 +217,10 @@ def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceF
         raise UnsupportedFormatError(f"this is {unsupported.advice}", code="trace.no_operations")
     if named is not None:
         return named
-    for known in FORMATS.values():
-        own = known.media_types[0]
-        if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
-            return known
+    for trace_format in FORMATS.values():
+        own = trace_format.media_types[0]
+        if trace_format.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
+            return trace_format
     # JSON lines that are sent with our media type but lack our keys are decoded as NDJSON: its
     # decoder names their fault.
     lines = head.outline is not None and not head.outline.array

@@ -77,7 +77,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Naming of rows for the sender: the row or line of the body, and the body's column name."""
+    """Converter of rows and column names to those of the sender's body, for fault messages."""
 
     columns: Mapping[str, str]  # our name of each column → its name in the body
     # Converts a 0-based row to the 1-based line of a text body.

@@ -48,7 +48,7 @@ class TraceChunk:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Number of operations of a chunk that repeat operations of an earlier chunk."""
+    """Number of operations of a chunk that were left out because an earlier chunk has them too."""
 
     producer: str
     number: int
@@ -155,7 +155,7 @@ def _first_rows(chunks: Sequence[TraceChunk]) -> NDArray[np.intp]:
 
 
 def _with_chunk_rows(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> UnanalyzableError:
-    """Return the refusal with row numbers of chunks, not of their concatenation."""
+    """Return the refusal with row numbers of the chunks instead of numbers of the joined rows."""
     first = _first_rows(chunks)
     faults = []
     for fault in error.faults:

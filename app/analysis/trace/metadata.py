@@ -337,7 +337,7 @@ def _short_text(value: object) -> str | None:
     return str(value) if fits else None
 
 
-def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
+def join_metadata(earlier: SessionMeta, added: SessionMeta) -> SessionMeta:
     """Return the union of two parts' metadata; the counts of unmapped items are summed.
 
     Raises
@@ -345,21 +345,21 @@ def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
     InvalidMetadataError
         `metadata.conflict`, with the first key on which the parts disagree.
     """
-    return parse_metadata(join_documents(metadata_document(known), added))
+    return parse_metadata(join_documents(metadata_document(earlier), added))
 
 
-def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
+def join_documents(earlier: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
     """Return the union of two parts' metadata documents; see `join_metadata`.
 
     Parameters
     ----------
-    known : mapping
-        As `metadata_document` returns it. It is not checked again: it may have thousands of ranks,
-        and each of them may add a part.
+    earlier : mapping
+        Document as returned by `metadata_document`. It is not checked again, because it may have
+        thousands of ranks, each of which may add a part.
     """
     more = metadata_document(added)
-    unmapped = (*unmapped_of(known), *unmapped_of(more))
-    first, second = with_unmapped(known, ()), with_unmapped(more, ())
+    unmapped = (*unmapped_of(earlier), *unmapped_of(more))
+    first, second = with_unmapped(earlier, ()), with_unmapped(more, ())
     for rank, host in added.hosts.items():
         before = first.get("hosts", {}).get(str(rank), host)
         was_guessed, is_guessed = (
@@ -376,12 +376,17 @@ def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, An
 
 
 def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> SessionMeta:
-    """Return the metadata sent with a body, else its own; `place` names where those are.
+    """Return the metadata sent with a body, or the body's own metadata if none were sent.
+
+    Parameters
+    ----------
+    place : str
+        Location of the body's own metadata, for the error message.
 
     Raises
     ------
     InvalidMetadataError
-        `metadata.conflict`: their sizes differ.
+        `metadata.conflict`: the sizes in the two metadata differ.
     """
     if given is not None and given.sizes != own.sizes:
         message = f"the sizes in the {place} and those given with the body differ"
@@ -390,7 +395,7 @@ def agreed_metadata(given: SessionMeta | None, own: SessionMeta, place: str) -> 
 
 
 def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
-    """Return metadata completed by names by rank under OpenTelemetry's keys.
+    """Return metadata completed by names of machines by rank, given under OpenTelemetry's keys.
 
     Raises
     ------
@@ -421,8 +426,8 @@ def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMet
     return with_names(meta, named) if named else meta
 
 
-def _union(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
-    both = dict(known)
+def _union(earlier: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
+    both = dict(earlier)
     for key, value in added.items():
         path = f"{inside}{key}"
         if key not in both:

@@ -77,7 +77,24 @@ class OpNames:
         """
         dictionary = column.dictionary
         if self._dictionary is None or not dictionary.equals(self._dictionary):
-            self._of_dictionary = self._enter(dictionary)
+            if len(dictionary) > MAX_DICTIONARY:
+                refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+            # Names are read as bytes because Parquet's reader does not check that strings are
+            # UTF-8. `view` is used because `cast` loads all of Arrow's functions, which takes
+            # longer than a small trace.
+            encoded: pa.Array[Any]
+            kind = dictionary.type
+            if pa.types.is_string(kind):
+                encoded = dictionary.view(pa.binary())
+            elif pa.types.is_large_string(kind):
+                encoded = dictionary.view(pa.large_binary())
+            else:
+                encoded = dictionary.cast(pa.large_binary())
+            raw: list[bytes | None] = encoded.to_pylist()
+            codes_of_names = np.array([self._code(name) for name in raw], np.int16)
+            if len(self.names) > MAX_DICTIONARY:
+                refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+            self._of_dictionary = codes_of_names
             self._dictionary = dictionary
         indices, table = as_numpy(column.indices), self._of_dictionary
         if indices.min() < 0 or indices.max() >= len(table):
@@ -89,25 +106,6 @@ class OpNames:
             refuse(
                 self._places.fault("bad_op_name", BAD_NAME, first_row + row, "op") for row in rows
             )
-        return codes
-
-    def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
-        if len(dictionary) > MAX_DICTIONARY:
-            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
-        # Names are read as bytes because Parquet's reader does not check that strings are UTF-8.
-        # `view` is used because `cast` loads all of Arrow's functions, which takes longer than a
-        # small trace.
-        kind = dictionary.type
-        if pa.types.is_string(kind):
-            dictionary = dictionary.view(pa.binary())
-        elif pa.types.is_large_string(kind):
-            dictionary = dictionary.view(pa.large_binary())
-        else:
-            dictionary = dictionary.cast(pa.large_binary())
-        raw: list[bytes | None] = dictionary.to_pylist()
-        codes = np.array([self._code(name) for name in raw], np.int16)
-        if len(self.names) > MAX_DICTIONARY:
-            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         return codes
 
     def _code(self, raw: bytes | None) -> int:
@@ -210,9 +208,9 @@ def name_operations(
 
 def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
     """Remove unknown types without rows from `types`, and renumber the codes in place."""
-    known = len(KNOWN_OP_TYPES)
+    first_unknown = len(KNOWN_OP_TYPES)
     counts = np.bincount(columns["op"], minlength=len(types))
-    keep = [code for code in range(len(types)) if code < known or counts[code]]
+    keep = [code for code in range(len(types)) if code < first_unknown or counts[code]]
     table = np.zeros(len(types), np.int16)
     table[keep] = np.arange(len(keep))
     columns["op"] = table[columns["op"]]

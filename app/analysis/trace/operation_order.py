@@ -67,11 +67,11 @@ def same_as_before(
     same_rank, same_group : bool arrays, shape (last - first,)
         Whether the rank, and whether rank, step and type are those of the row before.
     """
-    before, here = slice(first - 1, last - 1), slice(first, last)
+    before, current = slice(first - 1, last - 1), slice(first, last)
     rank, step, op = columns["rank"], columns["step"], columns["op"]
-    same_rank = rank[here] == rank[before]
-    same_group = same_rank & (step[here] == step[before])
-    same_group &= op[here] == op[before]
+    same_rank = rank[current] == rank[before]
+    same_group = same_rank & (step[current] == step[before])
+    same_group &= op[current] == op[before]
     return same_rank, same_group
 
 
@@ -88,16 +88,16 @@ class Neighbors:
 
 def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
     """Return the rows from `first` to `last` that differ from the previous row."""
-    before, here = slice(first - 1, last - 1), slice(first, last)
+    before, current = slice(first - 1, last - 1), slice(first, last)
     same_rank, same_group = same_as_before(columns, first, last)
     dp, pp, mb, step = (columns[name] for name in ("dp", "pp", "mb", "step"))
     by = columns["order" if "order" in columns else "start"]
-    moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
-    falls = same_group & (by[here] <= by[before])
-    microbatch_falls = same_group & (mb[here] <= mb[before]) & (mb[here] != ABSENT)
+    moved = same_rank & ((dp[current] != dp[before]) | (pp[current] != pp[before]))
+    falls = same_group & (by[current] <= by[before])
+    microbatch_falls = same_group & (mb[current] <= mb[before]) & (mb[current] != ABSENT)
     return Neighbors(
         np.flatnonzero(~same_group) + first,
-        np.flatnonzero(~same_rank | (step[here] != step[before])) + first,
+        np.flatnonzero(~same_rank | (step[current] != step[before])) + first,
         np.flatnonzero(moved) + first,
         np.flatnonzero(falls) + first,
         bool(microbatch_falls.any()),
@@ -152,7 +152,7 @@ def check_cells(
 ) -> None:
     """Refuse a rank that appears in two cells of the DP × PP grid.
 
-    `stretches` are the rows to check; the cell is known to be constant between them.
+    `stretches` are the rows to check; between them the cell does not change.
     """
     rank = columns["rank"][stretches]
     cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
@@ -179,7 +179,7 @@ def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
     Parameters
     ----------
     in_order : bool
-        Within each run the order is known to rise.
+        The recorded order rises within each run, so only rows of different runs are compared.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def _require_distinct(key: NDArray[np.int64], rows: NDArray[np.intp] | None = No
 
 
 def copies(columns: Columns) -> NDArray[np.bool_]:
-    """Return whether each row equals an earlier row in every column."""
+    """Return a mask of the rows that equal an earlier row in every column."""
     rows = np.lexsort([columns[name] for name in sorted(columns)])
     same = np.ones(len(rows) - 1, np.bool_)
     for values in columns.values():

@@ -184,7 +184,7 @@ class Machine:
         return node_label(self.node, guessed=self.guessed) if self.node else ""
 
     def differs(self, before: Machine) -> bool:
-        """Return whether the node or the GPU is known to have changed since `before`."""
+        """Return whether the recorded names show another node or another GPU than `before`."""
         named = self.node and before.node and not (self.guessed or before.guessed)
         if named and self.node != before.node:
             return True
@@ -368,7 +368,7 @@ def parse_whereabouts(
 
 
 def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
-    """Return names by rank under an OpenTelemetry key; empty for a text for all ranks."""
+    """Return names by rank under an OpenTelemetry key; empty if one text names all ranks."""
     by_rank = isinstance(document.get(key), Mapping)
     return names_by_rank(document, key, world) if by_rank else {}
 
@@ -376,12 +376,15 @@ def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
 def _agreeing(
     key: str,
     added: Mapping[int, str],
-    known: Mapping[int, str],
+    earlier: Mapping[int, str],
     guesses: Mapping[str, str] | None = None,
 ) -> Mapping[int, str]:
-    """Return `added`; refuse names that contradict `known`, unless the known name is a guess."""
+    """Return `added` after checking it: a name that contradicts `earlier` is refused.
+
+    A guessed name in `earlier` may be contradicted.
+    """
     for rank, name in added.items():
-        other = known.get(rank, name)
+        other = earlier.get(rank, name)
         if other != name and other not in (guesses or {}):
             message = f"{key} of rank {rank} is {shown(name)}, another key says {shown(other)}"
             refuse(message, "conflict", column=key)

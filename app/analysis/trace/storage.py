@@ -77,7 +77,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
 
 
 def _whole_parts(waiting: io.BytesIO) -> Iterator[bytes]:
-    """Yield the full parts of the bytes written so far; the rest stays in `waiting`."""
+    """Yield the full parts of the bytes written so far; the remaining bytes stay in `waiting`."""
     if waiting.tell() < PART_BYTES:
         return
     written = waiting.getvalue()
@@ -95,14 +95,14 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     Parameters
     ----------
     data : bytes or iterable of bytes
-        The blob, or its parts in order. Its values are not checked again.
+        The blob, or its parts in order. Values in the blob are not checked again.
     meta : SessionMeta
         The session's metadata, which is stored elsewhere.
 
     Raises
     ------
     InvalidTraceError
-        `trace.unreadable_blob` where `pack` did not write the bytes.
+        `trace.unreadable_blob`: the bytes were not written by `pack`.
     """
     blob = data if isinstance(data, bytes) else b"".join(data)
     try:
@@ -169,16 +169,16 @@ _NO_LIMITS: Final = Limits(
 )
 
 
-def is_stored_as_received(known: TraceFormat, start: bytes) -> bool:
+def is_stored_as_received(trace_format: TraceFormat, start: bytes) -> bool:
     """Return whether a body with these first bytes is stored as received.
 
     Parameters
     ----------
     start : bytes
-        Its first four bytes.
+        First four bytes of the body.
     """
     return any(
-        start.startswith(magic) and known in formats
+        start.startswith(magic) and trace_format in formats
         for magic, formats in _STORED_AS_RECEIVED.items()
     )
 
@@ -199,7 +199,7 @@ def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
         `trace.unreadable_blob`, or the errors of `decode`: the stored bytes are damaged.
     """
     blob = b"".join(parts)
-    for magic, (known, *_) in _STORED_AS_RECEIVED.items():
+    for magic, (trace_format, *_) in _STORED_AS_RECEIVED.items():
         if blob.startswith(magic):
-            return known.decode(blob, meta, _NO_LIMITS, part=False).trace
+            return trace_format.decode(blob, meta, _NO_LIMITS, part=False).trace
     return unpack(blob, meta)

@@ -1,8 +1,9 @@
-"""Blocking transfers: a host launches no operation until the transfer returns.
+"""Blocking transfers: a host launches no further operation until the transfer returns.
 
-The paper's model gives each kind of communication a stream of its own. `batch_isend_irecv` with a
-wait, or a send that returns when its receiver has the data, delays the next launches, so the
-neighbors of a slow worker wait in their sends.
+In the paper's model each kind of communication has a stream of its own, and delays no other
+operation. With `batch_isend_irecv` and a wait, or a send that returns when its receiver has the
+data, a transfer delays the next launches of its host, so the neighbors of a slow worker wait in
+their sends.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import LOCAL, P2P, Graph, with_edges
 from app.analysis.trace.model import GC
 
-# Smallest share of cases in which no operation on a stage starts within the transfers of a type,
-# for the type to count as blocking…
+# A transfer type counts as blocking if no operation on its stage starts within the transfers in at
+# least this share of cases…
 BLOCKING_SHARE: Final = 0.98
-# …and smallest mean number of these transfers in a step within which a later operation could have
-# started: with fewer, nothing was blocked…
+# …and if a step has on average at least this many transfers of the type within which a later
+# operation could have started: if no operation could have started, nothing was blocked…
 _HELD_UP: Final = 0.5
-# …and the share of the stages that must be exceeded: the first and the last stage seem to block by
-# chance.
+# …and if this happens on more than this share of the stages, since transfers of the first and the
+# last stage seem to block by chance.
 _STAGES: Final = 0.5
 
 
@@ -51,8 +52,9 @@ class Blocking:
 def propose_blocking(draft: Draft) -> Proposal | None:
     """Propose that launches wait for the earlier blocking transfers of their stage.
 
-    Receives posted in turn and short transfers within regular launch delays also leave a stage
-    without launches. They are no sign of blocking, so they go into the graph first.
+    Receives posted in turn, and short transfers within regular launch delays, also leave a stage
+    without launches although they do not block. So the graph gets these two adaptations before
+    blocking transfers are searched.
     """
     blocks = []
     for few, graph in zip(map(sampled, draft.layouts), draft.graphs, strict=True):
@@ -76,10 +78,11 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
     Parameters
     ----------
     graph : Graph
-        Dependencies without blocking: they show which operations could have been launched during
-        a transfer.
+        Graph without dependencies on blocking transfers. It shows which operations could have been
+        launched during a transfer.
     """
-    # Shape (nodes, steps, dp): earliest launch that the graph allows, infinite without dependencies
+    # Shape (nodes, steps, dp): earliest launch that the graph allows; infinite for nodes without
+    # dependencies
     ends = layout.start_ns + layout.duration_ns
     ready = np.full(ends.shape, np.inf)
     for unit in graph.units:
@@ -106,7 +109,10 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
 def _of_stage(
     layout: Layout, stage: int, ready: FloatArray
 ) -> tuple[tuple[Posted, ...], dict[str, float], set[str]]:
-    """Return a stage's launches, the share of each blocking type, and types that delay launches."""
+    """Return a stage's launches, the share of each blocking transfer type, and the delaying types.
+
+    A type is delaying if later operations could have started within its transfers.
+    """
     # Garbage collections are left out, since they have no place in the order of a host's launches.
     collected = layout.nodes.op == layout.codes(GC)[0]
     nodes = np.flatnonzero((layout.nodes.pp == stage) & ~collected)
@@ -117,7 +123,8 @@ def _of_stage(
     names = [layout.op_names[code] for code in layout.nodes.op[nodes].tolist()]
     groups = list(_posted_together(names, start, end))
     could = ready.reshape(-1, count)[nodes]
-    # Over all later launches: the earliest recorded start, and the earliest possible start
+    # Over all later launches: the earliest recorded start, and the earliest start that the graph
+    # allows
     later = np.full(count, np.inf)
     soonest = np.full(count, np.inf)
     clear: dict[str, list[float]] = {}
@@ -144,10 +151,11 @@ def _of_stage(
 def _posted_together(
     names: list[str], start: FloatArray, end: FloatArray
 ) -> Iterator[tuple[int, int]]:
-    """Yield the range (first, last + 1) of operations that the host posts together.
+    """Yield the index range (first, last + 1) of operations that the host posts together.
 
-    Fused calls and batches of sends and receives: consecutive transfers of which the later one
-    often starts before the earlier one has ended.
+    The host posts fused calls and batches of sends and receives together. They are recognized as
+    consecutive transfers of which the later transfer often starts before the earlier transfer has
+    ended.
     """
     first = 0
     for i in range(1, len(names) + 1):
@@ -162,13 +170,13 @@ def _posted_together(
 def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
     """Return a graph in which each launch follows all earlier blocking operations of its stage.
 
-    Edges that contradict the launch order are removed: a receive may be posted before the end of
-    the computation that it follows in the paper's model.
+    Edges that contradict the launch order are removed: the paper's model lets a receive follow a
+    computation, but a host may post the receive before the computation ends.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.dependency_cycle`` where a blocking operation would wait for itself.
+        ``trace.dependency_cycle``: a blocking operation would wait for itself.
     """
     added: dict[int, tuple[int, ...]] = {}
     place: dict[int, int] = {}
@@ -179,11 +187,6 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
                 added[node] = before
                 place[node] = number
             before = together.blocking or before
-    return with_edges(graph, layout, added, _contradicted(layout, graph, place))
-
-
-def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
-    """Return each node's dependencies on its own stage that are launched after the node."""
     stage = layout.nodes.pp
     removed: dict[int, list[int]] = {}
     for unit in graph.units:
@@ -198,4 +201,4 @@ def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[i
             ]
             if early:
                 removed[node] = early
-    return removed
+    return with_edges(graph, layout, added, removed)

@@ -1,4 +1,7 @@
-"""Drafts of a replay, with or without an adaptation, and their discrepancy from the recording."""
+"""Drafts of a replay, and the discrepancy between recorded and replayed step times.
+
+A draft has the adaptations of the dependency model that have been applied so far.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ _AT_A_TIME: Final = 1 << 16
 def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None) -> FloatArray:
     """Return the recorded duration of each step, shape (steps,), ns.
 
-    From the first start to the last end of a step; of chained steps from the last end of the step
-    before. If that is not recorded, from the moment at which the rank that ends the step could
-    begin it.
+    If steps are not chained, a step lasts from its first start to its last end. A chained step
+    lasts from the last end of the previous step to its own last end; if the previous step is not
+    recorded, it lasts from the time at which the rank that ends the step could begin it.
 
     Parameters
     ----------
     ends : float64 array, shape (pp, steps, dp), or None
-        As `stage_ends` returns, if already computed.
+        Result of `stage_ends`, if already computed.
     """
     of_stages = stage_ends(layout) if ends is None else ends
     last = of_stages.max(axis=(0, 2), initial=0.0)
@@ -59,8 +62,9 @@ def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None)
 def _closing(layout: Layout, step: int) -> tuple[int, int]:
     """Return the node and the DP rank that determine the end of a step.
 
-    Without a pipeline the last collective and the rank that came to it last, since that rank held
-    up all others; else the last end.
+    Without a pipeline these are the last collective and the rank that arrived at it last, since
+    that rank held up all others. With a pipeline, or without collectives, the operation that ends
+    last.
     """
     meets = np.flatnonzero(layout.of_types(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
     if layout.pp == 1 and len(meets):
@@ -79,9 +83,9 @@ def opens_window(layout: Layout) -> NDArray[np.bool_]:
 def stage_begins(layout: Layout, ends: FloatArray, step_gap_ns: float = 0.0) -> FloatArray:
     """Return the earliest begins of chained steps on each stage, shape (pp, steps, dp), ns.
 
-    A stage can begin a step `step_gap_ns` after it ended the step before; times count from the
-    step's own begin. A step that follows no recorded one begins with its first operation, or with
-    what its rank does before that. `ends` is what `stage_ends` returns.
+    A stage can begin a step `step_gap_ns` after it ended the previous step. Times count from the
+    begin of the same step. If the previous step is not recorded, a step begins with the rank's
+    first operation, or with the host operations before it. `ends` is the result of `stage_ends`.
     """
     begins = np.empty(ends.shape)
     begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + step_gap_ns
@@ -96,8 +100,9 @@ def stage_begins(layout: Layout, ends: FloatArray, step_gap_ns: float = 0.0) -> 
 def _opened(layout: Layout, step_gap_ns: float) -> FloatArray:
     """Return the time from a rank's earliest possible begin of a step to its first start, ns.
 
-    For steps that follow no recorded step: the time of host operations before it, such as loading
-    the batch, less the usual gap between steps.
+    It is used for steps whose previous step is not recorded. The time consists of host operations
+    before the step, such as loading the batch, minus the usual gap between steps. Shape (steps,
+    dp).
     """
     if layout.opened_ns is None:
         return np.zeros(layout.start_ns.shape[1:])
@@ -119,7 +124,7 @@ def stage_ends(layout: Layout) -> FloatArray:
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
-    """Return the discrepancy of the mean step between recording and replay: `Discrepancy.mean`."""
+    """Return the discrepancy of the mean step between recording and replay (`Discrepancy.mean`)."""
     own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
     executors = [
         executor_of(layout, graph, values.min(axis=(1, 2)), values.size)
@@ -131,26 +136,27 @@ def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
 class Discrepancy(NamedTuple):
     """Relative difference between replayed and recorded step times (section 6 of the paper).
 
-    A few steps that begin late are no fault of the model, but bias the mean: a model in which all
-    steps take too long is then nearer in the mean step and further off in the typical one.
+    A few steps that begin late bias the mean although the model is right. A wrong model, in which
+    all steps take too long, may then be nearer to the recorded mean and further from the typical
+    step. So the discrepancies of both the mean and the typical (median) step are kept.
     """
 
     mean: float  # of the sum of all steps: the discrepancy that reports show
     typical: float  # of the median step
 
     def moves_away(self, before: Discrepancy) -> bool:
-        """Return whether the typical step's discrepancy exceeds that of `before`."""
+        """Return whether the typical step's discrepancy is clearly larger than in `before`."""
         return self.typical > before.typical + LEAST_GAIN
 
     def is_nearer_than(self, other: Discrepancy) -> bool:
-        """Return whether the typical or else the mean discrepancy is clearly smaller."""
+        """Return whether the typical step's discrepancy, or else the mean's, is clearly smaller."""
         if self.typical <= other.typical - LEAST_GAIN:
             return True
         return self.mean <= other.mean - LEAST_GAIN and not self.moves_away(other)
 
 
 def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> Discrepancy:
-    """Return the discrepancy over groups of (layout, graph, own durations, executor)."""
+    """Return the discrepancy over several groups of (layout, graph, own durations, executor)."""
     recorded, simulated = [], []
     for layout, graph, durations, executor in groups:
         simulator = Simulator(layout, Durations(durations, np.zeros(len(durations))), executor)
@@ -216,7 +222,7 @@ class Draft:
 
     @classmethod
     def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], recording: Recording) -> Draft:
-        """Return the draft of a recording with aligned clocks and re-created lost operations."""
+        """Return the draft of a recording: align its clocks and re-create its lost operations."""
         aligned, clocks = (
             one_clock(arranged, absolute=recording.absolute)
             if recording.one_clock
@@ -239,23 +245,24 @@ class Draft:
     def recorded_otherwise(
         self, arranged: Sequence[Layout], graphs: Sequence[Graph] | None = None
     ) -> Draft:
-        """Return a draft with other recorded times, and optionally with other dependencies."""
+        """Return a draft with the given layouts, and with the given graphs if there are any."""
         return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
-    def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
+    def proposal(self, replacements: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
         """Return a proposal with some layouts replaced; None if no layout is replaced.
 
         Parameters
         ----------
-        found : sequence of (Layout, Sign) or None
-            For each arranged layout its replacement and the sign for it, or None.
+        replacements : sequence of (Layout, Sign) or None
+            For each arranged layout, its replacement and the sign of the adaptation; None to keep
+            the layout.
         """
-        signs = [item[1] for item in found if item is not None]
+        signs = [item[1] for item in replacements if item is not None]
         if not signs:
             return None
         arranged = [
             layout if item is None else item[0]
-            for layout, item in zip(self.arranged, found, strict=True)
+            for layout, item in zip(self.arranged, replacements, strict=True)
         ]
         return Proposal(signs[0], self.recorded_otherwise(arranged))
 

@@ -1,9 +1,9 @@
 """Removal of recorded transfers that did not take place.
 
 Megatron's timers record all sends and receives that a fused call can make. On the first and the
-last virtual stage some of them have no neighbor and transfer nothing. Which ones follows from the
-neighbors: a send follows its computation, and a receive ends with its send. Where that does not
-identify them, all transfers are left out.
+last virtual stage some of these have no neighbor and transfer nothing. The recorded times show
+which transfers are real: a send follows its computation, and a receive ends with the matching send.
+If they do not show it, all transfers are removed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from app.analysis.replay.layout.slots import assign
 from app.analysis.trace.model import ABSENT, FORWARD_COMPUTE, Trace
 from app.errors import UnanalyzableError
 
-# Factor on the cost of matching a send with a computation that ends after the send starts, which is
-# impossible but for clock noise.
+# Factor on the cost of matching a send with a computation that ends after the send starts. Such a
+# match is impossible, except for clock noise.
 _IMPOSSIBLE: Final = 100.0
 
 # Kind of operations: (op type, stage)
@@ -61,10 +61,11 @@ def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[
 
 
 def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
-    """Return the trace without any transfer; None unless its transfers could not be matched.
+    """Return the trace without any transfer; None if its transfers can be matched.
 
-    If transfers match no neighbor and are no parts of fused calls, it is unknown which of them
-    happened. Computations of neighboring stages then depend directly on one another.
+    Transfers cannot be matched if they have no neighbor and are not parts of fused calls: it is
+    then unknown which of them took place. Computations of neighboring stages then depend directly
+    on one another.
     """
     if refused.stable_code != TRANSFERS_UNMATCHED:
         return None
@@ -108,7 +109,7 @@ class _Finder:
             for pp, mc in np.unique(np.stack([trace.pp[forwards], trace.mc[forwards]]), axis=1).T
         }
         self._flow: Flow = flow_of(places, routes)
-        self._known: dict[_Kind, _TypicalStep] = {}
+        self._typical_steps: dict[_Kind, _TypicalStep] = {}
 
     def count(self, name: str, stage: int) -> int:
         """Return the number of operations of a kind in a step."""
@@ -141,7 +142,7 @@ class _Finder:
     ) -> NDArray[np.int64] | None:
         """Return the send of each computation whose result another stage needs.
 
-        And enter the end of each in `sent`. None if there are too few sends.
+        The end of each send is stored in `sent`. Return None if there are too few sends.
         """
         sends, computes = (
             self._typical(direction.send, stage),
@@ -166,7 +167,7 @@ class _Finder:
     ) -> NDArray[np.int64] | None:
         """Return the receive of each computation whose input another stage sends.
 
-        None if a send is unknown or there are too few receives.
+        Return None if the matching send is unknown, or if there are too few receives.
         """
         receives = self._typical(direction.recv, stage)
         computes = self._typical(direction.compute, stage)
@@ -180,32 +181,34 @@ class _Finder:
         return _cheapest(np.abs(receives.end_ns[None, :] - np.array(ends)[:, None]))
 
     def _typical(self, name: str, stage: int) -> _TypicalStep:
-        if (name, stage) not in self._known:
-            self._known[name, stage] = self._measure(name, stage)
-        return self._known[name, stage]
-
-    def _measure(self, name: str, stage: int) -> _TypicalStep:
-        """Return the median start and end of each operation of a kind, over all lanes."""
-        trace = self._trace
-        mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
-        mine = mine[np.argsort(trace.order[mine], kind="stable")]
-        cuts = np.flatnonzero(np.diff(trace.order[mine])) + 1
-        groups = np.split(mine, cuts) if len(mine) else []
-        start = np.array([np.median(self._since[rows]) for rows in groups])
-        end = np.array([np.median(self._since[rows] + trace.duration_ns[rows]) for rows in groups])
-        work = []
-        for number, rows in enumerate(groups):
-            microbatch = int(trace.mb[rows[0]])
-            work.append(
-                (max(int(trace.mc[rows[0]]), 0), number if microbatch == ABSENT else microbatch)
+        """Return the median start and end of each operation of a kind, over all lanes, ns."""
+        if (name, stage) not in self._typical_steps:
+            trace = self._trace
+            mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
+            mine = mine[np.argsort(trace.order[mine], kind="stable")]
+            cuts = np.flatnonzero(np.diff(trace.order[mine])) + 1
+            groups = np.split(mine, cuts) if len(mine) else []
+            start = np.array([np.median(self._since[rows]) for rows in groups])
+            end = np.array(
+                [np.median(self._since[rows] + trace.duration_ns[rows]) for rows in groups]
             )
-        return _TypicalStep(start, end, work)
+            work = []
+            for number, rows in enumerate(groups):
+                microbatch = int(trace.mb[rows[0]])
+                work.append(
+                    (max(int(trace.mc[rows[0]]), 0), number if microbatch == ABSENT else microbatch)
+                )
+            self._typical_steps[name, stage] = _TypicalStep(start, end, work)
+        return self._typical_steps[name, stage]
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:
-    """Return the transfer of each computation, ascending, at the least total cost.
+    """Return the transfer of each computation with the least total cost, in ascending order.
 
-    `costs` has the shape (computations, transfers).
+    Parameters
+    ----------
+    costs : float64 array, shape (computations, transfers)
+        Cost of each match.
     """
     count, transfers = costs.shape
     band = np.arange(count)[:, None] + np.arange(transfers - count + 1)

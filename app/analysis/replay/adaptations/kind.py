@@ -1,6 +1,6 @@
-"""Adaptations of the paper's dependency model to a job: names, sentences, signs.
+"""Names, texts and signs of the adaptations of the paper's dependency model to a job.
 
-Imports nothing: the command line loads the names before any analysis.
+The module imports nothing heavy, because the command line loads the names before any analysis.
 """
 
 from __future__ import annotations

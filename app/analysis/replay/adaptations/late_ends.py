@@ -1,8 +1,9 @@
 """Sends that are recorded until the job waits for them, shortened to the end of the transfer.
 
 A recorder that takes the end of an asynchronous send at `work.wait()` may record an interval until
-the end of the step. The data has arrived when the receive ends, so the send ends with it; a receive
-recorded until its wait may have ended while its rank still computed.
+the end of the step. The data have arrived when the receive ends, so the send is shortened to end
+with its receive. A receive may also be recorded until its wait, and may have ended while its rank
+still computed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
-# Sends of a type on a stage end late if this share of them ends after the end of the computation
-# that their receive feeds…
+# Sends of a type on a stage end late if at least this share of them ends after the end of the
+# computation that uses the received data…
 _REGULARLY: Final = 0.9
-# …or if this share of them ends at the same time although they started at different times: the job
-# waited for all of them at once (it may wait for the last send alone).
+# …or if at least this share of them ends at the same time although they started at different times:
+# the job then waited for all of them at once (or only for the last send).
 _TOGETHER_NS: Final = 500_000
 _APART_NS: Final = 4 * _TOGETHER_NS
 _OFTEN_TOGETHER: Final = 0.5
@@ -56,7 +57,7 @@ class _Pair:
 
 
 def propose_late_ends(draft: Draft) -> Proposal | None:
-    """Propose to end sends when their receives end, where longer sends are recorded."""
+    """Propose to end sends when their receives end, if sends are recorded for longer."""
     pairs = zip(draft.arranged, draft.graphs, strict=True)
     return draft.proposal([end_with_receives(layout, graph) for layout, graph in pairs])
 
@@ -66,13 +67,13 @@ def end_with_receives(
 ) -> tuple[Layout, Sign] | None:
     """Return the layout with sends that end with their receives; None if no send ends late.
 
-    A clock difference makes the sends of one direction seem late and those of the other early by
-    the same time, so only the sum of both directions counts.
+    A clock difference makes the sends of one direction seem late and the sends of the other
+    direction seem early by the same time, so the sum over both directions is tested.
 
     Parameters
     ----------
     regularly : float
-        Share of the sends of a type on a stage that must end late.
+        Share of the sends of a type on a stage that must end late for the layout to be changed.
     """
     by_kind: dict[_Kind, list[_Pair]] = {}
     for pair in _pairs(layout, graph):
@@ -117,7 +118,7 @@ def end_with_receives(
 
 
 def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
-    """Return all sends with a receive on which a computation depends."""
+    """Return all sends whose receive is recorded and delivers the input of a computation."""
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     fed = {
         other: node
@@ -129,8 +130,8 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
     pairs = []
     for unit in graph.units:
         match unit.members:
-            case (one, other) if names[other] in _RECEIVES and other in fed:
-                pairs.append(_Pair(one, other, fed[other]))
+            case (send, receive) if names[receive] in _RECEIVES and receive in fed:
+                pairs.append(_Pair(send, receive, fed[receive]))
             case _:
                 pass
     return pairs
@@ -139,8 +140,8 @@ def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
 def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
     """Return a lower bound of the time at which the data arrived, shape (steps, dp), ns.
 
-    A receive may also be recorded until its wait, so a transfer may have run while its rank
-    computed: only the time after the computation is known to be transfer.
+    A receive may be recorded until its wait, so the transfer may have run while its rank computed.
+    Only the part of the receive after this computation is certainly transfer.
     """
     ends = layout.start_ns + layout.duration_ns
     end = ends[pair.receive]

@@ -1,8 +1,9 @@
 """Collectives inside computations: FSDP2 and ZeRO-3 gather parameters while a layer runs.
 
-A computation contains waiting for such a collective, so next to a slow DP rank the computations of
-the others look slow. The interval is subtracted from the computation and replayed as a collective
-before or after it, on the side where less of the computation lies.
+The duration of such a computation contains waiting for the collective, so if one DP rank is slow,
+the computations of all others look slow too. The collective's interval is subtracted from the
+computation, and the collective is replayed before or after it, on the side on which less of the
+computation lies.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph, w
 from app.analysis.trace.model import ABSENT
 
 # Smallest share of cases in which a collective lies inside a computation, or follows another
-# operation, for this to be the rule of the job.
+# operation, for this order to be a property of the job.
 REGULARLY: Final = 0.98
-# Reduction of the relative deviation between passes (see `_deviation`) for which a set of
-# waited-for collectives is preferred over the default.
+# A set of waited-for collectives is preferred over the default set if it reduces the relative
+# deviation between passes (see `_deviation`) by more than this.
 _CLEARLY: Final = 0.25
 # A computation overlaps with a collective whose transfer takes more than this many times the
 # shortest transfer of its type, instead of waiting for it.
@@ -75,7 +76,8 @@ def find_nested(
     Parameters
     ----------
     only_waits : bool
-        Whether the recorder records collectives inside computations only while these wait.
+        Whether the recorder shows a collective inside a computation only while the computation
+        waits for it.
     """
     if layout.dp == 1:
         return None
@@ -130,12 +132,13 @@ def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
 def waited_for(
     layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
 ) -> set[_Class]:
-    """Return the classes of collectives that computations wait for; others overlap.
+    """Return the classes of collectives that computations wait for; other collectives overlap.
 
-    By default those whose transfer is not far longer than the shortest of their type: a longer one
-    was recorded until the job waited for it later. Where a worker also has passes without
-    collectives, the subset that makes passes with collectives equally long is preferred, if
-    clearly better.
+    By default a computation waits for the collectives whose transfer is not far longer than the
+    shortest transfer of their type: a longer transfer was recorded until the job waited for it
+    later. If a worker also runs forwards or backwards (passes) without collectives, all subsets of
+    the classes are compared. The subset that makes passes with collectives as long as passes
+    without is preferred over the default if it is clearly better.
     """
     waited: set[_Class] = set()
     short = _short(layout, classes)
@@ -160,9 +163,10 @@ def _deviation(
     kind: tuple[int, str],
     waited: Collection[_Class],
 ) -> float:
-    """Return the relative difference between passes without `waited` collectives and bare passes.
+    """Return how far passes with and without collectives differ, if `waited` are subtracted.
 
-    The largest over DP ranks and chunks; 0 if all passes have collectives.
+    A pass is a forward or backward of a microbatch. The result is the largest relative difference
+    over DP ranks and chunks; 0 if all passes have collectives.
     """
     stage, name = kind
     nodes = layout.nodes
@@ -184,7 +188,7 @@ def _deviation(
 
 
 def _short(layout: Layout, classes: Mapping[int, _Class]) -> set[_Class]:
-    """Return the classes whose transfers take about as long as the shortest of their type."""
+    """Return the classes of collectives that take about as long as the shortest of their type."""
     by_type: dict[int, dict[_Class, list[float]]] = {}
     for node, alike in classes.items():
         start = layout.start_ns[node]
@@ -219,8 +223,8 @@ def _is_first(
 def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
     """Return the layout with waited-for collectives moved before or after their computations.
 
-    A collective keeps its transfer duration. The waiting of each rank follows from its new place,
-    since the computing that made a rank late may now lie after the collective.
+    A collective keeps its transfer duration. The time for which each rank waits is computed for the
+    collective's new place, since the computing that made a rank late may now lie after it.
     """
     start, duration = layout.start_ns.copy(), layout.duration_ns.copy()
     waited = sorted(
@@ -272,9 +276,9 @@ def _by_computation(waited: Iterable[Nested]) -> dict[int, tuple[int, ...]]:
 def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
     """Return the graph in which nested collectives precede or follow their computation.
 
-    An overlapped collective begins with its computation and nothing depends on it. Collectives
-    between computations follow the previous and precede the next one where the recording
-    contradicts the paper's model, in which all of them begin or end a step.
+    An overlapped collective begins with its computation and nothing depends on it. In the paper's
+    model all collectives begin or end a step. A collective for which the recording contradicts this
+    follows the previous computation and precedes the next computation.
     """
     items = sorted(nested, key=lambda item: layout.launch[item.collective])
     inside = {item.collective for item in items}
@@ -311,8 +315,9 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
 def _place_between(layout: Layout, after: dict[int, set[int]], inside: Collection[int]) -> None:
     """Replace, in place, dependencies of collectives that contradict the recorded order.
 
-    A collective that begins before a dependency has ended follows the last computation that has;
-    likewise for the operations that depend on it.
+    A collective that begins before the end of a dependency depends instead on the last computation
+    that ends before the collective begins. Operations that depend on a collective are changed in
+    the same way.
     """
     layout = sampled(layout)
     between = [node for node in _collectives(layout) if node not in inside]

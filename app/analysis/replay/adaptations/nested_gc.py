@@ -1,7 +1,7 @@
 """Garbage collections inside computations, as `gc.callbacks` records them.
 
-Their time is part of the computation's duration. If they were replayed after the last computation,
-as planned collections are, it would count twice.
+The duration of a computation contains the time of such a collection. The time would count twice if
+the collection were replayed after the last computation, as planned collections are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def propose_nested_gc(draft: Draft) -> Proposal | None:
 def without_nested_gc(layout: Layout) -> tuple[Layout, Sign] | None:
     """Return the layout without collections inside computations; None if there are none.
 
-    `paused_ns` then has the time that they take of each computation.
+    `paused_ns` of the returned layout has the time of the removed collections in each computation.
     """
     collections = np.flatnonzero(layout.nodes.op == layout.codes(GC)[0])
     if not len(collections):

@@ -1,11 +1,11 @@
-"""Adaptations to how steps begin: before all stages ended, unevenly, or after gathering.
+"""Adaptations of the begins of steps: overlapping steps, uneven begins, gathering of parameters.
 
-Steps overlap where no collective over all ranks ends them: without gradient clipping the first
-stage begins the next step while the last one is still in its own. A step's time is then that from
-one step's end to the next.
+Steps overlap if no collective over all ranks ends them: without gradient clipping the first stage
+begins the next step while the last stage is still in the previous step. The time of such a step is
+the time from the end of the previous step to its own end.
 
-With virtual stages the first forward of a stage follows the gathering of its own chunk's parameters
-in the paper's model; a framework may gather those of all chunks first.
+With virtual stages, the first forward of a stage follows the gathering of its own chunk's
+parameters in the paper's model. A framework may gather the parameters of all chunks first.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.dependency_graph import with_edges
 from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
-# Steps overlap if this share of them begins before the previous step has ended…
+# Steps overlap if at least this share of them begins before the previous step has ended…
 _REGULARLY: Final = 0.98
 # …and if the median overlap is at least this share of a step: an optimizer that ends slightly late
 # is no overlap.
 _LEAST_OVERLAP: Final = 0.005
-# Stages begin steps in the order and at the distances of their ends if begin and end offsets differ
-# by at most this share of the largest offset.
+# Stages begin steps in the order and at the distances of their ends if the offsets of begins and
+# ends differ by at most this share of the largest offset.
 _LIKE: Final = 0.25
-# Smallest number of consecutive steps for which a usual gap is computed.
+# Smallest number of steps with a recorded previous step for which a usual gap is computed.
 _LEAST_FOLLOWING: Final = 2
-# A first forward follows the gathering of parameters if it begins soon after it in this share of
-# steps.
+# A first forward follows the gathering of parameters if it begins soon after the gathering in at
+# least this share of steps.
 _MOSTLY: Final = 0.5
 
 
 def propose_overlapping_steps(draft: Draft) -> Proposal | None:
-    """Propose chained steps: a stage begins a step when it has ended its previous one."""
+    """Propose chained steps: a stage begins a step when it has ended its previous step."""
     if not draft.absolute or len(draft.layouts) > 1:
         return None
     layout = draft.layouts[0]
@@ -53,7 +53,10 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
 
 
 def _overlap(layout: Layout, last: list[int]) -> Sign | None:
-    """Return the sign that consecutive steps, whose final nodes are `last`, overlap."""
+    """Return the sign that consecutive steps overlap; None if they do not.
+
+    `last` are the nodes that may end a step.
+    """
     length = (layout.start_ns[last] + layout.duration_ns[last]).max(axis=(0, 2))
     period = np.diff(layout.begin_ns)
     overlap = length[:-1] - period
@@ -67,9 +70,10 @@ def _overlap(layout: Layout, last: list[int]) -> Sign | None:
 
 
 def _begun_as_ended(layout: Layout) -> Sign | None:
-    """Return the sign of overlapping steps where no consecutive steps are recorded.
+    """Return the sign of overlapping steps for a recording without consecutive steps.
 
-    If steps overlap, a stage begins each step as much later than the others as it ends it.
+    If steps overlap, the differences between the begins of stages equal the differences between
+    their ends. None if they do not.
     """
     if layout.pp == 1:
         return None
@@ -93,8 +97,8 @@ def _begun_as_ended(layout: Layout) -> Sign | None:
 def propose_uneven_begins(draft: Draft) -> Proposal | None:
     """Propose chained steps with the usual gap on each rank of a job without a pipeline.
 
-    Ranks leave the last collective of a step together. An optimizer that takes longer on one rank
-    delays only the next step of that rank, which matters in short steps.
+    All ranks leave the last collective of a step at the same time. If the optimizer takes longer on
+    one rank, this delays only the next step of that rank. The delay matters if steps are short.
     """
     if not draft.absolute or len(draft.layouts) > 1:
         return None
@@ -118,13 +122,14 @@ def propose_uneven_begins(draft: Draft) -> Proposal | None:
 def _usual_step_gap_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
     """Return the usual gap between two steps of a rank, ns.
 
-    The sum of the (lower) median over ranks of unexplained time and the minimum over ranks of
-    recorded host operations: a gap of one rank alone, or slower host operations, are not usual.
+    It is the sum of the usual time of recorded host operations (the minimum over ranks) and of the
+    remaining time (the lower median over ranks). So a gap on a single rank, or slower host
+    operations, do not lengthen the usual gap.
 
     Parameters
     ----------
-    turns_ns, opened_ns : float64 array, shape (steps that follow one, dp)
-        Length of each gap, and the time in it after the start of recorded host operations.
+    turns_ns, opened_ns : float64 array, shape (steps with a recorded previous step, dp)
+        Length of each gap, and the part of the gap after the start of recorded host operations.
     """
     if opened_ns is None:
         named_ns = np.zeros(turns_ns.shape)
@@ -148,10 +153,10 @@ def propose_gathered_first(draft: Draft) -> Proposal | None:
 
 
 def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
-    """Return the gathering collectives that each stage's first forward waits for.
+    """Return the gathering collectives that each stage's first forward waits for, and the sign.
 
-    None if one begins before the last of them, and if all begin much later: then they wait for
-    their data.
+    Return None if a first forward regularly begins before the last gathering has ended, and if all
+    first forwards begin much later than the gathering: they then wait for their data.
     """
     after: dict[int, tuple[int, ...]] = {}
     shares: list[float] = []
@@ -170,7 +175,8 @@ def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
             return None
         after[forward] = tuple(gathers.tolist())
         shares.append(share)
-        # The forward begins sooner after the last gathering than the gatherings are apart.
+        # The time from the last gathering to the forward is at most the time between the ends of
+        # the gatherings.
         near = layout.start_ns[forward] - ends <= ends - gathered.min(axis=0)
         at_once |= bool(near.mean() >= _MOSTLY)
     if not at_once:

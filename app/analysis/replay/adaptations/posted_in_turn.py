@@ -1,7 +1,8 @@
-"""Receives posted in turn: after the previous computation, of whichever direction.
+"""Receives posted in turn: the host posts a receive when the previous computation has ended.
 
 In the paper's model a receive follows the previous computation of its own direction. A host that
-posts the receive of the next computation when the previous one ends does so after either direction.
+posts the receive of the next computation after the previous computation does so after computations
+of either direction.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Proposal, recorded_times
 from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.adaptations.signs import sampled
-from app.analysis.replay.layout.dense import IntArray, Layout
+from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.errors import UnanalyzableError
 
-# A receive is posted after a computation if it starts after the computation's end in this share of
-# cases.
+# A receive is posted after a computation if it starts after the computation's end in at least this
+# share of cases.
 _REGULARLY: Final = 0.98
-# Receives of a type on a stage are posted in turn if more than this share of the receives is.
+# Receives of a type on a stage are posted in turn if more than this share of them is posted after a
+# computation of the other direction.
 _MOSTLY: Final = 0.5
 
 
@@ -52,8 +54,8 @@ def propose_posted_in_turn(draft: Draft) -> Proposal | None:
 def _may_matter(draft: Draft, by_layout: Sequence[Posted | None]) -> bool:
     """Return whether receives posted in turn can reduce the discrepancy by `LEAST_GAIN`.
 
-    A receive posted in turn delays its computation by at most the time to post it and its transfer,
-    since that computation follows the previous one in any case.
+    A receive posted in turn delays its computation by at most the time for posting the receive plus
+    its transfer, since this computation follows the previous computation in any case.
     """
     held_up_ns = 0.0
     for posted, (own, _), layout in zip(by_layout, draft.own, draft.layouts, strict=True):
@@ -75,7 +77,8 @@ def _may_matter(draft: Draft, by_layout: Sequence[Posted | None]) -> bool:
 def in_turn(layout: Layout, graph: Graph) -> Graph:
     """Return a graph in which receives posted in turn wait for the computation before them.
 
-    The same graph if there are none, if they already do, or if that would form a cycle.
+    Return the given graph if there are no such receives, if they already wait for this computation,
+    or if the new dependencies would form a cycle.
     """
     posted = find_posted_in_turn(layout)
     if posted is None:
@@ -97,19 +100,24 @@ def in_turn(layout: Layout, graph: Graph) -> Graph:
 def find_posted_in_turn(layout: Layout) -> Posted | None:
     """Return the receives that are posted when a computation of the other direction has ended.
 
-    None if on no stage most receives of a type are.
+    Return None if on no stage most receives of a type are posted so.
     """
     stage = layout.nodes.pp
     computing = np.flatnonzero(layout.of_types(*COMPUTE))
     in_order = computing[np.lexsort((layout.launch[computing], stage[computing]))]
-    # Sort key of nodes: stage first, then launch
+    # Sort key of nodes: by stage, then by launch
     turn = stage * np.int64(len(stage))
     turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     kinds = []
     for direction in DIRECTIONS:
-        receives, others = _before(
-            layout, in_order, turn, *layout.codes(direction.recv, direction.compute)
-        )
+        # Receives right after a computation of the other direction, and this computation
+        receive, compute = layout.codes(direction.recv, direction.compute)
+        receives = np.flatnonzero(layout.nodes.op == receive)
+        place = np.searchsorted(turn[in_order], turn[receives])
+        others = in_order[np.maximum(place - 1, 0)]
+        another = (place > 0) & (stage[others] == stage[receives])
+        another &= layout.nodes.op[others] != compute
+        receives, others = receives[another], others[another]
         ends = layout.start_ns[others] + layout.duration_ns[others]
         begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2))
         regular = begun >= _REGULARLY
@@ -128,26 +136,3 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
         node: (other,) for _, _, pairs, _ in kinds for node, other in pairs.items()
     }
     return Posted(after, Sign(where, float(np.mean(shares))))
-
-
-def _before(
-    layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
-) -> tuple[IntArray, IntArray]:
-    """Return receives right after a computation of the other direction, and these computations.
-
-    Parameters
-    ----------
-    in_order : int64 array
-        Computations stage by stage in launch order.
-    turn : int64 array, shape (nodes,)
-        Sort key of that order.
-    receive, compute : int
-        Op codes of the receives and of their computations.
-    """
-    nodes = layout.nodes
-    receives = np.flatnonzero(nodes.op == receive)
-    place = np.searchsorted(turn[in_order], turn[receives])
-    others = in_order[np.maximum(place - 1, 0)]
-    another = (place > 0) & (nodes.pp[others] == nodes.pp[receives])
-    another &= nodes.op[others] != compute
-    return receives[another], others[another]

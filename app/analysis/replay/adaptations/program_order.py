@@ -1,9 +1,10 @@
 """Ranks that run one operation at a time, in the order of their program.
 
-In the paper's model collectives come before the first forward and after the last backward. A loop
-that reduces gradients after each microbatch, averages its loss over the ranks, or gathers
-parameters after the optimizer has them elsewhere. Without a pipeline, and if each operation of a
-rank begins after the end of the previous one, each depends on the previous one.
+In the paper's model collectives come before the first forward and after the last backward. A
+training loop that reduces gradients after each microbatch, averages its loss over the ranks, or
+gathers parameters after the optimizer runs its collectives elsewhere. If a job has no pipeline, and
+each operation of a rank begins after the end of the rank's previous operation, each operation is
+made to depend on the previous operation.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from app.analysis.replay.adaptations.candidate import Draft, Proposal
 from app.analysis.replay.adaptations.kind import Sign
 from app.analysis.replay.adaptations.signs import SAME_NS, sampled
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
-# An operation follows another one if it begins after the other's end in this share of cases.
+# An operation follows another operation if it begins after the other's end in at least this share
+# of cases.
 _REGULARLY: Final = 0.98
 
 
@@ -43,17 +45,18 @@ def propose_program_order(draft: Draft) -> Proposal | None:
 
 
 def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign] | None:
-    """Return the operations of a rank in program order, and the sign that they run in it.
+    """Return the operations of a rank in program order, and the sign that they run in this order.
 
-    None if operations overlap, or if the graph has that order already.
+    Return None if operations overlap, or if the graph already has this order.
     """
     if layout.pp > 1:
         return None
     items = sorted(_items(layout, graph), key=lambda item: item.begin_ns)
-    starts = layout.start_ns
+    begins = [(item, layout.start_ns[[*item.nodes]].min(axis=0)) for item in items]
+    # The earliest possible end of an item is its begin plus the duration of its main node.
     shares = [
-        float((starts[[*item.nodes]].min(axis=0) >= _end_ns(layout, before) - SAME_NS).mean())
-        for before, item in pairwise(items)
+        float((begin_ns >= before_ns + layout.duration_ns[before.main] - SAME_NS).mean())
+        for (before, before_ns), (_, begin_ns) in pairwise(begins)
     ]
     if not shares or min(shares) < _REGULARLY:
         return None
@@ -91,22 +94,15 @@ def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
     for node in after.keys() - held - collections:
         nodes = (node, *graph.inside.get(node, ()))
         inside = set(nodes)
-        followed = {before for one in nodes for before in after[one]}
+        followed = {before for member in nodes for before in after[member]}
         begin = layout.start_ns[[*nodes]].min(axis=0)
         yield _Item(
             nodes,
             node,
-            first=next(one for one in nodes if inside.isdisjoint(after[one])),
-            last=next(one for one in nodes if one not in followed),
+            first=next(member for member in nodes if inside.isdisjoint(after[member])),
+            last=next(member for member in nodes if member not in followed),
             begin_ns=float(np.median(begin)),
         )
-
-
-def _end_ns(layout: Layout, item: _Item) -> FloatArray:
-    """Return the earliest possible end of an item: its begin plus its main node's duration, ns."""
-    begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
-    end: FloatArray = begin + layout.duration_ns[item.main]
-    return end
 
 
 def _after(graph: Graph) -> dict[int, set[int]]:
@@ -126,7 +122,7 @@ def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph
             changed[node] &= set(item.nodes)
     for before, item in pairwise(items):
         changed[item.first].add(before.last)
-    # Garbage collections are no items: they keep their dependencies and precede the next item.
+    # Garbage collections are not items: they keep their dependencies and precede the next item.
     place = {node: number for number, item in enumerate(items) for node in item.nodes}
     for node in after.keys() - place.keys():
         last = max((place[other] for other in after[node] if other in place), default=-1)

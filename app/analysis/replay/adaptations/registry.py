@@ -1,4 +1,4 @@
-"""Registry of the adaptations of the dependency model, and selection for a session."""
+"""Registry of the adaptations of the dependency model, and their selection for a session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from app.errors import UnanalyzableError
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An adaptation of laid-out steps: its name and the function that proposes it."""
+    """An adaptation of a session's draft: its name and the function that proposes it."""
 
     name: Name
     may: Callable[[Precheck], bool]  # whether the precheck leaves its sign possible
@@ -65,14 +65,14 @@ class AdaptedRows:
     """A trace before its layout, with the adaptations that its rows need."""
 
     trace: Trace
-    # For each direction of entry: its virtual stages (stage, chunk) in forward order; empty if
-    # microbatches pass chunk after chunk
+    # For each direction in which microbatches enter: its virtual stages (stage, chunk) in forward
+    # order; empty if microbatches pass chunk after chunk
     routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations for virtual stages, without which a trace cannot be laid out."""
+    """Return a trace with the adaptations that virtual stages need before they can be laid out."""
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
@@ -92,7 +92,7 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
 
 
 def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
-    """Return the adaptation for padded layouts; empty if no layout is padded."""
+    """Return the adaptation for empty places in layouts; an empty tuple if no layout has any."""
     paddings = [group.padding for group in laid_out.groups if group.padding is not None]
     if not paddings:
         return ()
@@ -111,7 +111,7 @@ def adapt_refused(
     Raises
     ------
     UnanalyzableError
-        The refusal, if no adaptation helps.
+        The refusal of the trace, if no adaptation makes it usable.
     """
     name = Name.UNMATCHED_TRANSFERS
     adapted = None if name in without else without_transfers(rows.trace, refused)
@@ -123,9 +123,9 @@ def adapt_refused(
 def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:
     """Return the draft with all adaptations whose signs the session shows.
 
-    Structural ones are always made. Those on trial stay if they reduce the discrepancy by
-    `LEAST_GAIN`, alone or together with those tried just before, and do not move the typical step
-    away by as much.
+    Structural adaptations are always made. An adaptation on trial is kept if it reduces the
+    discrepancy by `LEAST_GAIN`, alone or together with the adaptations tried just before it, and
+    does not increase the discrepancy of the typical step by as much.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     Returns
     -------
     draft : Draft
-        The same object without any adaptation.
+        The given draft if no adaptation was made.
     made : tuple of Adaptation
     """
     made: list[Adaptation] = []
@@ -182,10 +182,11 @@ def _on_trial(
     Parameters
     ----------
     structural : tuple of Adaptation
-        The adaptations that the draft has already.
+        Adaptations that the draft already has.
     before : float or None
-        The draft's discrepancy, if already computed.
+        Discrepancy of the draft, if already computed.
     without : collection of Name
+        Adaptations that are switched off.
     """
     made = list(structural)
     tried, pending, nearest = draft, list[Adaptation](), before
@@ -213,7 +214,7 @@ def _on_trial(
 
 
 def _proposed(step: _Step, draft: Draft, without: Collection[Name]) -> Proposal | None:
-    """Return an adaptation's proposal; None without its sign, or if dependencies form a cycle."""
+    """Return an adaptation's proposal; None if its sign is absent or dependencies form a cycle."""
     if step.name in without:
         return None
     try:

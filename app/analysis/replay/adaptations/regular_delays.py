@@ -1,8 +1,8 @@
 """Regular launch delays without a recorded cause.
 
 Unrecorded hand-overs between GPUs take some milliseconds every time, and hosts take time to launch
-an operation. Such delays belong to the job, with stragglers and without, so the typical delay of
-each kind of launch goes into every replay.
+an operation. Such delays occur with stragglers and without, so they are a property of the job: the
+typical delay of each kind of launch is added to every replay.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
-# Types that hosts launch as soon as their input is ready. Receives are posted at any time, unless
-# they are posted in turn, and operations that end a step also wait for unrecorded ones.
+# Types that hosts launch as soon as their input is ready. Other types are left out: receives are
+# posted at any time, unless they are posted in turn, and operations that end a step also wait for
+# operations that are not recorded.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
-# Each receive type, and the computation type of the other direction: only a receive posted in turn
-# waits for such a computation.
+# Type of each receive → type of the computation of the other direction: only a receive posted in
+# turn waits for such a computation.
 _RECEIVES: Final = {
     ops.FORWARD_RECV: ops.BACKWARD_COMPUTE,
     ops.BACKWARD_RECV: ops.FORWARD_COMPUTE,
@@ -46,14 +47,14 @@ _LEAST_SHARE: Final = 0.005
 _BY_CHANCE: Final = 0.5**MOST_OF
 _CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
-# Smallest share of launches in which a dependency on another stage (or on the own stage) ends last,
-# for these launches to be a kind: rarer cases are exceptions with other delays.
+# Launches in which a dependency on another stage (or on the own stage) ends last form a kind if
+# they are at least this share of the launches: rarer cases are exceptions with other delays.
 _LEAST_OFTEN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchKind:
-    """Launches with a common typical delay: equal in type, stage and dependencies."""
+    """Launches with a common typical delay: they are equal in type, stage and dependencies."""
 
     op_type: str
     stage: int
@@ -95,7 +96,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
                 typical[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
-    # Upper bound of the time by which the lags lengthen all sampled steps together
+    # Upper bound of the sum over sampled steps of the time by which the lags lengthen them, ns
     total = sum(ns * count[kind] for kind, ns in typical.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
@@ -119,13 +120,14 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
 def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
     """Return whether the delays of all kinds together are no more regular than random delays.
 
-    Among many kinds some look regular by chance, especially with few launches. So the share of
-    regular launches is averaged over all kinds, weighted by their total delay.
+    Of many kinds some look regular by chance, especially kinds with few launches. So the share of
+    regular launches is averaged over all kinds, weighted by the total delay of each kind.
 
     Parameters
     ----------
     kinds : sequence of (float, float64 array)
-        The share of regular launches of a kind, and its delays, NaN where a launch is of another.
+        For each kind, the share of regular launches, and the delays with NaN for launches of other
+        kinds.
     """
     late = [(share, values[~np.isnan(values)]) for share, values in kinds if share > 0]
     count = np.array([len(values) for _, values in late])
@@ -141,7 +143,7 @@ def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
 def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield each operation that hosts launch as soon as possible, with its dependencies.
 
-    Without the first computation of each stage, which waits for its data.
+    The first computation of each stage is left out, because it waits for its data.
     """
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     begins = set()
@@ -161,7 +163,8 @@ def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ..
 def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[int, int]:
     """Return receives posted in turn, each with the computation right before it.
 
-    Of types and on stages where a receive follows a computation of the other direction.
+    Receives of a type on a stage count as posted in turn if a receive of this type and stage
+    depends on a computation of the other direction.
     """
     after = {
         node: befores

@@ -1,9 +1,9 @@
-"""Signs of adaptations: regular launch delays, sampled lanes, and a precheck.
+"""Signs of adaptations: regular launch delays, samples of lanes, and a precheck.
 
-A *lane* is one step of one DP rank. Most sessions show no sign, and a large one has millions of
-operations, so the precheck tests a necessary condition of each sign on a few lanes. Without it a
-report takes 1.8 times (AR), 1.5 times (ST) and 1.15 times (AR tiled 16 times) as long, with the
-same result.
+A *lane* is one step of one DP rank. Most sessions show no sign of any adaptation, and a large
+session has millions of operations. So the precheck tests a necessary condition of each sign on a
+few lanes. Without it a report takes 1.8 times (AR), 1.5 times (ST) and 1.15 times (AR tiled 16
+times) as long, with the same result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FENCE: Final = 3.0
 def regular_share(late_ns: FloatArray) -> float:
     """Return the share of launches whose delay is close to the median delay.
 
-    0 if they are late on some DP ranks only, or not late at all.
+    The share is 0 if launches are late on some DP ranks only, or not late at all.
 
     Parameters
     ----------
@@ -54,9 +54,10 @@ def regular_share(late_ns: FloatArray) -> float:
 
 
 def typical_ns(late_ns: FloatArray) -> float:
-    """Return the mean launch delay, at least 0, ns; like all computing, it has a mean as ideal.
+    """Return the mean launch delay, at least 0, ns.
 
-    Single stalls are clipped. Negative means come from clocks that jump and count as 0.
+    The mean is used, as for the ideal durations of computations. Single stalls are clipped. A
+    negative mean comes from clocks that jump, and counts as 0.
     """
     launched = late_ns[~np.isnan(late_ns)]
     low, high = np.quantile(launched, (0.25, 0.75)).tolist()
@@ -81,14 +82,14 @@ def _chosen(layout: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
 
 
 def sampled_times(layout: Layout, nodes: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return the sampled starts and durations of some nodes, shape (dp, nodes, steps), ns."""
+    """Return starts and durations of nodes in the sampled lanes, shape (dp, nodes, steps), ns."""
     steps, ranks = _chosen(layout) or (np.arange(len(layout.steps)), np.arange(layout.dp))
     lanes = np.ix_(ranks, nodes, steps)
     return layout.start_ns.transpose(2, 0, 1)[lanes], layout.duration_ns.transpose(2, 0, 1)[lanes]
 
 
 def sampled(layout: Layout) -> Layout:
-    """Return a layout's sample of evenly spread steps and DP ranks; all of a small layout."""
+    """Return a layout of evenly spread steps and DP ranks; a small layout is returned unchanged."""
     places = _chosen(layout)
     if places is None:
         return layout
@@ -130,21 +131,25 @@ def lags_after_transfers(
 ) -> Lags:
     """Return the regular delays from the end of a transfer to the launch of its computation, ns.
 
-    A host that waits for its input launches nothing meanwhile, so its device then waits for the
-    launch. Behind a straggler few devices wait for transfers; a replay without the straggler needs
-    the delays after such waits. Each type of computation has one delay, measured on all stages.
-    (`regular_delays` is the adaptation for sessions whose discrepancy shows such delays.)
+    A host that waits for its input launches nothing meanwhile, so after the transfer its device
+    waits for the launch. Behind a straggler few devices wait for transfers, but without the
+    straggler more devices do, so a replay without the straggler needs these delays. Each type of
+    computation has one delay, measured on all stages. (`regular_delays` is the adaptation for
+    sessions whose discrepancy shows such delays.)
 
     Parameters
     ----------
     ideal_ns : float64 array, shape (nodes,)
+        Ideal duration of each node.
     also : collection of (dp, pp)
-        Workers with slow hosts, which are not measured; all lanes of the others are, not a sample.
+        Workers with slow hosts, which are left out of the measurement. If there are any, all lanes
+        of the other workers are measured instead of a sample.
 
     Returns
     -------
     mapping of (computation, transfer) to float
-        Without edges that have a lag in the graph; empty if launches are not regularly late.
+        Delays of the dependencies that have no lag in the graph yet; empty if launches are not
+        regularly late.
     """
     transfers = layout.of_types(*P2P)
     few = layout if also else sampled(layout)
@@ -185,7 +190,8 @@ def _late(
 ) -> FloatArray:
     """Return the delays from the ends of transfers to their computations, shape (…, dp), ns.
 
-    NaN where a computation waited for something else, and on `slow` workers, shape (pp, dp).
+    The delay is NaN if a computation waited for something other than its transfer, and on `slow`
+    workers, a mask of shape (pp, dp).
     """
     # Computations with equal numbers of dependencies share one NumPy call.
     alike: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
@@ -270,7 +276,7 @@ class Precheck:
     def may_end_late(self) -> bool:
         """Return whether sends end later than their receives by a relevant time.
 
-        On average over both directions, so that differences between clocks cancel.
+        The time is averaged over both directions, so that differences between clocks cancel.
         """
         late = 0.0
         for direction in DIRECTIONS:
@@ -294,7 +300,7 @@ class Precheck:
         return float(np.mean(self._start[forwards[0]] >= self._end[gathers[first]])) >= _MOST
 
     def may_block(self) -> bool:
-        """Return whether all transfers of some type end before the next computation begins."""
+        """Return whether transfers of a type mostly end before the stage's next computation."""
         later = np.where(self._computes[:, None], self._start, np.inf)
         begins = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         chosen = self._of(P2P)
@@ -304,7 +310,7 @@ class Precheck:
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
 
     def may_post_in_turn(self) -> bool:
-        """Return whether receives start after a computation of the other direction has ended."""
+        """Return whether receives regularly start after a computation of the other direction."""
         computes = self._computes.nonzero()[0]
         for direction in DIRECTIONS:
             receives = (self._op == self._codes[direction.recv]).nonzero()[0]
@@ -320,7 +326,7 @@ class Precheck:
         return False
 
     def may_delay(self) -> bool:
-        """Return whether computations start late after the previous end on their stage."""
+        """Return whether computations often start late after the previous end on their stage."""
         launched = self._computes.copy()
         # The first computation of each stage is left out, since it waits for its data.
         firsts = launched.nonzero()[0]
@@ -353,7 +359,7 @@ def computes_of(layout: Layout, stage: int) -> NDArray[np.int64]:
 
 
 def containing(layout: Layout, node: int) -> NDArray[np.int64]:
-    """Return the computation around each occurrence of a node, (steps, dp); else `NOWHERE`."""
+    """Return the computation around each occurrence of a node, (steps, dp); `NOWHERE` if none."""
     computes = computes_of(layout, int(layout.nodes.pp[node]))
     if not len(computes):
         return np.full(layout.start_ns.shape[1:], NOWHERE)

@@ -1,8 +1,8 @@
 """Placement of model chunks on stages: V shapes and bidirectional pipelines.
 
 With interleaving, microbatches pass chunk 0 of all stages, then chunk 1. In a V (ZB-V, DualPipeV)
-they turn back at the last stage; DualPipe has two copies of the model, with microbatches from
-either end. The metadata may name the placement; else the recorded receives show it: in a V the
+they turn back at the last stage. DualPipe has two copies of the model, and microbatches enter at
+either end. The metadata may name the placement; otherwise the recorded receives show it: in a V the
 last stage receives nothing for its second chunk.
 """
 
@@ -20,8 +20,8 @@ from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, FORWARD_SEND
 
 # Metadata key whose value lists the stage of each model chunk in forward order.
 PLACEMENT: Final = "placement"
-# Largest share of forwards at an end of the pipeline with a transfer in a V: half of the forwards
-# have one in a V, all in other placements, and this is between the two.
+# Largest share of forwards with a transfer at an end of the pipeline for which a placement is a V.
+# The share is a half in a V and 1 in all other placements; this value lies between the two.
 _HALF: Final = 0.75
 _V_CHUNKS: Final = 2
 _REGULARLY: Final = 0.98
@@ -50,11 +50,11 @@ def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
 
 
 def placement_of(trace: Trace) -> tuple[Route, ...] | None:
-    """Return the routes that the metadata give; None if they give no possible route.
+    """Return the routes that the metadata give; None if the metadata give no possible route.
 
     ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
-    a mapping of chunk to stage; where microbatches enter at both ends a list of two such lists,
-    ``[[0, 1], [1, 0]]``. A stage numbers its chunks in that order.
+    a mapping of chunk to stage. If microbatches enter at both ends, it is a list of two such lists,
+    such as ``[[0, 1], [1, 0]]``. A stage numbers its chunks in the order of the list.
     """
     given = trace.meta.extra.get(PLACEMENT)
     if not given:
@@ -71,7 +71,10 @@ def placement_of(trace: Trace) -> tuple[Route, ...] | None:
 
 
 def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
-    """Return one route; increments `count`, the number of chunks assigned to each stage so far."""
+    """Return a route of microbatches, and add the stages' chunks on it to `count`.
+
+    `count` is the number of chunks assigned to each stage so far.
+    """
     if isinstance(given, Mapping):
         keys = [str(number) for number in range(len(given))]
         named = {str(key): value for key, value in given.items()}
@@ -88,7 +91,7 @@ def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
 
 
 def _turns_back(trace: Trace) -> float | None:
-    """Return the confidence in a turn of microbatches at the last stage; None without a turn."""
+    """Return the confidence that microbatches turn back at the last stage; None if they do not."""
     last = trace.meta.sizes.pp - 1
     sent, received = _of(trace, FORWARD_SEND, 0), _of(trace, FORWARD_RECV, last)
     if sent or received:
@@ -98,7 +101,19 @@ def _turns_back(trace: Trace) -> float | None:
             if part
         )
         return 1.0 if share <= _HALF else None
-    return _by_time(trace)
+    # Without transfers: the share of microbatches whose second chunk begins at the last stage
+    # before stage 0 must be nearly 1.
+    second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
+    starts = []
+    for place in (0, trace.meta.sizes.pp - 1):
+        rows = np.flatnonzero(second & (trace.pp == place))
+        rows = rows[np.lexsort((trace.mb[rows], trace.dp[rows], trace.step[rows]))]
+        starts.append(trace.start_ns[rows])
+    at_first, at_last = starts
+    if not len(at_first) or len(at_first) != len(at_last):
+        return None
+    earlier = float((at_last < at_first).mean())
+    return earlier if earlier >= _REGULARLY else None
 
 
 def _of(trace: Trace, name: str, stage: int) -> int:
@@ -108,7 +123,8 @@ def _of(trace: Trace, name: str, stage: int) -> int:
 def _passes_both_chunks(trace: Trace) -> bool:
     """Return whether the last stage runs the second chunk of a microbatch after its first chunk.
 
-    It does in a V. Where microbatches enter at both ends, the two chunks have different ones.
+    This is so in a V. If microbatches enter at both ends, the two chunks have different
+    microbatches.
     """
     forwards = trace.op == trace.op_names.index(FORWARD_COMPUTE)
     last = np.flatnonzero(forwards & (trace.pp == trace.meta.sizes.pp - 1))
@@ -122,21 +138,3 @@ def _passes_both_chunks(trace: Trace) -> bool:
         return False
     ended = trace.start_ns[first] + trace.duration_ns[first]
     return bool((trace.start_ns[second] >= ended).mean() >= _REGULARLY)
-
-
-def _by_time(trace: Trace) -> float | None:
-    """Return the share of microbatches whose second chunk begins at the last stage before stage 0.
-
-    None unless nearly all do.
-    """
-    second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
-    starts = []
-    for stage in (0, trace.meta.sizes.pp - 1):
-        rows = np.flatnonzero(second & (trace.pp == stage))
-        rows = rows[np.lexsort((trace.mb[rows], trace.dp[rows], trace.step[rows]))]
-        starts.append(trace.start_ns[rows])
-    first, last = starts
-    if not len(first) or len(first) != len(last):
-        return None
-    share = float((last < first).mean())
-    return share if share >= _REGULARLY else None

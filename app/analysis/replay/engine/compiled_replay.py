@@ -1,9 +1,9 @@
 # ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - compiled loops: no objects there
 """Compiled executor of the replay, with the same results as `ArrayReplay`, bit for bit.
 
-A NumPy call costs as much as some hundred lanes (step, DP rank), and its results go through memory.
-Here live ends stay in the cache of a core. Imported only if it pays (`executors`): loading takes
-a third of a second.
+A NumPy call takes as long as some hundred lanes (step, DP rank), and its results go through memory.
+Here the ends that are still needed stay in the cache of a core. The module is imported only if this
+saves more time than the third of a second that loading it takes (`executors`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from app.analysis.replay.layout.dense import FloatArray
 
 
 class Tables(NamedTuple):
-    """A program as arrays: members of all units are concatenated, and a slot stores a live end."""
+    """A program as arrays: the members of all units are concatenated.
+
+    A slot stores the end of a node until no later unit needs it (a live end).
+    """
 
     unit_first: CodeArray  # (units + 1,): first member
     unit_spans: NDArray[np.bool_]  # (units,): whether it spans the DP ranks
@@ -69,6 +72,13 @@ def tables_of(program: Program) -> Tables:
         node_of += members
         unit_first.append(len(node_of))
         free += [slot_of[node] for node in finished]
+    lags_ns = [
+        program.lags_ns.get((member, node), 0.0)
+        for members, afters, _, _ in program.units
+        for member, after in zip(members, afters, strict=True)
+        for node in after
+        if program.lags_ns
+    ]
     return Tables(
         unit_first=np.array(unit_first, dtype=np.int32),
         unit_spans=np.array([spans for _, _, spans, _ in program.units], dtype=np.bool_),
@@ -77,25 +87,12 @@ def tables_of(program: Program) -> Tables:
         ends_last=np.array([node in program.ends_last for node in node_of], dtype=np.bool_),
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
-        after_lag=np.array(_lags_ns(program), dtype=np.float64),
+        after_lag=np.array(lags_ns, dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
         step_gap=0.0 if program.chain is None else program.chain.step_gap_ns,
         slots=slots,
     )
-
-
-def _lags_ns(program: Program) -> list[float]:
-    """Return the regular launch delay of each dependency, ns; empty if all are 0."""
-    lags_ns = program.lags_ns
-    if not lags_ns:
-        return []
-    return [
-        lags_ns.get((member, node), 0.0)
-        for members, afters, _, _ in program.units
-        for member, after in zip(members, afters, strict=True)
-        for node in after
-    ]
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:
@@ -110,12 +107,13 @@ _PAIR: Final = 2
 
 
 class LaneWork(NamedTuple):
-    """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
+    """Variants of a block of steps; see `Batch` and `Block`. Lanes are the block's (step, DP rank).
 
     `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`. `masks`
-    has the lanes of a tile, all other arrays those of the block. `late` is empty if no node is
-    late. `carry`, shape (variants, stages, lanes and partners), has the ends of the step before,
-    which are replaced by those of this step; it is empty unless steps are chained.
+    has the lanes of a tile; all other arrays have the lanes of the block. `late` is empty if no
+    node is launched late. `carry`, shape (variants, stages, lanes and partners), has the ends of
+    the previous step, which are replaced by the ends of this step; it is empty unless steps are
+    chained.
     """
 
     takes: CodeArray
@@ -132,8 +130,8 @@ class LaneWork(NamedTuple):
     carry: FloatArray
 
 
-# The functions get the row's number instead of a view of the row: creating a view takes longer than
-# adding up a short row.
+# The functions below get the number of a row instead of a view of the row, because creating a view
+# takes longer than adding up a short row.
 @compiled  # pragma: no cover
 def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
     """Set a row to the elementwise maximum of itself and another row."""
@@ -143,7 +141,7 @@ def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
 
 @compiled  # pragma: no cover
 def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last: int) -> None:
-    """Write the latest end of the given dependencies to a row; 0, the step's start, without any.
+    """Write the latest end of the given dependencies to a row; without any, 0, the step's start.
 
     Written rows go through memory, so up to four rows are read at a time.
     """
@@ -151,21 +149,29 @@ def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last
         for i in range(ends.shape[1]):
             ends[into, i] = 0.0
         return
-    one, other = after_slot[first], after_slot[min(first + 1, last - 1)]
-    third, fourth = after_slot[min(first + 2, last - 1)], after_slot[min(first + 3, last - 1)]
+    first_slot, second_slot = after_slot[first], after_slot[min(first + 1, last - 1)]
+    third_slot, fourth_slot = (
+        after_slot[min(first + 2, last - 1)],
+        after_slot[min(first + 3, last - 1)],
+    )
     if last - first <= _PAIR:
         for i in range(ends.shape[1]):
-            ends[into, i] = max(ends[one, i], ends[other, i])
+            ends[into, i] = max(ends[first_slot, i], ends[second_slot, i])
     else:
         for i in range(ends.shape[1]):
-            ends[into, i] = max(ends[one, i], ends[other, i], ends[third, i], ends[fourth, i])
+            ends[into, i] = max(
+                ends[first_slot, i], ends[second_slot, i], ends[third_slot, i], ends[fourth_slot, i]
+            )
     for k in range(first + 4, last):
         _raise_to(ends, into, ends, after_slot[k])
 
 
 @compiled  # pragma: no cover
 def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: FloatArray) -> None:
-    """Write the latest end of dependencies plus lags and, if chained, of the previous step."""
+    """Write the latest end of dependencies, plus their lags, to a row.
+
+    In chained steps the end of the stage's previous step is a dependency too.
+    """
     first, last = tables.after_first[member], tables.after_first[member + 1]
     begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
     common = 0.0 if first == last else -np.inf
@@ -203,8 +209,8 @@ def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # no
 def _add(
     ends: FloatArray,
     to: int,
-    one: int,
-    other: int,
+    left: int,
+    right: int,
     values: FloatArray,
     row: int,
     first: int,
@@ -212,28 +218,28 @@ def _add(
 ) -> None:
     """Write max(two rows of ends) plus `count` values from column `first` on.
 
-    Unsigned indices spare a check for negative ones in each lane.
+    Indices are unsigned, which saves a check for negative indices in each lane.
     """
     for i in range(count):
-        begin = max(ends[one, i], ends[other, i])
+        begin = max(ends[left, i], ends[right, i])
         ends[to, i] = begin + values[row, np.uint64(first) + np.uint64(i)]
 
 
 @compiled  # pragma: no cover
 def _add_common(
-    ends: FloatArray, to: int, one: int, other: int, common: float, first: int, last: int
+    ends: FloatArray, to: int, left: int, right: int, common: float, first: int, last: int
 ) -> None:
     """Write max(two rows of ends) plus a common duration for the lanes from `first` to `last`."""
     for i in range(first, last):
-        ends[to, i] = max(ends[one, i], ends[other, i]) + common
+        ends[to, i] = max(ends[left, i], ends[right, i]) + common
 
 
 @compiled  # pragma: no cover
 def _launch_late(
     ends: FloatArray,
     to: int,
-    one: int,
-    other: int,
+    left: int,
+    right: int,
     delays: FloatArray,
     row: int,
     first: int,
@@ -245,12 +251,12 @@ def _launch_late(
     """
     if raises:
         for i in range(ends.shape[1]):
-            begin = max(ends[one, i], ends[other, i])
+            begin = max(ends[left, i], ends[right, i])
             late = begin + delays[row, np.uint64(first) + np.uint64(i)]
             ends[to, i] = max(ends[to, i], late)
     else:
         for i in range(ends.shape[1]):
-            begin = max(ends[one, i], ends[other, i])
+            begin = max(ends[left, i], ends[right, i])
             ends[to, i] = begin + delays[row, np.uint64(first) + np.uint64(i)]
 
 
@@ -260,8 +266,8 @@ def replay_lanes(
 ) -> None:
     """Replay variants and write the end of each lane's step to `out`, shape (variants, lanes), ns.
 
-    Of the lanes from `first` to `last`, `tile` at a time: what a variant has read of them is still
-    in the cache when the next one reads it.
+    The lanes from `first` to `last` are replayed `tile` at a time, so that the durations that one
+    variant has read are still in the cache when the next variant reads them.
     """
     for lane in range(first, last, tile):
         _replay_tile(tables, work, lane, min(tile, last - lane), out)
@@ -271,7 +277,7 @@ def replay_lanes(
 def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: FloatArray) -> None:
     """Replay the variants of `lanes` lanes, beginning with lane `begin`.
 
-    Partners are the second half of a row of ends.
+    The second half of a row of ends belongs to the partners of the lanes.
     """
     unit_first, node_of, slot_of = tables.unit_first, tables.node_of, tables.slot_of
     unit_spans, ends_last, closes = tables.unit_spans, tables.ends_last, tables.closes
@@ -301,12 +307,12 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
                 starts |= after_first[m] == after_first[m + 1]
             after, after_last = after_first[first], after_first[last]
-            # A unit begins at the maximum of the rows `one` and `other`; in most cases both are the
-            # same row.
-            one = other = last_launch
+            # A unit begins at the maximum of the rows `left` and `right`; mostly both are the same
+            # row.
+            left = right = last_launch
             if plain and on_time:
                 if 1 <= after_last - after <= _PAIR and not starts and not unit_spans[u]:
-                    one, other = int(after_slot[after]), int(after_slot[after_last - 1])
+                    left, right = int(after_slot[after]), int(after_slot[after_last - 1])
                 else:
                     _latest(ends, last_launch, after_slot, after, after_last)
                     if starts and after < after_last:
@@ -350,19 +356,19 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 node, end = node_of[m], slot_of[m]
                 code, common = takes[v, node], ideal[node]
                 if code == IDEAL:
-                    _add_common(ends, end, one, other, common, 0, width)
+                    _add_common(ends, end, left, right, common, 0, width)
                 elif code == RECORDED:
-                    _add(ends, end, one, other, recorded, node, own, lanes)
+                    _add(ends, end, left, right, recorded, node, own, lanes)
                 elif code >= 0:
-                    _add(ends, end, one, other, values, code, begin, lanes)
+                    _add(ends, end, left, right, values, code, begin, lanes)
                 else:
                     kept = FIRST_MASK - code
                     for i in range(lanes):
-                        ready = max(ends[one, i], ends[other, i])
+                        ready = max(ends[left, i], ends[right, i])
                         mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
                         ends[end, i] = ready + (mine_ns if masks[kept, i] else common)
                 if code != IDEAL:
-                    _add_common(ends, end, one, other, common, lanes, width)
+                    _add_common(ends, end, left, right, common, lanes, width)
                 if ends_last[m]:
                     for i in range(lanes):
                         out[v, begin + i] = max(out[v, begin + i], ends[end, i])
@@ -405,7 +411,7 @@ class CompiledReplay:
 
     @property
     def tiles(self) -> bool:
-        """Return whether the executor cuts large blocks itself and releases the GIL."""
+        """Return whether the executor itself cuts large blocks into tiles and releases the GIL."""
         return True
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
@@ -414,7 +420,7 @@ class CompiledReplay:
         if chain is None:
             return self._replay(batch, block, np.empty((0, 0, 0)), threads)
         width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
-        # The carried ends are one gap before time 0, so that the first step begins at time 0.
+        # The carried ends lie one gap before time 0, so that the first step begins at time 0.
         carry = np.full((len(batch.takes), chain.stages, width), -chain.step_gap_ns)
         parts = [self._replay(batch, part, carry, threads) for part in one_by_one(block)]
         return np.concatenate(parts, axis=1)

@@ -1,8 +1,9 @@
 """Choice of the executor, and piecewise replay of computations that wait for collectives.
 
-Ranks meet at each collective inside a computation, so the sum of the longest pieces is longer
-than the longest sum. Such a computation is cut at its collectives into pieces that keep their
-shares of its duration. A warmed-up process keeps freed memory for the next arrays.
+Ranks wait for one another at each collective inside a computation, so the sum of the longest pieces
+is longer than the longest sum. Such a computation is therefore cut at its collectives into pieces,
+which keep their shares of its duration. The module also configures processes that replay often:
+they load the compiled executor at start and keep freed memory for the next arrays.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def keep_freed_memory() -> bool:
     mallopt = of_glibc("mallopt")
     if mallopt is None:
         return False
-    # The value 0 disables separate memory mappings, which would be returned to the system when
+    # The value 0 turns off separate memory mappings, which glibc would return to the system when
     # freed.
     return all(
         mallopt(name, value) for name, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, KEPT))
@@ -70,7 +71,7 @@ def executor_for(program: Program, operations: int) -> Executor:
     Parameters
     ----------
     operations : int
-        Number of operations to replay.
+        Number of operations to replay, from which the saved time is estimated.
     """
     if not compiled_pays(operations):
         return ArrayReplay(program)
@@ -89,10 +90,10 @@ def warm_up() -> None:
     from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415 - see above
 
     program = Program((((0,), ((),), True, (0,)),), frozenset({0}))
-    one = np.ones((1, 1, 1))
+    unit_ns = np.ones((1, 1, 1))
     batch = Batch(np.full((1, 1), RECORDED, dtype=np.int32), np.empty((0, 1), dtype=bool))
     for late in (None, np.full((1, 1), ON_TIME, dtype=np.int32)):
-        block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
+        block = Block(slice(0, 1), unit_ns, unit_ns[0, 0], unit_ns[:0], unit_ns[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     keep_freed_memory()
     gc.collect()
@@ -100,12 +101,12 @@ def warm_up() -> None:
 
 
 def executor_of(layout: Layout, graph: Graph, shortest_ns: FloatArray, operations: int) -> Executor:
-    """Return the executor of a layout's steps, which handles padding and cut computations.
+    """Return the executor of a layout's steps, which handles empty places and cut computations.
 
     Parameters
     ----------
     shortest_ns : float64 array, shape (nodes,)
-        As for `prepare`.
+        Shortest duration of each node in any variant; see `prepare`.
     operations : int
         Number of operations to replay.
     """
@@ -138,9 +139,9 @@ def _executor_of(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Computations cut into pieces: the last piece keeps the node, the others get new nodes."""
+    """Computations cut into pieces. The last piece keeps its node; the others get new nodes."""
 
-    # Computation → its pieces, and the collectives between the pieces, both in order
+    # Computation → its pieces, and the collectives between the pieces, both in order.
     rows: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
     holder: Mapping[int, int]  # collective → the computation that waits for it
     base: tuple[int, ...]  # (new nodes,): computation of each
@@ -157,16 +158,16 @@ class _Cut:
         return cls(rows, holder, tuple(base))
 
     def first(self, node: int) -> int:
-        """Return the first piece of a node's computation; the node itself if not cut."""
+        """Return the first piece of a node's computation; the node itself if it is not cut."""
         computation = self.holder.get(node, node)
         return self.rows[computation][0][0] if computation in self.rows else node
 
     def last(self, node: int) -> int:
-        """Return the last piece of a node's computation; the node itself if not cut."""
+        """Return the last piece of a node's computation; the node itself if it is not cut."""
         return self.holder.get(node, node)
 
     def units(self, graph: Graph) -> list[Unit]:
-        """Return the units of the graph, with pieces instead of the cut computations."""
+        """Return the units of the graph with pieces in place of the cut computations."""
         units = []
         outer: dict[int, set[int]] = {computation: set() for computation in self.rows}
         alone: dict[int, Unit] = {}
@@ -204,7 +205,7 @@ def _piece(node: int, after: tuple[int, ...]) -> Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PiecewiseReplay:
-    """Executor of cut computations; its batches and blocks describe the uncut computations."""
+    """Executor of steps with cut computations; its batches and blocks describe uncut ones."""
 
     program: Program
     inner: Executor
@@ -212,7 +213,7 @@ class PiecewiseReplay:
     # Computation → share of each piece in its duration, shape (pieces, steps, dp)
     shares: Mapping[int, FloatArray]
     # Cache of one entry: the last durations of uncut operations, and the durations of their pieces.
-    _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
+    _cache: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
@@ -221,7 +222,7 @@ class PiecewiseReplay:
 
     @property
     def tiles(self) -> bool:
-        """Return whether the executor cuts large blocks itself and releases the GIL."""
+        """Return whether the executor itself cuts large blocks into tiles and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
@@ -239,17 +240,17 @@ class PiecewiseReplay:
 
     def _cut_up(self, recorded_ns: FloatArray) -> FloatArray:
         """Return the durations of nodes and pieces, shape (nodes + new nodes, steps, dp), ns."""
-        for known, pieces_ns in self._known:
-            if known is recorded_ns:
+        for cached_ns, pieces_ns in self._cache:
+            if cached_ns is recorded_ns:
                 return pieces_ns
         pieces_ns = np.concatenate((recorded_ns, recorded_ns[list(self.cut.base)]))
         for computation, (pieces, _) in self.cut.rows.items():
             pieces_ns[list(pieces)] = recorded_ns[computation] * self.shares[computation]
-        self._known[:] = [(recorded_ns, pieces_ns)]
+        self._cache[:] = [(recorded_ns, pieces_ns)]
         return pieces_ns
 
     def _takes(self, takes: CodeArray, block: Block) -> tuple[CodeArray, FloatArray]:
-        """Return the duration codes of nodes and pieces, and the rows of values for these codes."""
+        """Return the duration codes of nodes and pieces, and the rows of values that they name."""
         cut = np.concatenate((takes, takes[:, list(self.cut.base)]), axis=1)
         rows = [block.values_ns]
         count = len(block.values_ns)
@@ -267,26 +268,26 @@ class PiecewiseReplay:
         return cut, rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _late(self, late: CodeArray) -> CodeArray:
-        """Return the delay codes: a first piece takes the code of its computation's entry node."""
+        """Return the delay codes of nodes and pieces.
+
+        The first piece of a computation takes the code of the node that is launched first.
+        """
         cut = np.concatenate(
             (late, np.full((len(late), len(self.cut.base)), ON_TIME, dtype=np.int32)), axis=1
         )
         for computation, (pieces, collectives) in self.cut.rows.items():
-            entry = self._entry(computation, collectives)
+            # The entry is the node that depends on no other of these nodes: it is launched first.
+            inside = {computation, *collectives}
+            after = {
+                node: befores
+                for members, afters, _, _ in self.program.units
+                for node, befores in zip(members, afters, strict=True)
+                if node in inside
+            }
+            entry = next(node for node in after if inside.isdisjoint(after[node]))
             cut[:, [computation, *collectives]] = ON_TIME
             cut[:, pieces[0]] = late[:, entry]
         return cut
-
-    def _entry(self, computation: int, collectives: tuple[int, ...]) -> int:
-        """Return the node of a cut computation and its collectives that depends on no other."""
-        inside = {computation, *collectives}
-        after = {
-            node: befores
-            for members, afters, _, _ in self.program.units
-            for node, befores in zip(members, afters, strict=True)
-            if node in inside
-        }
-        return next(node for node in after if inside.isdisjoint(after[node]))
 
 
 def shares_of(
@@ -300,12 +301,12 @@ def shares_of(
     Parameters
     ----------
     start_ns, duration_ns : float64 arrays, shape (nodes, steps, dp)
-        As recorded.
+        Recorded starts and durations, ns.
 
     Returns
     -------
     float64 array, shape (collectives + 1, steps, dp)
-        They add up to 1.
+        Shares of the computation's own time, which add up to 1.
     """
     begins = [start_ns[node] for node in collectives]
     ends = [start_ns[node] + duration_ns[node] for node in collectives]

@@ -1,12 +1,13 @@
 """Replay of a step's operations with changed durations, for many variants at the same time.
 
-An operation is launched at the last end of its dependencies. A computation ends after its duration,
-a communication its transfer duration after the last launch in its group (section 3.2 of
+An operation is launched at the last end of its dependencies. A computation ends after its duration;
+a communication ends its transfer duration after the last launch in its group (section 3.2 of
 "Understanding Stragglers in Large Model Training Using What-if Analysis"). `ArrayReplay` handles
 all variants, steps and DP ranks of a node in one NumPy call; the compiled executor
-(`compiled_replay`) returns the same bits. Without it a report takes 1.6 times (ST), 2.4 times (AR)
-and 1.4 times (AR tiled 16 times) the processor time; loading it takes a third of a second, so that
-`paceline analyze` of AR takes 0.55 s and not 0.27 s. `tests.oracles.replay` checks both.
+(`compiled_replay`) returns the same bits. Without the compiled executor a report takes 1.6 times
+(ST), 2.4 times (AR) and 1.4 times (AR tiled 16 times) the processor time. Loading it takes a third
+of a second, so that `paceline analyze` of AR would take 0.55 s instead of 0.27 s.
+`tests.oracles.replay` checks both executors.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> 
     Parameters
     ----------
     stage : int32 array, shape (nodes,)
-        The pipeline stage of each node.
+        Pipeline stage of each node.
     shortest_ns : float64 array, shape (nodes,)
-        The shortest duration of each node in any variant. Where it is negative (clock noise), a
-        dependency of the node may end after it and be the step's last end.
+        Shortest duration of each node in any variant. If it is negative (clock noise), a dependency
+        of the node may end after the node and be the last end of the step.
     """
     ends_last = set(graph.last)
     last_use: dict[int, int] = {}
@@ -104,14 +105,14 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
 
 CodeArray = NDArray[np.int32]
 
-# Codes for the duration of an operation in a variant. A code of 0 or more is a row of the block's
-# `values_ns`.
+# Codes for the duration of an operation in a variant. A code of 0 or more is the index of a row of
+# the block's `values_ns`.
 IDEAL: Final = -1
 RECORDED: Final = -2
-# Codes from this value downwards: recorded on the DP ranks in a row of `Batch.masks`, ideal on all
-# others.
+# This code and those below select a row of `Batch.masks`: the operation takes its recorded duration
+# on the DP ranks in the row, and its ideal duration on all others.
 FIRST_MASK: Final = -3
-# Code for an operation without a launch delay
+# Code for an operation without a launch delay.
 ON_TIME: Final = -1
 
 # Start of a step, shape (lane or partner, variant, step, DP rank)
@@ -157,11 +158,11 @@ def one_by_one(block: Block) -> Iterator[Block]:
     """Yield a block for each step of a block."""
     first, end, _ = block.steps.indices(block.recorded_ns.shape[1])
     for number in range(end - first):
-        here = slice(number, number + 1)
+        step = slice(number, number + 1)
         yield replace(
             block,
             steps=slice(first + number, first + number + 1),
-            values_ns=block.values_ns[:, here],
+            values_ns=block.values_ns[:, step],
             first_delay=block.first_delay + number,
         )
 
@@ -181,14 +182,14 @@ class Executor(Protocol):
 
     @property
     def tiles(self) -> bool:
-        """Return whether the executor cuts large blocks itself and releases the GIL."""
+        """Return whether the executor itself cuts large blocks into tiles and releases the GIL."""
         ...
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
         """Return the ends of steps, shape (variants, steps of the block, dp), ns.
 
-        Since each step's begin; of chained steps since the begin of the block. With at most
-        `threads` threads.
+        Ends count from the begin of each step, or in chained steps from the begin of the block. The
+        executor uses at most `threads` threads.
         """
         ...
 
@@ -209,7 +210,7 @@ class ArrayReplay:
 
     @property
     def tiles(self) -> bool:
-        """Return whether the executor cuts large blocks itself and releases the GIL."""
+        """Return whether the executor itself cuts large blocks into tiles and releases the GIL."""
         return False
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:  # noqa: ARG002
@@ -217,7 +218,7 @@ class ArrayReplay:
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
         if self.program.chain is not None:
-            # The carried ends are one gap before time 0, so that the first step begins at time 0.
+            # The carried ends lie one gap before time 0, so that the first step begins at time 0.
             carry = [_STEP_START - self.program.chain.step_gap_ns] * self.program.chain.stages
             for step, part in enumerate(one_by_one(block)):
                 ends[:, step : step + 1] = self._replay(batch, part, carry)
@@ -277,7 +278,10 @@ class ArrayReplay:
         ends: Mapping[int, FloatArray],
         carry: Sequence[FloatArray],
     ) -> FloatArray:
-        """Return the earliest launch of a node, after lags and its stage's previous step, ns."""
+        """Return the earliest launch of a node, ns: its dependencies' ends plus lags.
+
+        In chained steps the node also follows the end of its stage's previous step.
+        """
         chain = self.program.chain
         begins = chain is not None and node in chain.begins
         latest = _STEP_START
@@ -290,7 +294,7 @@ class ArrayReplay:
 
 
 def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
-    """Return the latest end of a node's dependencies, ns; 0, the step's start, without any."""
+    """Return the latest end of a node's dependencies, ns; without any, 0, the step's start."""
     if not after:
         return _STEP_START
     latest = ends[after[0]]
@@ -302,7 +306,7 @@ def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArra
 class _Times:
     """Durations and delays of a batch, shape (lane or partner, variant, step, DP rank).
 
-    An axis has length 1 as long as its values are equal.
+    An axis along which all values are equal has length 1.
     """
 
     def __init__(self, batch: Batch, block: Block) -> None:
@@ -355,9 +359,9 @@ class _Times:
         return duration
 
 
-# Duration of a transfer in an empty place of the padding: the transfer ends before all others, so
-# that no operation waits for it. With a duration of 0, dependent operations would still wait until
-# both sides are launched.
+# Duration of a transfer in an empty place: the transfer ends before all others, so that no
+# operation waits for it. With a duration of 0, dependent operations would still wait until both
+# sides are launched.
 NO_TRANSFER: Final = -np.inf
 
 
@@ -374,7 +378,7 @@ def without_transfers(ideal_ns: FloatArray, nodes: NDArray[np.bool_]) -> FloatAr
     Parameters
     ----------
     nodes : bool array, shape (nodes,)
-        Transfers that are empty on some DP rank.
+        Transfers whose place is empty on some DP rank.
     """
     return np.where(nodes & (ideal_ns <= 0), NO_TRANSFER, ideal_ns)
 
@@ -388,7 +392,7 @@ class PaddedReplay:
     transfers: NDArray[np.bool_]  # (nodes, steps, dp): empty places of transfers
     # Cache of one entry: the last durations, and the same durations with `NO_TRANSFER` in empty
     # places.
-    _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
+    _cache: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
 
     @property
     def lanes_at_once(self) -> int:
@@ -397,7 +401,7 @@ class PaddedReplay:
 
     @property
     def tiles(self) -> bool:
-        """Return whether the executor cuts large blocks itself and releases the GIL."""
+        """Return whether the executor itself cuts large blocks into tiles and releases the GIL."""
         return self.inner.tiles
 
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
@@ -406,28 +410,21 @@ class PaddedReplay:
         ideal = without_transfers(block.ideal_ns, nodes)
         values = block.values_ns
         if len(values):
-            values = self._values(batch, block)
+            # Each row of values belongs to the same node in all variants.
+            values = block.values_ns.copy()
+            for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():
+                rows = np.unique(batch.takes[:, node])
+                for row in rows[rows >= 0].tolist():
+                    none = self.transfers[node, block.steps] & (values[row] <= 0)
+                    values[row][none] = NO_TRANSFER
         recorded = self._recorded(block.recorded_ns)
         block = replace(block, recorded_ns=recorded, ideal_ns=ideal, values_ns=values)
         return self.inner.step_ends(batch, block, threads)
 
     def _recorded(self, recorded_ns: FloatArray) -> FloatArray:
-        for known, without in self._known:
-            if known is recorded_ns:
+        for cached_ns, without in self._cache:
+            if cached_ns is recorded_ns:
                 return without
         without = np.where(self.transfers, NO_TRANSFER, recorded_ns)
-        self._known[:] = [(recorded_ns, without)]
+        self._cache[:] = [(recorded_ns, without)]
         return without
-
-    def _values(self, batch: Batch, block: Block) -> FloatArray:
-        """Return the rows of values with `NO_TRANSFER` for transfers in empty places.
-
-        Each row belongs to one node in all variants.
-        """
-        values = block.values_ns.copy()
-        for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():
-            rows = np.unique(batch.takes[:, node])
-            for row in rows[rows >= 0].tolist():
-                none = self.transfers[node, block.steps] & (values[row] <= 0)
-                values[row][none] = NO_TRANSFER
-        return values

@@ -1,7 +1,8 @@
-"""Simulator of a session: recorded and ideal durations, and step times of variants, ns.
+"""Simulator of a session: recorded and ideal durations, and step times of variants, in ns.
 
-Own durations exclude waiting; ideal ones have no stragglers. Nanoseconds. Source: section 3.2 of
-"Understanding Stragglers in Large Model Training Using What-if Analysis".
+An own duration excludes waiting for other ranks. An ideal duration is that of an operation in a job
+without stragglers. Source: section 3.2 of "Understanding Stragglers in Large Model Training Using
+What-if Analysis".
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from app.analysis.replay.layout.dependency_graph import Graph
 from app.analysis.replay.robust_statistics import mean, median
 from app.analysis.trace import model as ops
 
-# Transfer durations below this value are faults of a clock or of the recorder and count as 0;
-# negative durations above it are clock noise and are kept.
+# A transfer duration below this value is a fault of a clock or of the recorder and counts as 0; a
+# negative duration above it is clock noise and is kept.
 FAULT_NS = -10e6
-# Number of transfer durations that a NumPy call works on; nodes of this size or more are changed in
-# place, without copies.
+# Number of transfer durations that a NumPy call works on. Nodes with this many or more durations
+# are changed in place, without copies.
 _AT_A_TIME: Final = 1 << 12
 
-# Op types whose ideal is the mean instead of the median: their durations differ because work is
-# divided unevenly, and with an even division every rank would take the mean.
+# Op types whose ideal duration is the mean instead of the median: their durations differ because
+# work is divided unevenly, and with an even division every rank would take the mean.
 IDEAL_IS_MEAN = frozenset(
     {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE, ops.OPTIMIZER, ops.GC}
 )
@@ -47,32 +48,33 @@ IDEAL_IS_MEAN = frozenset(
 class Durations:
     """Durations without waiting, recorded and ideal."""
 
-    # Shape (nodes, steps, dp): computation as recorded; communication from the last launch in its
-    # group to its end (transfer duration)
+    # Shape (nodes, steps, dp), ns: of a computation the recorded duration; of a communication the
+    # transfer duration, from the last launch in its group to its end
     recorded_ns: FloatArray
-    # Shape (nodes,): duration of the node's op type without stragglers
+    # Shape (nodes,), ns: ideal duration of the node's op type
     ideal_ns: FloatArray
 
 
-# `Durations.recorded_ns`, and the number of faulty transfer durations that were set to 0.
+# Own durations as in `Durations.recorded_ns`, and the number of faulty transfer durations that were
+# set to 0.
 OwnDurations: TypeAlias = tuple[FloatArray, int]
 
 
 def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
-    """Return recorded durations without waiting: of communication the transfer duration.
+    """Return recorded durations without waiting: of a communication, the transfer duration.
 
     Returns
     -------
     durations : float64 array, shape (nodes, steps, dp)
-        As `Durations.recorded_ns`.
+        Own durations as in `Durations.recorded_ns`, ns.
     clamped : int
         Number of faulty transfer durations that count as 0.
     """
     recorded = layout.duration_ns.copy(order="C")
     padded = None if layout.padding is None else layout.padding.where()
     if padded is not None:
-        # Padded places have no transfer, so their infinite duration keeps them from counting as
-        # faulty.
+        # Empty places have no transfer, so their duration is infinite, which keeps them from
+        # counting as faulty.
         recorded[padded] = np.inf
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
@@ -107,7 +109,7 @@ def _take_off_waiting(
     Parameters
     ----------
     recorded, start_ns : float64 arrays, shape (nodes, steps, dp)
-        The former is changed in place.
+        Durations, which are changed in place, and starts, ns.
     members : sequence of slices or int64 arrays, shape (groups,)
         The first members of all groups, the second ones, and so on.
     across_dp : bool
@@ -139,8 +141,8 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     """Return the ideal durations of each layout's nodes, shape (nodes,), ns.
 
     The ideal duration of an op type is taken over all steps, microbatches, stages and DP ranks of
-    the session: the mean for computation, the median for communication, whose rare outliers are
-    long. Where DP ranks run different numbers of microbatches, the ideal has their mean number.
+    the session: the mean for computation, and the median for communication, whose rare outliers are
+    long. If DP ranks run different numbers of microbatches, the ideal step has their mean number.
     """
     by_type: dict[int, list[FloatArray]] = {}
     for layout, values in zip(layouts, recorded, strict=True):
@@ -177,7 +179,7 @@ RowsOfSteps = Callable[[slice], FloatArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keep:
-    """Variant in which some operations keep recorded durations and the others have ideal ones."""
+    """Variant in which some operations keep their recorded durations and all others are ideal."""
 
     cells: NDArray[np.bool_]  # (dp, pp): workers whose operations are kept
     types: NDArray[np.bool_]  # (op types,): op types that are kept
@@ -222,7 +224,7 @@ class Simulator:
         return self._step_times(self._kept(keeps))
 
     def ideal_step_times(self) -> FloatArray:
-        """Return the step times with all operations ideal (T_ideal), shape (steps,), ns."""
+        """Return T_ideal, the step times with all operations ideal, shape (steps,), ns."""
         none = self._kept([self.keep(types=[])])
         if self._chained:
             return np.asarray(self._step_times(none)[0])
@@ -232,10 +234,10 @@ class Simulator:
     def worker_step_times(self) -> tuple[FloatArray, FloatArray]:
         """Return the step times if only a single worker, or a single DP rank, is as recorded.
 
-        All other operations are ideal (T^-w of the paper, behind S_w). The other DP ranks are then
-        equal at all times, so one ideal partner at the collectives stands for all of them: each
-        lane (step, DP rank) is replayed against a partner of its own, and all workers of a stage
-        cost one such replay.
+        All other operations are ideal (T^-w of the paper, from which S_w is computed). The other DP
+        ranks are then equal at all times, so a single ideal partner at the collectives represents
+        all of them: each lane (step, DP rank) is replayed against a partner of its own, and all
+        workers of a stage take a single such replay.
 
         Returns
         -------
@@ -263,9 +265,10 @@ class Simulator:
         Parameters
         ----------
         types : sequence of sequences of str
-            The late op types of each variant.
+            Op types of each variant that are launched with their recorded delays.
         delays_ns : callable or float64 array
-            Launch delays: a function of a slice of steps, or an array of all, (nodes, steps, dp).
+            Launch delays, ns: a function of a slice of steps, or an array of all steps, shape
+            (nodes, steps, dp).
         """
         nodes = self.layout.nodes
         takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
@@ -302,8 +305,8 @@ class Simulator:
         takes, late : int32 arrays, shape (variants, nodes)
             See `Batch`; codes of masks are not allowed.
         values_ns, delays_ns : callable
-            Return the rows that the codes refer to, of a slice of steps; delays may also be an
-            array of all steps.
+            Functions of a slice of steps that return the rows to which the codes refer, ns. Delays
+            may also be an array of all steps.
         """
         batch = Batch(takes, _no_masks(self.layout), late)
         return self._step_times(batch, values_ns, delays_ns)
@@ -369,7 +372,7 @@ class Simulator:
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def _at_once(self) -> list[slice]:
-        """Return slices of steps that are replayed together if durations are arrays."""
+        """Return slices of steps that are replayed together if durations are given as arrays."""
         return [slice(0, len(self.layout.steps))] if self.executor.tiles else self.blocks()
 
     def _kept(self, keeps: Sequence[Keep]) -> Batch:

@@ -1,13 +1,13 @@
-"""Arrangement of the rows of a trace in dense layouts, a layout for each shape of steps.
+"""Arrangement of the rows of a trace in dense layouts, with a layout for each shape of steps.
 
 Recorders and our own storage write the operations of a rank and step together, in the same order in
 every step and at equal distances. The rows of such a rank are a matrix (step, operation), which is
-transposed as one block; of other traces every row is looked up.
+transposed as one block. If a trace is not regular in this way, each of its rows is looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -50,7 +50,7 @@ from app.errors import Fault, UnanalyzableError
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
 
-# Number of DP ranks whose values are written together, since neighboring DP ranks share cache
+# Number of DP ranks whose values are written together. Values of neighboring DP ranks share cache
 # lines.
 _TOGETHER: Final = 32
 
@@ -111,25 +111,23 @@ def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
     if (runs.rank[in_order] != runs.rank[in_order[:, :1]]).any():
         return None
     begin_ns = trace.stretches().earliest_ns[in_order].min(axis=0)
-    return _transpose(trace, steps, begin_ns, list(_blocks(runs, in_order)))
-
-
-def _blocks(runs: BlockRuns, in_order: NDArray[np.int64]) -> Iterator[_Block]:
-    """Yield a block for each rank whose runs have equal lengths and equal distances."""
+    # Only ranks whose runs have equal lengths and equal distances are transposed as a block.
     first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
     stride = np.diff(first, axis=1)
     regular = (length == length[:, :1]).all(axis=1)
     if stride.size:
         regular &= (stride == stride[:, :1]).all(axis=1) & (stride[:, 0] > 0)
-    for rank in np.flatnonzero(regular):
-        run = in_order[rank, 0]
-        yield _Block(
+    blocks = [
+        _Block(
             int(first[rank, 0]),
             int(stride[rank, 0]) if stride.size else 0,
             int(length[rank, 0]),
-            int(runs.dp[run]),
-            int(runs.pp[run]),
+            int(runs.dp[in_order[rank, 0]]),
+            int(runs.pp[in_order[rank, 0]]),
         )
+        for rank in np.flatnonzero(regular)
+    ]
+    return _transpose(trace, steps, begin_ns, blocks)
 
 
 def _transpose(
@@ -138,7 +136,7 @@ def _transpose(
     begin_ns: NDArray[np.int64],
     blocks: list[_Block],
 ) -> Dense | None:
-    """Return the dense arrays of blocks; None if a stage's operations differ between blocks."""
+    """Return the dense arrays of blocks; None if a stage has different operations in two blocks."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
         return None
@@ -158,7 +156,7 @@ def _transpose(
         if (order >= shape.ravel()[kind]).any():
             return None
         nodes = first_node[kind] + order.astype(np.int64)
-        # The stage's blocks in order of DP ranks; each worker has a single block
+        # Blocks of the stage in the order of DP ranks; each worker has a single block
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
         if any(block.size != len(op) for block in mine):
             return None
@@ -181,7 +179,7 @@ def _transpose(
 
 
 def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: int) -> bool:
-    """Return whether all blocks have the op types and orders of the template in each step."""
+    """Return whether all blocks have the op types and orders of the template in every step."""
     ops, orders = trace.op[template], trace.order[template]
     return all(
         (_matrix(trace.op, block, steps) == ops).all()
@@ -198,12 +196,13 @@ def _transpose_rows(
     Parameters
     ----------
     values : int64 array, shape (operations,)
+        Column of the trace.
     less : int64 array, shape (steps,)
-        Subtracted from the values of each step.
+        Value that is subtracted from the values of each step.
     blocks : sequence of _Block
-        In order of DP ranks.
+        Blocks of the stage, in the order of DP ranks.
     nodes : int64 array, shape (size,)
-        The node of each row of a block's step.
+        Node of each row of a step in a block.
     out : float64 array, shape (all nodes, steps, dp)
     """
     for dp in range(0, len(blocks), _TOGETHER):
@@ -221,8 +220,8 @@ def _matrix(column: NDArray[Number], block: _Block, steps: int) -> NDArray[Numbe
 
 
 MAX_NAMED_WORKERS = 3
-# Largest number of operations of a step on a DP rank, far above any real pipeline; traces with more
-# are refused.
+# Largest number of operations of a step on a DP rank, which is far above any real pipeline. A trace
+# with more operations is refused.
 MAX_NODES = 2_000_000
 
 
@@ -230,21 +229,23 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
     """Return a trace's operations by node, step and DP rank, in a layout for each shape of steps.
 
     Each worker (DP rank, stage) is represented by one of its recorded ranks. The shape of a step is
-    the number of operations of each type on each stage, and the order of its computations. Dropped
-    are steps without a rank, with too many missing operations, of warm-up, and of evaluation.
+    the number of operations of each type on each stage, and the order of its computations. A step
+    is dropped if a rank did not record it, if too many of its operations are missing, or if it
+    belongs to a warm-up or an evaluation.
 
     Parameters
     ----------
     routes : sequence of sequences of (stage, chunk)
-        For each direction its virtual stages in the order of a forward; empty if microbatches
-        pass chunk after chunk.
+        For each direction in which microbatches enter, its virtual stages in the order of a
+        forward; empty if microbatches pass chunk after chunk.
     pads : bool
-        Whether places are left empty if DP ranks run different numbers of microbatches.
+        Whether DP ranks may run different numbers of microbatches: ranks with fewer microbatches
+        then have empty places.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing`` where a worker sent nothing at all; ``trace.missing_model_chunk``;
+        ``trace.rank_missing``: a worker has no recorded operation; ``trace.missing_model_chunk``;
         ``trace.too_many_operations`` in a step; ``trace.no_complete_step``.
     """
     _require_chunks(trace)
@@ -255,7 +256,12 @@ def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) ->
     if dense is not None and _is_plain(dense.shape, ranks.shape[1]):
         groups, dropped = [_from_dense(trace, runs, dense, ranks)], dict[int, str]()
     else:
-        unanswered = _unanswered(trace)
+        # Sends without recorded receives are left out: in recorded jobs receives are posted late,
+        # and the time for which a send waits for its receive would count as transfer.
+        recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
+        unanswered = tuple(
+            d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded
+        )
         groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes), pads=pads)
     groups = [replace(group, routes=tuple(routes)) for group in groups] if routes else groups
     groups = [part for group in groups for part in split_by_order(group)]
@@ -277,25 +283,22 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
     return both and recorded[BACKWARD_COMPUTE] and recorded[FORWARD_COMPUTE]
 
 
-def _unanswered(trace: Trace) -> tuple[str, ...]:
-    """Return the types of sends that are left out because their receives were not recorded.
-
-    In recorded jobs receives are posted late, and without them the wait of a send would count as
-    transfer. Computations of neighboring stages then depend directly on one another.
-    """
-    recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
-    return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
-
-
 def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
     """Return the layout of a regular trace from its dense arrays."""
-    # The rows of DP rank 0 in the first step, whose microbatches and chunks hold for all lanes
+    # The rows of DP rank 0 in the first step. In a regular trace their microbatches and chunks are
+    # those of all lanes.
     template = (runs.step == dense.steps[0]) & (runs.dp == 0) & (runs.rank == ranks[0][runs.pp])
     first, end = runs.first[template].tolist(), runs.end[template].tolist()
     lane = np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
+    shape = dense.shape
+    first_node = np.cumsum(shape) - shape
+    kind = trace.op[lane].astype(np.int64) * len(ranks[0]) + trace.pp[lane]
+    node = first_node[kind] + trace.order[lane]
+    mb, mc = (np.full(int(shape.sum()), ABSENT, dtype=np.int32) for _ in range(2))
+    mb[node], mc[node] = trace.mb[lane], trace.mc[lane]
     return Layout(
         op_names=trace.op_names,
-        nodes=_name_nodes(trace, lane, dense.shape, len(ranks[0])),
+        nodes=_nodes_of(dense.shape, len(ranks[0]), mb, mc),
         steps=dense.steps,
         start_ns=dense.start_ns,
         duration_ns=dense.duration_ns,
@@ -313,7 +316,7 @@ def _group_by_shape(
     *,
     pads: bool,
 ) -> tuple[list[Layout], dict[int, str]]:
-    """Return the layouts of an irregular trace by shape, and (step → reason why it is dropped)."""
+    """Return the layouts of an irregular trace by shape, and the reason of each dropped step."""
     left_out, routes = left_out_and_routes
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
@@ -353,7 +356,7 @@ def _group_by_shape(
             own=None if uneven is None else uneven.own(shape, chosen),
         )
         placed = place(trace, part, shape, census.flow, (len(chosen), len(ranks)))
-        nodes = _nodes_of(placed, shape, ranks.shape[1])
+        nodes = _nodes_of(shape, ranks.shape[1], placed.mb, placed.mc)
         free = shapes.free[nodes.op, nodes.pp]
         padding = None if uneven is None else uneven.padding(nodes, chosen, placed.missing)
         layouts.append(
@@ -362,15 +365,16 @@ def _group_by_shape(
     return layouts, dropped
 
 
-def _nodes_of(placed: Placed, shape: IntArray, pp: int) -> Nodes:
+def _nodes_of(shape: IntArray, pp: int, mb: NDArray[np.int32], mc: NDArray[np.int32]) -> Nodes:
+    """Return the nodes of a shape with the given microbatches and chunks."""
     kind = np.repeat(np.arange(len(shape)), shape)
     order = np.arange(len(kind)) - np.repeat(np.cumsum(shape) - shape, shape)
     return Nodes(
         op=(kind // pp).astype(np.int16),
         pp=(kind % pp).astype(np.int32),
         order=order.astype(np.int32),
-        mb=placed.mb,
-        mc=placed.mc,
+        mb=mb,
+        mc=mc,
     )
 
 
@@ -409,7 +413,7 @@ def _from_placed(
 
 
 def _require_chunks(trace: Trace) -> None:
-    """Raise ``trace.missing_model_chunk`` if a computation names none of its stage's chunks."""
+    """Raise ``trace.missing_model_chunk`` if a computation names none of several chunks."""
     if trace.meta.sizes.vpp == 1:
         return
     computes = np.array([name in COMPUTE for name in trace.op_names])
@@ -430,8 +434,9 @@ def _require_chunks(trace: Trace) -> None:
 def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
     """Return the rank that represents each worker, shape (dp, pp).
 
-    The lowest recorded one; of a ring of context-parallel ranks the one that computes longest,
-    since the others wait for it inside their computations, each at another place.
+    It is the worker's lowest recorded rank. In a ring of context-parallel ranks it is the rank that
+    computes for longest, since the others wait for it inside their computations, each at another
+    place.
     """
     sizes = trace.meta.sizes
     lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
@@ -457,7 +462,10 @@ def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
 def _steps_of_all_ranks(
     runs: BlockRuns, ranks: NDArray[np.int32]
 ) -> tuple[IntArray, dict[int, str]]:
-    """Return the steps of all analyzed ranks, and (incomplete step → its missing ranks as text)."""
+    """Return the steps that all analyzed ranks recorded, and the incomplete steps.
+
+    An incomplete step is given with its missing ranks as text.
+    """
     workers = ranks.size
     analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
     steps, index = np.unique(runs.step[analyzed], return_inverse=True)
@@ -490,7 +498,7 @@ def _count(
     """
     steps, replayed = chosen
     dp, pp = ranks.shape
-    known = len(REPLAYED_OP_TYPES)
+    type_count = len(REPLAYED_OP_TYPES)
     place_of = np.searchsorted(steps, runs.step)
     there = np.isin(runs.step, steps) & (ranks[runs.dp, runs.pp] == runs.rank)
     length = runs.end - runs.first
@@ -504,7 +512,9 @@ def _count(
         order=trace.order[row].astype(np.int64),
     )
     lane = rows.step * dp + rows.dp
-    counts = np.bincount(lane * (known * pp) + rows.kind, minlength=len(steps) * dp * known * pp)
+    counts = np.bincount(
+        lane * (type_count * pp) + rows.kind, minlength=len(steps) * dp * type_count * pp
+    )
     forwards = trace.op[row] == REPLAYED_OP_TYPES.index(FORWARD_COMPUTE)
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
     # Each virtual stage (stage, chunk) as a single number
@@ -512,7 +522,7 @@ def _count(
     flow = flow_of(((int(p % pp), int(p // pp)) for p in places), routes)
     census = Census(
         steps=steps,
-        counts=counts.reshape(len(steps), dp, known, pp).astype(np.int32),
+        counts=counts.reshape(len(steps), dp, type_count, pp).astype(np.int32),
         microbatches=_named_microbatches(
             lane[forwards], trace.mb[row[forwards]].astype(np.int64), (len(steps), dp)
         ),
@@ -530,21 +540,3 @@ def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> 
     different = np.unique(lane[named] * span + mb[named]) // span
     counts = np.bincount(different, minlength=size[0] * size[1]).reshape(size)
     return np.asarray(counts.max(axis=1))
-
-
-def _name_nodes(trace: Trace, lane: IntArray, shape: IntArray, pp: int) -> Nodes:
-    """Return the nodes of a shape; their microbatches and chunks come from the rows of a lane."""
-    kind = np.repeat(np.arange(len(shape)), shape)
-    first = np.concatenate(([0], np.cumsum(shape)))
-    order = np.arange(len(kind)) - first[kind]
-    at = first[trace.op[lane].astype(np.int64) * pp + trace.pp[lane]] + trace.order[lane]
-    mb = np.full(len(kind), -1, dtype=np.int32)
-    mc = np.full(len(kind), -1, dtype=np.int32)
-    mb[at], mc[at] = trace.mb[lane], trace.mc[lane]
-    return Nodes(
-        op=(kind // pp).astype(np.int16),
-        pp=(kind % pp).astype(np.int32),
-        order=order.astype(np.int32),
-        mb=mb,
-        mc=mc,
-    )

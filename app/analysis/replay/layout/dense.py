@@ -1,8 +1,8 @@
 """Dense layout of operations: arrays of shape (nodes, steps, DP ranks), and their types.
 
-All DP ranks and all steps of one shape run the same operations, so a session is an array
-``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline: (op type, stage,
-order). Where DP ranks run different numbers of microbatches, some places are empty (`Padding`).
+All DP ranks and all steps of the same shape run the same operations, so a session is an array
+``[node, step, DP rank]``. A *node* is an operation of a step's pipeline: (op type, stage, order).
+If DP ranks run different numbers of microbatches, some places of the array are empty (`Padding`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Nodes:
     order: NDArray[np.int32]  # order within op type and stage
     mb: NDArray[np.int32]  # microbatch in the template lane
     mc: NDArray[np.int32]  # model chunk in the template lane
-    # Indices, built on first use: (op code, stage) → its nodes, which are contiguous; stage → its
-    # nodes
+    # Indices, built on first use: (op code, stage) → the nodes of this type and stage, which are
+    # contiguous; stage → the nodes of this stage
     _places: dict[tuple[int, int], NDArray[np.intp]] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -80,7 +80,8 @@ class Nodes:
             every.flags.writeable = False
             keys = zip(self.op[first].tolist(), self.pp[first].tolist(), strict=True)
             bounds = zip(keys, first, [*first[1:], len(every)], strict=True)
-            # A single update fills the whole index, since other threads must not see a part of it.
+            # A single update fills the whole index, since other threads must not see a partly
+            # filled index.
             self._places.update({key: every[begin:end] for key, begin, end in bounds})
         return self._places.get((op, pp), _NONE)
 
@@ -90,9 +91,9 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
-    """Empty places: nodes of microbatches that a DP rank does not run in a step but others do.
+    """Empty places: nodes of microbatches that a DP rank does not run in a step but other ranks do.
 
-    There a computation takes no time, and no transfer waits for its peer.
+    In an empty place a computation takes no time, and no transfer waits for its peer.
     """
 
     # Shape (nodes,): index of the node's microbatch within the step; -1 for nodes without a
@@ -107,18 +108,19 @@ class Padding:
     group: int = 1
 
     def where(self) -> NDArray[np.bool_]:
-        """Return which places are empty, shape (nodes, steps, dp)."""
+        """Return a mask of the empty places, shape (nodes, steps, dp)."""
         return np.asarray(self.microbatch[:, None, None] >= self.counts)
 
     def of(self, nodes: NDArray[np.intp], steps: slice) -> NDArray[np.bool_]:
-        """Return which places of the given nodes and steps are empty, shape (nodes, steps, dp)."""
+        """Return a mask of the empty places of some nodes and steps, shape (nodes, steps, dp)."""
         return np.asarray(self.microbatch[nodes, None, None] >= self.counts[steps])
 
     def weights(self, count: float | FloatArray) -> FloatArray:
         """Return the factor on each node's duration if ranks run `count` microbatches.
 
-        A fractional number is rounded to whole groups, and computations are scaled so that a step
-        with its bubble keeps its length. Shape (nodes,), or (nodes, …) for several numbers.
+        A fractional number of microbatches is rounded to whole groups, and the computations are
+        scaled so that the length of a step with its bubble is that of the fractional number. Shape
+        (nodes,), or (nodes, …) if `count` is an array.
         """
         shape = (-1, *(1,) * np.ndim(count))
         numbers, transfers = self.microbatch.reshape(shape), self.transfers.reshape(shape)
@@ -142,13 +144,14 @@ class Layout:
     # Shape (nodes, steps, dp): operations that the recorder lost; None if there are none. Their
     # times are 0 until they are re-created (`app.analysis.replay.missing_operations`).
     missing: NDArray[np.bool_] | None = None
-    # Shape (nodes,): nodes that may be missing without being lost; None if nothing is missing
+    # Shape (nodes,): nodes that may lack an operation in a lane although the recorder lost nothing;
+    # None if nothing is missing
     free: NDArray[np.bool_] | None = None
     # Shape (dp, pp): workers without any recorded operation
     # (`app.analysis.replay.missing_operations`); None if there are none
     absent: NDArray[np.bool_] | None = None
-    # For each direction of entry: its virtual stages (stage, chunk) in forward order; empty if
-    # microbatches pass chunk after chunk
+    # For each direction in which microbatches enter: its virtual stages (stage, chunk) in forward
+    # order; empty if microbatches pass chunk after chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
     # Computation → time of garbage collections inside it, shape (steps, dp), ns
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -212,7 +215,8 @@ class Layout:
 class LaidOut:
     """A session's steps by shape; the shape with most steps comes first.
 
-    `unanswered` names types of sends that are left out because their receives were not recorded.
+    `unanswered` names the types of sends that are left out because their receives were not
+    recorded.
     """
 
     groups: tuple[Layout, ...]

@@ -1,9 +1,10 @@
 """Dependency graph of the operations of a step, shared by all steps of the same shape.
 
-Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
-A graph describes one DP rank; the others share it. Dependencies follow the recorded launch order,
-so GPipe, 1F1B and interleaved schedules need no assumption. Sessions of a job have one structure,
-and deriving the graph takes up to a tenth of an analysis, so graphs are cached.
+Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis". A
+graph describes a single DP rank, and is the same for all DP ranks. Dependencies follow the recorded
+launch order, so GPipe, 1F1B and interleaved schedules need no assumption. All sessions of a job
+have the same structure, and deriving the graph takes up to a tenth of an analysis, so graphs are
+cached.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACK
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes that complete together: a single operation, or a communication group."""
+    """Nodes that end together: a single operation, or a communication group."""
 
     members: tuple[int, ...]  # nodes
     after: tuple[tuple[int, ...], ...]  # for each member the nodes that it depends on
@@ -61,14 +62,14 @@ class Graph:
 
     units: tuple[Unit, ...]
     last: tuple[int, ...]  # nodes without dependents, which may end last
-    # Whether each stage (in jobs without a pipeline each rank) begins a step when it has ended its
-    # previous step, instead of when all stages have.
+    # Whether each stage (in jobs without a pipeline each rank) begins a step when it has itself
+    # ended the previous step, instead of when all stages have.
     chained: bool = False
     # (node, dependency) → regular launch delay, ns; 0 for pairs that are not listed
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # Regular gap between two chained steps, ns
+    # Regular gap between two chained steps of a stage, ns
     step_gap_ns: float = 0.0
-    # Computation → the collectives inside it that it waits for, in order. In the graph these
+    # Computation → the collectives inside it for which it waits, in order. In the graph these
     # collectives precede or follow the computation; executors cut the computation at each of them.
     inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ def with_edges(
     Parameters
     ----------
     added, removed : mapping of int to nodes
-        Additional and removed dependencies of each node.
+        Dependencies of each node to add, and to remove.
 
     Raises
     ------
@@ -119,17 +120,10 @@ def sorted_graph(
     chained: bool = False,
     lags_ns: Mapping[tuple[int, int], float] | None = None,
 ) -> Graph:
-    """Return the graph of units given in any order; the other arguments are those of `Graph`."""
-    ordered = _in_order(units, layout)
-    followed = {node for unit in ordered for nodes in unit.after for node in nodes}
-    last = tuple(node for unit in ordered for node in unit.members if node not in followed)
-    return Graph(tuple(ordered), last, chained, {} if lags_ns is None else lags_ns)
-
-
-def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
-    """Return units in topological order, by Kahn's algorithm."""
+    """Return the graph of units given in any order; for the other arguments see `Graph`."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
-    # A repeated dependency is added to the count twice and subtracted twice, so no sets are needed.
+    # Kahn's algorithm. A repeated dependency is added to the count twice and subtracted twice, so
+    # no sets are needed.
     followers: list[list[int]] = [[] for _ in units]
     waiting = [0] * len(units)
     for i, unit in enumerate(units):
@@ -149,7 +143,9 @@ def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
     if len(ordered) < len(units):
         before = [{unit_of[node] for nodes in unit.after for node in nodes} for unit in units]
         _raise_cycle(units, before, waiting, layout)
-    return ordered
+    followed = {node for unit in ordered for nodes in unit.after for node in nodes}
+    last = tuple(node for unit in ordered for node in unit.members if node not in followed)
+    return Graph(tuple(ordered), last, chained, {} if lags_ns is None else lags_ns)
 
 
 def _raise_cycle(
@@ -181,7 +177,7 @@ def build_graph(layout: Layout) -> Graph:
     Raises
     ------
     UnanalyzableError
-        ``trace.dependency_cycle`` with the operations that wait for one another.
+        ``trace.dependency_cycle``, with the operations that depend on one another.
     """
     builder = _Builder(layout)
     for stage in range(layout.pp):
@@ -249,8 +245,8 @@ class _Builder:
         """Return a stage's nodes of the named types in launch order."""
         if len(names) == 1:
             return self._by_kind.get((names[0], stage), [])
-        found = [node for name in names for node in self._by_kind.get((name, stage), ())]
-        return sorted(found, key=lambda n: (self._launch[n], n))
+        nodes = [node for name in names for node in self._by_kind.get((name, stage), ())]
+        return sorted(nodes, key=lambda n: (self._launch[n], n))
 
     def chain(self, nodes: Iterable[int]) -> None:
         """Make each node depend on the previous node of the sequence."""
@@ -267,7 +263,13 @@ class _Builder:
         for name in P2P:
             self.chain(self.of(stage, name))
         self._add_transfers(stage, compute)
-        self._add_parameters(stage)
+        # The first forward of each chunk waits for the chunk's last gathering of parameters.
+        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
+        forwards = self.of(stage, ops.FORWARD_COMPUTE)
+        for chunk, gather in self._by_chunk(gathers).items():
+            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
+            if gated:
+                self.after[gated[0]].add(gather[-1])
         self._add_end_of_step(stage, compute)
 
     def _add_transfers(self, stage: int, compute: list[int]) -> None:
@@ -281,7 +283,8 @@ class _Builder:
                     self.after[receive].add(computes[position[node] - 1])
             for send, node in self._emptied[direction, stage]:
                 self.after[send].add(node)
-        # While the pipeline fills, the first backward transfers follow the last forward but one.
+        # While the pipeline fills, the first backward transfers follow the forward before the last
+        # forward.
         backwards = set(self.of(stage, ops.BACKWARD_COMPUTE))
         first_backward = next((i for i, node in enumerate(compute) if node in backwards), 0)
         if first_backward > 1:
@@ -296,7 +299,7 @@ class _Builder:
         name: str,
         neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Return a stage's transfers of a type, each with its computation, in order."""
+        """Return the transfers of a type on a stage, each with its computation, in launch order."""
         transfers = self.of(stage, name)
         if not transfers:
             return []
@@ -317,18 +320,9 @@ class _Builder:
         )
 
     def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
-        """Return (computation → its transfer) for the computations of a virtual stage."""
+        """Return a map of the computations of a virtual stage to their transfers."""
         chunk = stage[1]
         return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
-
-    def _add_parameters(self, stage: int) -> None:
-        """Make each chunk's first forward depend on the chunk's last params-all-gather."""
-        gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
-        forwards = self.of(stage, ops.FORWARD_COMPUTE)
-        for chunk, gather in self._by_chunk(gathers).items():
-            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
-            if gated:
-                self.after[gated[0]].add(gather[-1])
 
     def _by_chunk(self, nodes: list[int]) -> dict[int, list[int]]:
         chunks: dict[int, list[int]] = {}
@@ -360,9 +354,22 @@ class _Builder:
                 self.after[after_backward[0]].add(scatters[-1])
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool, bool]]:
-        """Yield each group (members, is communication, spans DP ranks); a node is in one."""
+        """Yield (members, is communication, spans DP ranks) of groups; each node is in one."""
+        groups: list[tuple[tuple[int, ...], bool]] = []
+        for direction in DIRECTIONS:
+            for sender, receiver in self._flow.links(direction):
+                if sender[0] == receiver[0]:
+                    continue
+                sends = self._on(self._emptied[direction, sender[0]], sender)
+                receives = self._on(self._fed[direction, receiver[0]], receiver)
+                pairs = pair_up(list(sends), list(receives), self._microbatch)
+                groups += [((sends[source], receives[target]), False) for source, target in pairs]
+        for name, spans_dp in ((ops.EMBEDDING_ALL_REDUCE, False), (ops.OPTIMIZER_CLIP, True)):
+            of_stages = [self.of(stage, name) for stage in range(self.layout.pp)]
+            meeting = zip(*(nodes for nodes in of_stages if nodes), strict=False)
+            groups += [(members, spans_dp) for members in meeting]
         grouped: set[int] = set()
-        for members, across_dp in (*self._p2p_groups(), *self._step_end_groups()):
+        for members, across_dp in groups:
             if not grouped.isdisjoint(members):
                 continue
             grouped.update(members)
@@ -371,17 +378,6 @@ class _Builder:
             for node in nodes:
                 if node not in grouped:
                     yield (node,), name not in LOCAL, name in DP_COLLECTIVES
-
-    def _p2p_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the pairs of a virtual stage's sends and the next stage's matching receives."""
-        for direction in DIRECTIONS:
-            for sender, receiver in self._flow.links(direction):
-                if sender[0] == receiver[0]:
-                    continue
-                sends = self._on(self._emptied[direction, sender[0]], sender)
-                receives = self._on(self._fed[direction, receiver[0]], receiver)
-                for one, other in pair_up(list(sends), list(receives), self._microbatch):
-                    yield (sends[one], receives[other]), False
 
     def add_handovers(self) -> None:
         """Add direct dependencies between computations whose transfers are not recorded."""
@@ -399,16 +395,8 @@ class _Builder:
                 if recorded or sender[0] == receiver[0]:
                     continue
                 pairs = pair_up(computes[sender], computes[receiver], self._microbatch)
-                for one, other in pairs:
-                    self.after[other].add(one)
-
-    def _step_end_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        ends = [self.of(stage, ops.EMBEDDING_ALL_REDUCE) for stage in range(self.layout.pp)]
-        for members in zip(*(nodes for nodes in ends if nodes), strict=False):
-            yield members, False
-        clips = [self.of(stage, ops.OPTIMIZER_CLIP) for stage in range(self.layout.pp)]
-        for members in zip(*(nodes for nodes in clips if nodes), strict=False):
-            yield members, True
+                for before, node in pairs:
+                    self.after[node].add(before)
 
 
 # Number of graphs in the cache: a graph takes about half a kilobyte a node, so the cache takes 16
@@ -427,7 +415,7 @@ class _Structure(NamedTuple):
     routes: tuple[tuple[tuple[int, int], ...], ...]
 
 
-_known: OrderedDict[_Structure, Graph] = OrderedDict()
+_cached_graphs: OrderedDict[_Structure, Graph] = OrderedDict()
 _lock: Final = Lock()
 
 
@@ -437,7 +425,7 @@ def graph_of(layout: Layout) -> Graph:
     Raises
     ------
     UnanalyzableError
-        As `build_graph`.
+        See `build_graph`.
     """
     if len(layout.nodes) > MOST_NODES:
         return build_graph(layout)
@@ -456,13 +444,13 @@ def graph_of(layout: Layout) -> Graph:
         layout.routes,
     )
     with _lock:
-        cached = _known.get(structure)
+        cached = _cached_graphs.get(structure)
         if cached is not None:
-            _known.move_to_end(structure)
+            _cached_graphs.move_to_end(structure)
             return cached
     graph = build_graph(layout)
     with _lock:
-        _known[structure] = graph
-        if len(_known) > MOST_GRAPHS:
-            _known.popitem(last=False)
+        _cached_graphs[structure] = graph
+        if len(_cached_graphs) > MOST_GRAPHS:
+            _cached_graphs.popitem(last=False)
     return graph

@@ -1,6 +1,6 @@
 """Host operations between steps: loading of batches, checkpoints and evaluation.
 
-They are no part of a step, even where they are recorded within one, and are not replayed.
+They belong to no step, even if they are recorded within a step, and are not replayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _END: Final = _FIRST + len(BETWEEN_STEPS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostOperations:
-    """Host operations as columns of equal length; times by the aligned clocks of ranks."""
+    """Host operations as columns of equal length; times are those of the ranks' aligned clocks."""
 
     kind: IntArray  # index into `BETWEEN_STEPS`
     step: IntArray
@@ -70,7 +70,7 @@ def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
 def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
     """Return a layout with `opened_ns` computed from the host operations at `rows`.
 
-    A host operation before a step is recorded in that step, or last in the step before.
+    A host operation before a step is recorded in this step, or at the end of the previous step.
     """
     if not len(rows) or layout.pp > 1 or trace.step_relative:
         return layout
@@ -98,7 +98,7 @@ def host_operations_of(
     Parameters
     ----------
     ahead_ns : float64 array, shape (dp, pp), or None
-        Clock offset of each worker, where clocks are corrected.
+        Clock offset of each worker, which is subtracted; None if clocks are not corrected.
     """
     if not len(rows) or trace.step_relative:
         return NONE

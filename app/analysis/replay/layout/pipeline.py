@@ -1,8 +1,9 @@
 """Routes of microbatches through virtual stages, and the launch order of each stage.
 
 A model chunk of a stage is a *virtual stage*. Microbatches go forward through chunk 0 of all
-stages, then chunk 1, and so on; backward in reverse. A stage without a chunk is skipped. A
-placement may have another route, or two that begin at either end (DualPipe).
+stages, then through chunk 1, and so on; backwards run in reverse order. A stage without a chunk is
+skipped. A placement may have another route, or two routes that begin at the two ends of the
+pipeline (DualPipe).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Route = tuple[VirtualStage, ...]
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Op types of a direction through the pipeline, forward or backward."""
+    """Op types of a direction (forward or backward) through the pipeline."""
 
     compute: str
     send: str
@@ -53,11 +54,11 @@ class Flow:
         return np.bincount([stage for stage, _ in self.stages], minlength=pp).astype(np.int64)
 
     def source(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return the virtual stage that sends the input of `stage`; None at the model's begin."""
+        """Return the virtual stage that sends the input of `stage`; None if it is the first."""
         return (self._source if direction is FORWARD else self._target).get(stage)
 
     def target(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
-        """Return the virtual stage that receives the result of `stage`; None at the model's end."""
+        """Return the virtual stage that receives the result of `stage`; None if it is the last."""
         return (self._target if direction is FORWARD else self._source).get(stage)
 
     def links(self, direction: Direction) -> Iterator[tuple[VirtualStage, VirtualStage]]:
@@ -74,9 +75,10 @@ def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> 
     Parameters
     ----------
     computing : iterable of (stage, chunk)
+        Virtual stages that run forwards.
     routes : sequence of sequences of (stage, chunk)
-        One for all microbatches, or one for those from each end; empty if microbatches pass
-        chunk after chunk.
+        A route of all microbatches, or a route for each end of the pipeline at which they enter;
+        empty if microbatches pass chunk after chunk.
 
     Examples
     --------
@@ -104,18 +106,19 @@ def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> 
 def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[list[int], ...]:
     """Return the possible sets of a stage's computations with a transfer, likeliest first.
 
-    Computations with a neighbor on another stage; with any neighbor; all: some recorders write a
-    transfer for every computation, even at the ends of the pipeline or model.
+    The candidates are the computations with a neighbor on another stage, those with any neighbor,
+    and all computations, because some recorders write a transfer for every computation, even at the
+    ends of the pipeline or the model.
 
     Parameters
     ----------
     neighbors : sequence
-        The virtual stage on the other side of each computation; None if there is none.
+        Virtual stage on the other side of each computation; None if there is none.
 
     Returns
     -------
     tuple of list of int
-        Indices into `neighbors`.
+        Sets of indices into `neighbors`.
     """
     inner = [i for i, other in enumerate(neighbors) if other is not None and other[0] != stage]
     linked = [i for i, other in enumerate(neighbors) if other is not None]
@@ -127,7 +130,8 @@ def pair_up(
 ) -> list[tuple[int, int]]:
     """Return the pairs of nodes of two virtual stages that work on the same microbatch.
 
-    By `microbatch` of each node, or in order where these are not recorded or do not match.
+    Nodes are paired by `microbatch`, the microbatch of each node. If microbatches are not recorded
+    or do not match, nodes are paired in order.
     """
     by_mb = {microbatch[node]: node for node in others}
     names = {microbatch[node] for node in ones}
@@ -137,7 +141,7 @@ def pair_up(
     return list(zip(ones, others, strict=False))
 
 
-# Number of evenly spread lanes from which the launch order is inferred, although each lacks some
+# Number of evenly spread lanes from which the launch order is inferred if every lane lacks some
 # operations.
 LANES_ASKED: Final = 17
 # Largest number of groups of steps with different launch orders: each group needs a graph and
@@ -146,17 +150,17 @@ MAX_GROUPS: Final = 16
 
 
 def agreed_order(starts: FloatArray) -> FloatArray:
-    """Return a score for each operation that ascends in launch order, shape (operations,).
+    """Return a score for each operation, such that scores ascend in launch order.
 
     Parameters
     ----------
     starts : float64 array, shape (operations, lanes)
-        NaN where a lane lacks the operation.
+        Recorded starts; NaN if a lane lacks the operation.
 
     Returns
     -------
     float64 array, shape (operations,)
-        The sum over other operations of the share of lanes that launch them earlier.
+        Sum over the other operations of the share of lanes that launch the other operation earlier.
     """
     count = starts.shape[1]
     lanes = np.unique(np.linspace(0, count - 1, min(count, LANES_ASKED)).astype(np.int64))
@@ -177,7 +181,7 @@ def follows(starts: FloatArray) -> NDArray[np.bool_]:
     Parameters
     ----------
     starts : float64 array, shape (operations, lanes)
-        Operations in the tested order; NaN where a lane lacks one.
+        Recorded starts, with operations in the tested order; NaN if a lane lacks an operation.
     """
     latest = np.fmax.accumulate(starts, axis=0)
     with np.errstate(invalid="ignore"):
@@ -190,9 +194,9 @@ def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = No
     Parameters
     ----------
     starts : float64 array, shape (nodes, steps, dp)
-        NaN where an operation is missing.
+        Recorded starts; NaN if an operation is missing.
     padding : Padding, optional
-        Only lanes with most microbatches count.
+        Empty places; if given, only lanes with the largest number of microbatches count.
     """
     scores = np.zeros(len(nodes))
     by_lane = starts.reshape(len(nodes), -1)
@@ -227,7 +231,7 @@ def split_by_order(layout: Layout) -> list[Layout]:
 
 
 def _starts(layout: Layout) -> FloatArray:
-    """Return recorded starts, shape (nodes, steps, dp), ns; NaN where operations are missing."""
+    """Return recorded starts, shape (nodes, steps, dp), ns; NaN if an operation is missing."""
     if layout.missing is None:
         return layout.start_ns
     return np.where(layout.missing, np.nan, layout.start_ns)

@@ -1,8 +1,9 @@
 """Slots: position of each trace row among the operations of its kind in a step.
 
-A *kind* is an op type on a stage; the operations of a kind in a lane have slots 0, 1, … in launch
-order. Where a recorder lost some, microbatch and chunk identify the slot, else time: a send
-follows its computation, a receive precedes it, and all others keep the times of their peers.
+A *kind* is an op type on a stage. The operations of a kind in a lane (a step of a DP rank) have the
+slots 0, 1, … in launch order. If the recorder lost some of them, microbatch and chunk identify the
+slot. If they do not, recorded times do: a send follows its computation, a receive precedes its
+computation, and other operations start at the typical time of the same slot in other lanes.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from app.analysis.trace.model import Trace
 
 # Largest clock noise between operations of the same host, ns.
 TOLERANCE_NS: Final = 1e6
-# Factor on the cost of the impossible: a send before the end of its computation, or a receive after
-# the begin of its computation.
+# Factor on the cost of an impossible assignment: a send before the end of its computation, or a
+# receive after the begin of its computation.
 IMPOSSIBLE: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Cost function for assigning the operations of a kind to slots."""
+    """Cost function by which the operations of a kind are assigned to slots."""
 
-    # (step, DP rank) of each lane → expected time of each slot, shape (lanes, slots), ns; NaN if
-    # unknown
+    # (step, DP rank) of each lane → expected time of each slot, shape (lanes, slots), ns; NaN if it
+    # is unknown
     expected: Callable[[IntArray, IntArray], FloatArray]
     # (starts, ends, expected times) → cost of each assignment
     cost: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
 class LaneTimes:
-    """Starts and ends of the operations with known slots, ns; NaN for all others."""
+    """Starts and ends of the operations whose slots are known, ns; NaN for all other operations."""
 
     def __init__(
         self,
@@ -60,12 +61,12 @@ class LaneTimes:
         start: FloatArray,
         end: FloatArray,
     ) -> None:
-        """Set the starts and ends of nodes, shape (lanes, nodes), in some lanes."""
+        """Store the starts and ends of nodes in some lanes, shape (lanes, nodes), ns."""
         self._start[nodes, step[:, None], dp[:, None]] = start
         self._end[nodes, step[:, None], dp[:, None]] = end
 
     def begin(self, step: IntArray) -> FloatArray:
-        """Return the begin of each lane's step, shape (lanes,), ns."""
+        """Return the begin of the step of each lane, shape (lanes,), ns."""
         return np.asarray(self._begin[step])
 
     def starts(self, nodes: IntArray, step: IntArray, dp: IntArray) -> FloatArray:
@@ -83,7 +84,7 @@ class LaneTimes:
 
 
 def after(times: LaneTimes, computes: IntArray) -> Judge:
-    """Return the judge of sends, which start when their computation has ended."""
+    """Return the judge of sends: a send starts when its computation has ended."""
     return Judge(
         lambda step, dp: times.ends(computes, step, dp),
         lambda starts, _, expected: _one_sided(starts - expected),
@@ -91,7 +92,7 @@ def after(times: LaneTimes, computes: IntArray) -> Judge:
 
 
 def before(times: LaneTimes, computes: IntArray) -> Judge:
-    """Return the judge of receives, which end when the computation that needs them begins."""
+    """Return the judge of receives: a receive ends when the computation that needs it begins."""
     return Judge(
         lambda step, dp: times.starts(computes, step, dp),
         lambda _, ends, expected: _one_sided(expected - ends),
@@ -99,7 +100,7 @@ def before(times: LaneTimes, computes: IntArray) -> Judge:
 
 
 def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
-    """Return the judge of other operations, which start at the typical time of other lanes."""
+    """Return the judge of other operations: each starts at its typical time in other lanes."""
     typical = times.typical(nodes)
     return Judge(
         lambda step, _: times.begin(step)[:, None] + typical,
@@ -108,17 +109,17 @@ def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
 
 
 def _one_sided(distance: FloatArray) -> FloatArray:
-    """Return the cost of the distance to a computation; negative distances are impossible."""
+    """Return the cost of the distance (ns) to a computation; negative distances are impossible."""
     return np.where(distance < -TOLERANCE_NS, -IMPOSSIBLE * distance, np.abs(distance))
 
 
 def bridged(times: FloatArray) -> FloatArray:
-    """Return times with each NaN interpolated between the known times of its row."""
-    known = ~np.isnan(times)
-    filled = np.where(known, times, 0.0)
+    """Return times in which each NaN is interpolated between the other times of its row."""
+    present = ~np.isnan(times)
+    filled = np.where(present, times, 0.0)
     place = np.arange(times.shape[1])
-    for row in np.flatnonzero(known.any(axis=1) & ~known.all(axis=1)).tolist():
-        filled[row] = np.interp(place, place[known[row]], times[row, known[row]])
+    for row in np.flatnonzero(present.any(axis=1) & ~present.all(axis=1)).tolist():
+        filled[row] = np.interp(place, place[present[row]], times[row, present[row]])
     return filled
 
 
@@ -128,11 +129,12 @@ def assign(costs: FloatArray) -> IntArray:
     Parameters
     ----------
     costs : float64 array, shape (lanes, operations, shifts)
-        Cost of the slot i + shift for operation i.
+        Cost of assigning operation i to slot i + shift.
 
     Returns
     -------
     int64 array, shape (lanes, operations)
+        Slot of each operation.
     """
     lanes, count, width = costs.shape
     shifts = np.arange(width)
@@ -184,18 +186,20 @@ class Placed:
 def place(
     trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
 ) -> Placed:
-    """Return the operations of rows in dense arrays, each at the slot of its row.
+    """Return the operations of rows as dense arrays, each operation at the slot of its row.
 
-    With nothing lost, or with gaps in the recorded order, the order is the slot. Else microbatch
-    and chunk identify the slot, else time: see `Judge`.
+    If a lane lost no operation, or if the recorded order has gaps where operations were lost, the
+    recorded order is the slot. Otherwise microbatch and chunk identify the slot, or else the times;
+    see `Judge`.
 
     Parameters
     ----------
     rows : StepRows
-        At most `shape` for each lane and kind.
+        Rows of the steps: in each lane and kind at most as many as `shape`.
     shape : int64 array, shape (kinds,)
         Number of operations of each kind.
     size : (steps, dp)
+        Number of steps and of DP ranks.
     """
     return _Placing(trace, rows, shape, flow, size).result()
 
@@ -224,7 +228,7 @@ class _Placing:
             self._place_fewer(~ragged)
         if ragged.any():
             self._resolve(ragged, counts)
-        # Rows whose slot can be inferred from times only, sorted by lane, kind and order
+        # Rows whose slots only their times identify, sorted by lane, kind and order
         unknown = np.flatnonzero(ragged)
         unknown = unknown[self.slot[unknown] < 0]
         unknown = unknown[np.lexsort((self.rows.order[unknown], self.group[unknown]))]
@@ -237,7 +241,7 @@ class _Placing:
         return Placed(start, duration, missing, mb, mc)
 
     def _renumber(self, chosen: NDArray[np.bool_]) -> None:
-        """Set the slots of the chosen rows to their position in order within lane and kind."""
+        """Set the slots of the chosen rows to their position by order within lane and kind."""
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
         group = self.group[rows]
@@ -246,9 +250,10 @@ class _Placing:
         self.slot[rows] = np.arange(len(rows)) - np.repeat(first, length)
 
     def _place_fewer(self, whole: NDArray[np.bool_]) -> None:
-        """Set slots by microbatch in lanes with fewer microbatches, if ranks name them alike.
+        """Set the slots of lanes with fewer microbatches than others, by microbatch.
 
-        Schedules that run chunk after chunk leave out some microbatches of each chunk.
+        Schedules that run chunk after chunk leave out some microbatches of each chunk, so the order
+        is not the slot. The order is kept if DP ranks name microbatches differently.
         """
         fewer = whole & (self.own.ravel()[self.group] < self.shape[self.rows.kind])
         for kind in np.unique(self.rows.kind[fewer]).tolist():
@@ -263,15 +268,15 @@ class _Placing:
                 self.slot[mine] = in_order
 
     def _resolve(self, ragged: NDArray[np.bool_], counts: IntArray) -> None:
-        """Set the slots of lanes that lack operations of a kind, by order or microbatch."""
+        """Set the slots of lanes that lack operations of a kind, by order or by microbatch."""
         rows = np.flatnonzero(ragged)
         order, kind = self.rows.order[rows], self.rows.kind[rows]
         beyond = np.zeros(len(counts), dtype=bool)
         beyond[self.group[rows[order >= self.shape[kind]]]] = True
         numbered = ~beyond[self.group[rows]]
         if (numbered & (order >= counts[self.group[rows]])).any():
-            # The order has gaps, so the recorder numbers lost operations as well and the order is
-            # the slot.
+            # The recorded order has gaps: the recorder also numbers lost operations, so the order
+            # is the slot.
             self.slot[rows] = np.where(numbered, order, _UNKNOWN)
             rows, kind = rows[~numbered], kind[~numbered]
         self.slot[rows] = np.where(self.shape[kind] == 1, 0, _UNKNOWN)
@@ -279,7 +284,7 @@ class _Placing:
             self._resolve_by_name(code, rows[kind == code])
 
     def _resolve_by_name(self, kind: int, ragged: IntArray) -> None:
-        """Set the slots of rows of a kind by microbatch and chunk, if this pair is unique."""
+        """Set the slots of a kind's rows by (microbatch, chunk), if this identifies each slot."""
         every = np.flatnonzero(self.rows.kind == kind)
         mb = self.trace.mb[self.rows.row].astype(np.int64)
         mc = self.trace.mc[self.rows.row].astype(np.int64) + 1
@@ -302,12 +307,12 @@ class _Placing:
         self.slot[ragged] = slots[np.searchsorted(names, key[ragged])]
 
     def _fill(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
-        """Return the starts and durations of rows with a slot, and which places have a row."""
+        """Return starts and durations of rows with a slot, and a mask of the filled places."""
         size = (int(self.first[-1]), self.steps, self.dp)
-        known = self.slot >= 0
-        rows, row = self.rows, self.rows.row[known]
-        node = self.first[rows.kind[known]] + self.slot[known]
-        place = node * (self.steps * self.dp) + rows.step[known] * self.dp + rows.dp[known]
+        placed = self.slot >= 0
+        rows, row = self.rows, self.rows.row[placed]
+        node = self.first[rows.kind[placed]] + self.slot[placed]
+        place = node * (self.steps * self.dp) + rows.step[placed] * self.dp + rows.dp[placed]
         filled = np.zeros(size, dtype=bool)
         filled.ravel()[place] = True
         start, duration = np.zeros(size, dtype=np.int64), np.zeros(size)
@@ -334,7 +339,7 @@ class _Placing:
         duration: FloatArray,
         filled: NDArray[np.bool_],
     ) -> None:
-        """Set the slots of operations whose slots can be inferred from times only."""
+        """Set the slots of operations whose slots only their times identify."""
         begin = np.full(self.steps, np.iinfo(np.int64).max)
         np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
         times = LaneTimes(start, start + duration, filled, begin.astype(np.float64))
@@ -347,22 +352,14 @@ class _Placing:
                 chosen = np.flatnonzero((lanes.kind == kind) & (lanes.length == count))
                 rows = lanes.rows(chosen, count)
                 step, dp = np.divmod(lanes.lane[chosen], self.dp)
-                self._assign_by_time(rows, judge, times, (step, dp))
-
-    def _assign_by_time(
-        self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
-    ) -> None:
-        """Set the slots of `rows`, shape (lanes, count), operations of a kind in several lanes."""
-        starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
-        ends = starts + self.trace.duration_ns[self.rows.row[rows]]
-        expected = bridged(judge.expected(*lane))
-        count = rows.shape[1]
-        band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
-        slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
-        self.slot[rows] = slots
-        kind = int(self.rows.kind[rows[0, 0]])
-        if not self._is_transfer(kind):
-            times.put(self.first[kind] + slots, *lane, starts, ends)
+                starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
+                ends = starts + self.trace.duration_ns[self.rows.row[rows]]
+                expected = bridged(judge.expected(step, dp))
+                band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
+                slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
+                self.slot[rows] = slots
+                if not self._is_transfer(kind):
+                    times.put(self.first[kind] + slots, step, dp, starts, ends)
 
     def _is_transfer(self, kind: int) -> bool:
         name = ops.REPLAYED_OP_TYPES[kind // self._pp]
@@ -373,7 +370,7 @@ class _Placing:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
     def _judge(self, kind: int, times: LaneTimes) -> Judge:
-        """Return the judge that assigns the operations of a kind to slots."""
+        """Return the judge by which the operations of a kind are assigned to slots."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]
         nodes = np.arange(self.first[kind], self.first[kind + 1])
@@ -389,22 +386,16 @@ class _Placing:
         """Return the computation of each transfer, (transfers,); None if their numbers differ."""
         kind = ops.REPLAYED_OP_TYPES.index(name) * self._pp + stage
         nodes = np.arange(self.first[kind], self.first[kind + 1])
-        _, chunks = self._names_of(nodes)
+        placed = self.slot >= 0
+        mc = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
+        node = self.first[self.rows.kind[placed]] + self.slot[placed]
+        mc[node] = self.trace.mc[self.rows.row[placed]]
         direction = next(d for d in DIRECTIONS if d.compute == name)
         neighbor = self.flow.target if sends else self.flow.source
-        neighbors = [neighbor(direction, (stage, max(chunk, 0))) for chunk in chunks.tolist()]
+        neighbors = [neighbor(direction, (stage, max(chunk, 0))) for chunk in mc[nodes].tolist()]
         fitting = (p for p in transferred(stage, neighbors) if len(p) == count)
         places = next(fitting, None)
         return None if places is None else nodes[places]
-
-    def _names_of(self, nodes: IntArray) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        known = self.slot >= 0
-        mb = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
-        mc = mb.copy()
-        node = self.first[self.rows.kind[known]] + self.slot[known]
-        mb[node] = self.trace.mb[self.rows.row[known]]
-        mc[node] = self.trace.mc[self.rows.row[known]]
-        return mb[nodes], mc[nodes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

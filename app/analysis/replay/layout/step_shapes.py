@@ -1,12 +1,13 @@
 """Shape of a step: operations of each type and stage, and microbatches of each DP rank.
 
-All DP ranks share a shape. Recorders lose operations, so a *lane* (one step of one DP rank) may
-hold fewer: computations and transfers follow from the number of microbatches and the route through
-the pipeline, other operations from the agreement of steps and DP ranks.
+All DP ranks share a shape. Because recorders lose operations, a *lane* (one step of one DP rank)
+may hold fewer operations than the shape. The true numbers of computations and transfers follow from
+the number of microbatches and the route through the pipeline; those of other operations follow from
+a comparison of steps and DP ranks.
 
-Where DP ranks run different numbers of microbatches, all have places for the largest number. A
-schedule of fewer microbatches is that of more without the last ones, whose places stay empty
-(`Padding`) or are filled for comparisons.
+If DP ranks run different numbers of microbatches, the shape has the largest number. A schedule with
+fewer microbatches is the same schedule without its last microbatches. Their places stay empty
+(`Padding`), or are filled so that ranks can be compared.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from app.analysis.trace import model as ops
 def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     """Return durations filled up to the same number of microbatches on all DP ranks, ns.
 
-    An empty place gets the rank's typical duration: of a computation the mean in the step, so that
-    sums over microbatches stay comparable; of a transfer the median.
+    An empty place gets the rank's typical duration: for a computation the mean in the step, so that
+    sums over microbatches stay comparable; for a transfer the median.
 
     Parameters
     ----------
     recorded_ns : float64 array, shape (nodes, steps, dp)
+        Durations, ns.
 
     Returns
     -------
     float64 array, shape (nodes, steps, dp)
-        The same object where all ranks run equally many.
+        The given array if all ranks run equally many microbatches.
     """
     if layout.padding is None:
         return recorded_ns
@@ -46,30 +48,30 @@ def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
     kinds, kind = np.unique(key, axis=1, return_inverse=True)
     for number in range(kinds.shape[1]):
         alike = np.flatnonzero(kind.ravel() == number)
-        here = empty[alike]
-        if not here.any():
+        is_empty = empty[alike]
+        if not is_empty.any():
             continue
-        known = np.where(here, np.nan, recorded_ns[alike])
-        common = float(np.nanmedian(known))
+        recorded = np.where(is_empty, np.nan, recorded_ns[alike])
+        common = float(np.nanmedian(recorded))
         computes = layout.op_names[layout.nodes.op[alike[0]]] in COMPUTE
         if computes:
-            count = np.maximum((~here).sum(axis=0), 1)
-            typical = np.where(here, 0.0, known).sum(axis=0) / count
-            typical[here.all(axis=0)] = common
+            count = np.maximum((~is_empty).sum(axis=0), 1)
+            typical = np.where(is_empty, 0.0, recorded).sum(axis=0) / count
+            typical[is_empty.all(axis=0)] = common
         else:
-            lanes = np.moveaxis(known, -1, 0).reshape(layout.dp, -1)
+            lanes = np.moveaxis(recorded, -1, 0).reshape(layout.dp, -1)
             of_rank = [np.nanmedian(own) if (own == own).any() else common for own in lanes]  # noqa: PLR0124 - NaN
-            typical = np.broadcast_to(np.array(of_rank), here.shape[1:])
-        durations[alike] = np.where(here, typical, recorded_ns[alike])
+            typical = np.broadcast_to(np.array(of_rank), is_empty.shape[1:])
+        durations[alike] = np.where(is_empty, typical, recorded_ns[alike])
     return durations
 
 
-# Largest shares of missing operations, of a step and of a worker in it: a step with larger shares
-# is dropped.
+# Largest shares of missing operations of a step, and of a worker in a step. A step that exceeds
+# either share is dropped.
 MOST_MISSING: Final = 0.10
 MOST_MISSING_OF_WORKER: Final = 0.25
-# Steps with unusual numbers of operations form a shape of their own if this many steps have the
-# same numbers; else operations count as missing.
+# Steps with unusual numbers of operations form a shape of their own if at least this many steps
+# have the same numbers. Otherwise the difference counts as missing operations.
 SHARE_OF_SHAPE: Final = 0.15
 STEPS_OF_SHAPE: Final = 2
 # Smallest number of steps with the final batch size after a warm-up ramp.
@@ -94,17 +96,18 @@ class Census:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """Numbers of operations that the steps ran, including lost operations."""
+    """Numbers of operations that the steps ran, including operations that the recorder lost."""
 
     expected: Counts  # (steps, op types, pp)
-    # Shape (op types, pp): kinds whose operations may be missing without being lost: garbage
-    # collections, which differ between ranks, and sends of which only the receives are recorded
+    # Shape (op types, pp): kinds of which a lane may have fewer operations although the recorder
+    # lost nothing: garbage collections, which differ between ranks, and sends of which only the
+    # receives are recorded
     free: NDArray[np.bool_]
     dropped: dict[int, str]  # index of each dropped step → reason
 
 
 def infer_shapes(census: Census) -> Shapes:
-    """Return the operations that each step ran, and the steps that are dropped with reasons."""
+    """Return the operations that each step ran, and the dropped steps with reasons."""
     counts = census.counts
     most = counts.max(axis=1)
     trains = (most[:, _CODE[ops.BACKWARD_COMPUTE]] > 0).any(axis=-1)
@@ -149,7 +152,7 @@ def _expected(
 ) -> Counts:
     """Return the operations that training steps ran, shape (training steps, op types, pp).
 
-    Marks unrecorded sends as free, in place.
+    Kinds of sends or receives that no rank recorded are marked in `free`, in place.
     """
     counts = census.counts[training]
     most = counts.max(axis=1)
@@ -194,7 +197,7 @@ def _expected(
 def _transfers(
     flow: Flow, direction: Direction, pp: int, *, sending: bool
 ) -> list[tuple[int, ...]]:
-    """Return the possible numbers of transfers for each microbatch, ascending, by stage."""
+    """Return the possible numbers of transfers per microbatch, ascending, by stage."""
     neighbor = flow.target if sending else flow.source
     per_stage = []
     for stage in range(pp):
@@ -205,14 +208,16 @@ def _transfers(
 
 
 def _agreed(counts: Counts) -> NDArray[np.bool_]:
-    """Return where no operation of a type seems lost, shape (steps, stages).
+    """Return a mask of where no operation of a type seems lost, shape (steps, stages).
 
-    DP ranks run equally many. With a single one, stages are compared: a step that runs fewer does
-    so on all of them, a loss is on one.
+    No operation seems lost if all DP ranks recorded equally many. With a single DP rank, stages are
+    compared: a step that runs fewer operations does so on all stages, but the recorder loses an
+    operation on a single stage.
 
     Parameters
     ----------
     counts : int32 array, shape (steps, dp, stages)
+        Recorded numbers of operations of the type.
     """
     if counts.shape[1] > 1:
         return np.asarray((counts == counts[:, :1]).all(axis=1))
@@ -227,10 +232,11 @@ def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
     Parameters
     ----------
     counts : int32 array, shape (steps, dp)
+        Recorded numbers of operations of the kind.
     sure : bool array, shape (steps,)
         Steps in which no operation of the type seems lost.
     always : bool
-        Whether every step gets the largest number of any step.
+        Whether every step is given the largest number of any step.
     """
     most: Counts = counts.max(axis=1)
     if always:
@@ -241,11 +247,15 @@ def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
     top = int(most.max())
     if int((counts == top).sum()) > 1 or sure[most == top].any():
         accepted.add(top)
-    known = np.array(sorted(accepted), dtype=np.int32)
-    if not len(known):
+    accepted_counts = np.array(sorted(accepted), dtype=np.int32)
+    if not len(accepted_counts):
         return most
-    above = np.searchsorted(known, most)
-    return np.where(above < len(known), known[np.minimum(above, len(known) - 1)], known[-1])
+    above = np.searchsorted(accepted_counts, most)
+    return np.where(
+        above < len(accepted_counts),
+        accepted_counts[np.minimum(above, len(accepted_counts) - 1)],
+        accepted_counts[-1],
+    )
 
 
 def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:
@@ -261,11 +271,14 @@ def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dic
 
 
 def _different_numbers(counts: Counts) -> str | None:
-    """Return a reason if DP ranks run different numbers of microbatches and none are lost.
+    """Return a reason to drop a step whose DP ranks run different numbers of microbatches.
+
+    Return None if DP ranks run equal numbers, or if operations seem lost.
 
     Parameters
     ----------
     counts : int32 array, shape (dp, op types, pp)
+        Recorded numbers of operations of the step.
     """
     forwards = counts[:, _CODE[ops.FORWARD_COMPUTE]]
     alike = (forwards == forwards[:, :1]).all() and (forwards > 0).all()
@@ -282,7 +295,7 @@ def _different_numbers(counts: Counts) -> str | None:
 def _too_incomplete(
     census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
 ) -> dict[int, str]:
-    """Return the steps with surplus or with too many missing operations, and the reasons."""
+    """Return the steps with surplus operations or too many missing ones, and the reasons."""
     lacks = expected[:, None] - census.counts
     reasons: dict[int, str] = {}
     surplus = np.asarray((lacks < 0).any(axis=(1, 2, 3)))
@@ -311,10 +324,11 @@ def _too_incomplete(
     return reasons
 
 
-# Smallest number of steps with different numbers of microbatches, since the end of the recording
-# may cut off a single step; a session of one step needs one.
+# Smallest number of steps in which DP ranks run different numbers of microbatches: a single such
+# step may have been cut off by the end of the recording. A session of one step needs only one.
 _FEWEST: Final = 2
-# Smallest share of lanes in which the number of operations agrees with the number of microbatches.
+# Smallest share of lanes in which the number of operations has to agree with the number of
+# microbatches.
 _AGREE: Final = 0.9
 _FORWARD: Final = _CODE[ops.FORWARD_COMPUTE]
 _BACKWARD: Final = _CODE[ops.BACKWARD_COMPUTE]
@@ -371,10 +385,10 @@ class Uneven:
 
 
 def find_uneven(census: Census) -> Uneven | None:
-    """Return the number of microbatches of each DP rank; None if all numbers are equal.
+    """Return the number of microbatches of each DP rank in each step.
 
-    None if all are equal, or where operations are lost: a rank lacks others too, or backwards do
-    not match forwards.
+    Return None if all numbers are equal, or if the different numbers come from lost operations:
+    ranks then also differ in other operations, or have more forwards than backwards.
     """
     counts = census.counts
     chunks = census.flow.chunks(counts.shape[-1])
@@ -395,7 +409,7 @@ def find_uneven(census: Census) -> Uneven | None:
     lossy = np.maximum(forwards, backwards)
     own = np.where(whole_lane, numbers, (-(-lossy // chunks)).max(axis=-1)).astype(np.int64)
     most = int(own[trains].max())
-    # Evaluation steps keep their numbers, since they are dropped later.
+    # Evaluation steps keep their recorded numbers, since they are dropped later.
     own = np.where(trains[:, None], own, most)
     fewer = most - own
     named = np.where(trains & (census.microbatches > 0), most, census.microbatches)
@@ -404,14 +418,17 @@ def find_uneven(census: Census) -> Uneven | None:
 
 
 def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
-    """Return the number of operations for each microbatch, shape (op types, pp).
+    """Return the number of operations of each kind per microbatch, shape (op types, pp).
 
-    None if it differs between DP ranks, or if the number of other operations does.
+    Return None if this number, or the number of operations outside of microbatches, differs between
+    DP ranks.
 
     Parameters
     ----------
     counts : int32 array, shape (steps, dp, op types, pp)
+        Recorded numbers of operations.
     numbers : int array, shape (steps, dp)
+        Numbers of microbatches.
     """
     per = counts / numbers[..., None, None]
     each = np.zeros(counts.shape[2:], dtype=np.int64)
@@ -431,7 +448,8 @@ def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
 def numbered(mb: NDArray[np.int32], mc: NDArray[np.int32], most: int) -> IntArray:
     """Return the microbatch index of each operation of a type on a stage, shape (operations,).
 
-    By recorded microbatch if there are `most` distinct ones; else by order within each chunk.
+    If the operations name `most` distinct microbatches, the index is that of the recorded
+    microbatch; otherwise it is the position in each chunk's order.
     """
     names, number = np.unique(mb, return_inverse=True)
     if len(names) == most and names[0] != ops.ABSENT:

@@ -65,7 +65,7 @@ def outline_of(pieces: Iterator[bytes]) -> Outline | None:
     Parameters
     ----------
     pieces : iterator of bytes
-        UTF-8, without a byte order mark; consumed only up to the first events.
+        Text in UTF-8 without a byte order mark; read only up to the first events.
     """
     text = _Text(pieces)
     opening = text.char()
@@ -215,7 +215,7 @@ class Head:
     @property
     def compressed(self) -> bool:
         """Whether the body is compressed with gzip or zstd."""
-        return any(self.start.startswith(known.magic) for known in COMPRESSIONS)
+        return any(self.start.startswith(compression.magic) for compression in COMPRESSIONS)
 
     def has_field(self, *names: str) -> bool:
         """Return whether the text is a JSON object with one of these fields before its events."""

@@ -99,8 +99,8 @@ UNSUPPORTED_FILES: Final = (
 
 # Ordered: a body is decoded as the first format whose `sniff` accepts it.
 FORMATS: Final[Mapping[str, TraceFormat]] = {
-    known.name: known
-    for known in (
+    trace_format.name: trace_format
+    for trace_format in (
         PARQUET,
         PUBLISHED_PARQUET,
         ARROW,
@@ -118,12 +118,16 @@ LINES: Final = NDJSON.name
 
 # Formats of other programs by the names that `paceline convert` has for them.
 FOREIGN: Final[Mapping[str, TraceFormat]] = {
-    name: known for name, known in FORMATS.items() if known.recorder is not None
+    name: trace_format
+    for name, trace_format in FORMATS.items()
+    if trace_format.recorder is not None
 }
 
 # Encoders by the format names of ``paceline synth --format``.
 WRITERS: Final[Mapping[str, Writer]] = {
-    name: writer for known in FORMATS.values() for name, writer in known.writers.items()
+    name: writer
+    for trace_format in FORMATS.values()
+    for name, writer in trace_format.writers.items()
 }
 
 # First bytes of a body of unknown format that its refusal quotes.
@@ -135,7 +139,9 @@ def format_of(head: Head) -> TraceFormat | None:
     """Return the format of a body; None if it is unknown or has no operations."""
     if not head.start or unsupported_file_of(head) is not None:
         return None
-    return next((known for known in FORMATS.values() if known.sniff(head)), None)
+    return next(
+        (trace_format for trace_format in FORMATS.values() if trace_format.sniff(head)), None
+    )
 
 
 def format_named(name: str) -> TraceFormat:
@@ -153,11 +159,11 @@ def format_named(name: str) -> TraceFormat:
 
 def unsupported_file_of(head: Head) -> UnsupportedFile | None:
     """Return the known kind of file without operations that the body is; None for other bodies."""
-    return next((known for known in UNSUPPORTED_FILES if known.sniff(head)), None)
+    return next((kind for kind in UNSUPPORTED_FILES if kind.sniff(head)), None)
 
 
 def why_unread(head: Head) -> str:
-    """Return the reason why `format_of` returned None, as the end of a sentence "it is …"."""
+    """Return why `format_of` returned None, as the end of a sentence that begins with "it is"."""
     unsupported = unsupported_file_of(head)
     if unsupported is not None:
         return unsupported.advice

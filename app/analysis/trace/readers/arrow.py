@@ -165,9 +165,9 @@ def decode_arrow(
             if layout is not NATIVE:
                 refuse_body("missing_column", "the column start_ns is missing")
             check_types(schema, layout)
-            known = _metadata(meta, schema, limits)
+            session_meta = _metadata(meta, schema, limits)
             places = Places(layout.columns)
-            assembler = Assembler(known, layout, places, limits, claimed, part=part)
+            assembler = Assembler(session_meta, layout, places, limits, claimed, part=part)
             names = OpNames(places)
             wanted = [name for name in layout.columns.values() if name in schema.names]
             for whole in reader:
@@ -189,7 +189,10 @@ def _open(body: Path | bytes) -> pa.NativeFile:
 
 
 def _metadata(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
-    """Return the metadata sent with the body, else those in its schema; their sizes must agree."""
+    """Return the metadata sent with the body, or those in its schema if none were sent.
+
+    If both are given, their sizes must agree.
+    """
     text = (schema.metadata or {}).get(META_KEY)
     if text is None:
         if meta is None:

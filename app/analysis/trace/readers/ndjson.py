@@ -4,7 +4,7 @@ Three readers return the same columns of a block. Times are for 117,000 operatio
 core:
 
 - `ndjson_exact` (1,470 ms) is the reference: it names the line and key at fault, and reads
-  whatever the others leave.
+  the blocks that the other two reject.
 - pyarrow (240 ms) reads lines that begin as objects, in the command line and other processes that
   read few bodies.
 - `ndjson_compiled` (20 ms) reads plain lines in servers, which load it at start: a body of that
@@ -172,7 +172,10 @@ def _header(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _metadata(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta | None:
-    """Return the metadata sent with the body, else those in its header; their sizes must agree."""
+    """Return the metadata sent with the body, or those in its header if none were sent.
+
+    If both are given, their sizes must agree.
+    """
     document = header.get("meta")
     if document is None:
         return meta

@@ -52,12 +52,15 @@ def read_plain(block: bytes) -> pa.RecordBatch | None:
     text = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
     values = np.empty((len(_KEYS), len(text) // _SHORTEST_LINE + 1), np.int64)
     names = np.zeros((MAX_OP_NAMES, 2), np.uint64)
-    rows, known, with_tensor = _read(text, values, names)
+    rows, name_count, with_tensor = _read(text, values, names)
     if rows <= 0 or with_tensor not in {0, rows}:
         return None
     arrays: list[pa.Array[Any]] = [pa.array(column[:rows]) for column in values]
     texts = pa.array(
-        [block[first : first + length].decode("ascii") for first, length in names[:known].tolist()]
+        [
+            block[first : first + length].decode("ascii")
+            for first, length in names[:name_count].tolist()
+        ]
     )
     arrays[_OP] = pa.DictionaryArray.from_arrays(values[_OP, :rows].astype(np.int32), texts)
     if not with_tensor:
@@ -95,7 +98,7 @@ def _read(
         Counts; `_NOT_PLAIN` rows where a line is not plain.
     """
     count, at = np.uint64(len(text)), np.uint64(0)
-    row, known, expected, with_tensor, latest = 0, 0, 0, 0, 0
+    row, name_count, expected, with_tensor, latest = 0, 0, 0, 0, 0
     while at < count:
         if text[at] != _OPEN:
             return _NOT_PLAIN, 0, 0
@@ -144,7 +147,7 @@ def _read(
                 first = at
                 code = _NOT_PLAIN
                 # Compare with the name of the previous line first: names mostly repeat.
-                if known:
+                if name_count:
                     begin, length = names[latest, 0], names[latest, 1]
                     same = True
                     for offset in range(length):
@@ -163,8 +166,8 @@ def _read(
                         at += _ONE
                     if text[at] != _QUOTE:
                         return _NOT_PLAIN, 0, 0
-                    code = known
-                    for candidate in range(known):
+                    code = name_count
+                    for candidate in range(name_count):
                         begin, length = names[candidate, 0], names[candidate, 1]
                         if length != at - first:
                             continue
@@ -176,11 +179,11 @@ def _read(
                         if same:
                             code = candidate
                             break
-                    if code == known:
-                        if known == len(names):
+                    if code == name_count:
+                        if name_count == len(names):
                             return _NOT_PLAIN, 0, 0
-                        names[known, 0], names[known, 1] = first, at - first
-                        known += 1
+                        names[name_count, 0], names[name_count, 1] = first, at - first
+                        name_count += 1
                     latest = code
                 values[key, row] = code
                 at += _ONE
@@ -226,7 +229,7 @@ def _read(
         row += 1
         if present & (1 << _TENSOR):
             with_tensor += 1
-    return row, known, with_tensor
+    return row, name_count, with_tensor
 
 
 def warm_up() -> None:

@@ -27,7 +27,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        The line is not UTF-8, not JSON (NaN and infinities are not), no object, or has a key twice.
+        The line is not UTF-8, is not JSON (which has no NaN and no infinities), is not an object,
+        or has a key twice.
     """
     try:
         value = load_json(line.decode())

@@ -4,7 +4,7 @@ Ranks come from file names (``rank_3/trace.json``), or are counted host by host;
 ``ProfilerStep#12`` or the path (``iteration_100/``). The ranks of one start of a job begin a step
 at the same time, up to the difference of their clocks; another start of the job begins the step of
 the same number minutes or days later. Files of several starts are refused, and so is a step
-recorded twice, because a mixture would give a verdict on no real job.
+recorded twice, because a verdict on such a mixture would describe no real job.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def names_of(name: str, among: Iterable[str]) -> FileNames:
 # busy at different times.
 APART_NS: Final = 60 * NS_PER_S
 APART_STEPS: Final = 3.0
-# Most files of each recording that a refusal names.
+# Most files of each start of the job that a refusal names.
 _NAMED: Final = 3
 
 
@@ -120,12 +120,13 @@ def check_one_recording(chunks: Sequence[TraceChunk]) -> None:
     Parameters
     ----------
     chunks : sequence of TraceChunk
-        Not checked where times of one count from the start of their step.
+        Files of one session. They are not checked if the times of any file count from the start of
+        their step.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.two_recordings``, with files of each.
+        ``trace.two_recordings``, with the names of files of each start.
     """
     if any(chunk.trace.step_relative for chunk in chunks):
         return
@@ -178,15 +179,15 @@ def check_cells(chunks: Sequence[TraceChunk], sizes: Sizes) -> None:
     Raises
     ------
     UnanalyzableError
-        ``trace.place_taken``, with both files.
+        ``trace.place_taken``, with the two files that claim a cell.
     """
     most = sizes.tp * sizes.cp
-    known: dict[tuple[int, int], dict[int, str]] = {}
+    ranks_by_cell: dict[tuple[int, int], dict[int, str]] = {}
     for chunk in chunks:
         trace = chunk.trace
         for place in np.unique(trace.rank, return_index=True)[1].tolist():
             cell = int(trace.dp[place]), int(trace.pp[place])
-            ranks = known.setdefault(cell, {})
+            ranks = ranks_by_cell.setdefault(cell, {})
             ranks.setdefault(int(trace.rank[place]), chunk.producer)
             if len(ranks) > most:
                 (first, first_file), *_, (last, last_file) = ranks.items()
@@ -211,7 +212,7 @@ def check_ranks(chunks: Sequence[TraceChunk]) -> None:
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_twice``, with both files.
+        ``trace.rank_twice``, with the two files that contain the step.
     """
     steps = [set(_rank_steps(chunk)) for chunk in chunks]
     for (chunk, chunk_steps), (other, other_steps) in combinations(
@@ -257,15 +258,15 @@ def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk
     Parameters
     ----------
     chunks : sequence of TraceChunk
-        Of a format whose recordings hold whole steps of their ranks.
+        Recordings in a format that never splits a step of a rank over two recordings.
     of_files : bool
         Producers are paths of files, which may contain the step.
 
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_twice``, with both recordings: a rank has the same step in two different ones
-        that cannot be renumbered.
+        ``trace.rank_twice``, with both recordings: two different recordings contain the same step
+        of a rank, and cannot be renumbered.
     """
     repeated = _repeated_steps(chunks)
     if not repeated:
@@ -285,7 +286,7 @@ def in_order(chunks: Sequence[TraceChunk], *, of_files: bool) -> list[TraceChunk
 
 
 def number_in(name: str) -> int | None:
-    """Return the step in a file's name, else in its nearest folder's; None if both lack it.
+    """Return the step number in a file's name, or in the name of its nearest folder; else None.
 
     Examples
     --------
@@ -302,7 +303,7 @@ def number_in(name: str) -> int | None:
 
 
 def _repeated_steps(chunks: Sequence[TraceChunk]) -> list[_RepeatedStep]:
-    """Return the steps of ranks that are in two recordings, unless one is a copy of the other."""
+    """Return the steps of ranks that two recordings contain, unless the recordings are copies."""
     seen: dict[tuple[int, int], int] = {}
     repeated = []
     copies: dict[tuple[int, int], bool] = {}

@@ -181,7 +181,7 @@ class _Text:
                 return ""
 
     def back(self) -> None:
-        """Move the cursor back over the character that `next_char` returned."""
+        """Move the cursor back by one, to the character that `next_char` returned."""
         if self._at:
             self._at -= 1
 
@@ -208,28 +208,24 @@ class _Text:
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
             if not index and batches is not None:
-                self._note_separator(end)
+                comma = self._at
+                if self.next_char() == "{":
+                    self.back()
+                    between = self._buffer[comma - 1 : self._at]
+                    if end < comma and not between.strip(_SPACE + ","):
+                        self._between = "}" + between + "{"
             index += 1
             self._item = index
 
-    def _note_separator(self, end: int) -> None:
-        """Store the text between the end of the first item (`end`) and the next item."""
-        comma = self._at
-        if self.next_char() == "{":
-            self.back()
-            between = self._buffer[comma - 1 : self._at]
-            if end < comma and not between.strip(_SPACE + ","):
-                self._between = "}" + between + "{"
-
     def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
-        """Pass the next items to the taker of batches.
+        """Pass the next items as a batch to the `batches` callback of `read_items`.
 
         Returns
         -------
         taken : int
             Items accepted in the batch.
         one_by_one : int
-            Next items to read one by one.
+            Number of items to read one by one before the next batch.
         """
         between = self._between
         while len(self._buffer) - self._at < BATCH_CHARS and self._more():
@@ -276,10 +272,10 @@ class _Text:
             wanted *= 2
 
     def _respell_floats(self, error: json.JSONDecodeError) -> bool:
-        """Respell NaN and infinities after an error as `json` does; return whether any was found.
+        """Respell NaN and infinities after an error as `json` does; return whether any occurred.
 
-        All such values in the buffer are replaced at once, so that many of them cost no more than
-        one.
+        All such values in the buffer are replaced at once, so that many values cost no more than a
+        single value.
         """
         unknown = _NO_VALUE.match(self._buffer, error.pos)
         if unknown is None or unknown[0] == _NAN or not error.msg.startswith("Expecting value"):
@@ -492,7 +488,10 @@ class Event:
 
 
 def _number(text: str) -> int | Decimal | str:
-    """Return the number in a text, else the text (exporters write 64-bit integers as text)."""
+    """Return the number in a text, or the text itself if it is not a number.
+
+    Exporters write 64-bit integers as text.
+    """
     if len(text) > _MAX_POWER or not text.isascii():
         return text
     body = text.removeprefix("-")

@@ -56,7 +56,7 @@ class Processes:
     _rank_of: dict[object, int] = field(default_factory=dict)
 
     def name(self, event: Event) -> None:
-        """Store the rank in a process name, from a metadata event (``"ph": "M"``)."""
+        """Store the rank from a process name, which a metadata event (``"ph": "M"``) gives."""
         if event.fields.get("name") not in _NAMES or len(self._rank_of) >= _MOST:
             return
         args = event.args.fields
@@ -65,7 +65,7 @@ class Processes:
             self._rank_of.setdefault(_key(event), rank)
 
     def step(self, event: Event) -> None:
-        """Store the process of a range that is a training step."""
+        """Store the process that recorded a training step."""
         if len(self.stepping) < _MOST:
             self.stepping.setdefault(_key(event))
 
@@ -84,7 +84,8 @@ class Processes:
         Raises
         ------
         InvalidTraceError
-            `trace.several_ranks`: a rank is unknown, or two processes have the same one.
+            `trace.several_ranks`: the rank of a process is unknown, or two processes have the same
+            rank.
         """
         named = [self.rank_of(Event(0, {"pid": key})) for key in self.stepping]
         ranks = sorted({rank for rank in named if rank is not None})
@@ -119,7 +120,7 @@ _MAX_DIGITS: Final = 12
 
 
 def take_header(scan: Scan, part: Field) -> None:
-    """Add to the scan a field of the file that is not the array of events.
+    """Add a field of the file other than the array of events to the scan.
 
     Raises
     ------
@@ -169,7 +170,10 @@ def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - untrusted JSON
 
 
 def _ranks(ranks: Any) -> Any:  # noqa: ANN401 - untrusted JSON
-    """Return a group's ranks as a list; they may be a text or a map rank → position."""
+    """Return the ranks of a process group as a list.
+
+    The file may give them as a list, as a text, or as a map of rank to position.
+    """
     if isinstance(ranks, str) and len(ranks) <= _MAX_RANKS_TEXT:
         numbers = ranks.strip("[]() ").split(",")
         return [int(number) for number in numbers] if all(map(_is_rank, numbers)) else None
@@ -218,7 +222,7 @@ _MARKS: Final = (
     "FullyShardedDataParallel.",
     "Optimizer.zero_grad#",
     "## ",
-    # `ScheduleGPipe` appends the number of the microbatch
+    # `ScheduleGPipe` appends the number of the microbatch to this prefix.
     "Forward ",
     "Backward ",
 )
@@ -271,13 +275,13 @@ def decode_kineto(  # noqa: PLR0913 - a sender's facts about a file
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        The session's metadata; needed where names of process groups do not imply the sizes.
+        The session's metadata; needed if the names of process groups do not imply the sizes.
     part : bool
         The file is one rank of several.
     own : OwnRanges, optional
         The job's labels for ranges of its own.
     names : FileNames
-        Rank and world from file names, for a file without them.
+        Rank and world size from the files' names, used if the file itself lacks them.
 
     Raises
     ------
@@ -335,7 +339,7 @@ def scan_kineto(
     own: OwnRanges | None = None,
     processes: Processes | None = None,
 ) -> Scan:
-    """Return the scan of a Kineto file; store steps and names of processes in `processes`.
+    """Return the scan of a Kineto file, and add its steps and process names to `processes`.
 
     Raises
     ------
@@ -383,13 +387,24 @@ def _take(scan: Scan, item: Item, processes: Processes | None = None) -> None:
         if number is not None:
             scan.launches.add(event.nanoseconds("ts", NS_PER_US), number, _thread(scan, event))
     elif category in _ACTIVITIES:
-        _take_kernel(scan, event, _ACTIVITIES[category])
+        activity = _ACTIVITIES[category]
+        args, span = event.args, _span(event)
+        work = -1
+        collective = collective_of(event.text("name")) if activity is Activity.KERNEL else None
+        if collective is not None:
+            work = len(scan.works)
+            name = args.text("Collective name") or collective
+            scan.works.append(_work(name, args, span, on_device=True))
+        correlation, external = _number(args, "correlation"), _number(args, "External id")
+        device, stream = args.fields.get("device"), args.fields.get("stream")
+        at = scan.thread(("stream", _named(device), _named(stream)))
+        scan.kernels.add(span, correlation, external, work, at, activity)
     elif category == _OWN_ON_DEVICE:
         scan.add_own_range(event.text("name"), _span(event), on_device=True)
 
 
 def _kind_of(category: str, name: str) -> Kind:
-    """Return the kind of an event from its category and name, consistent with `_take`."""
+    """Return the kind of an event from its category and name, by the same rules as `_take`."""
     if category in _LAUNCHES:
         return Kind.LAUNCH
     activity = _ACTIVITIES.get(category)
@@ -431,27 +446,26 @@ def _take_called(scan: Scan, event: Event, category: str) -> None:
         scan.gradients.add(_span(event), thread)
         scan.add_operator(_span(event), thread)
     elif name.startswith((_ISSUED, _COMMUNICATES)):
-        scan.issues.append(_issue(name, event, thread))
+        args = event.args
+        scan.issues.append(
+            Issue(
+                plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
+                args.text("Process Group Name"),
+                args.text("Process Group Description"),
+                args.optional_integer("Seq"),
+                _span(event),
+                thread,
+                _number(args, "External id"),
+                args.optional_integer("Group size"),
+                _peer(args),
+            )
+        )
     elif name.startswith((_OPTIMIZER, *_MARKS)):
         scan.marks.append(Mark(name, _span(event), thread))
     elif category in _OPERATORS:
         scan.add_operator(_span(event), thread)
     if number is not None and not name.startswith(_OPTIMIZER):
         scan.operators.add(event.nanoseconds("ts", NS_PER_US), number, thread)
-
-
-def _take_kernel(scan: Scan, event: Event, activity: Activity) -> None:
-    args, span = event.args, _span(event)
-    work = -1
-    collective = collective_of(event.text("name")) if activity is Activity.KERNEL else None
-    if collective is not None:
-        work = len(scan.works)
-        name = args.text("Collective name") or collective
-        scan.works.append(_work(name, args, span, on_device=True))
-    correlation, external = _number(args, "correlation"), _number(args, "External id")
-    device, stream = args.fields.get("device"), args.fields.get("stream")
-    at = scan.thread(("stream", _named(device), _named(stream)))
-    scan.kernels.add(span, correlation, external, work, at, activity)
 
 
 def _thread(scan: Scan, event: Event) -> int:
@@ -472,21 +486,6 @@ def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:
         span,
         on_device,
         _number(args, "correlation"),
-        _number(args, "External id"),
-        args.optional_integer("Group size"),
-        _peer(args),
-    )
-
-
-def _issue(name: str, event: Event, thread: int) -> Issue:
-    args = event.args
-    return Issue(
-        plain_name(args.text("Collective name") or name.removeprefix(_ISSUED)),
-        args.text("Process Group Name"),
-        args.text("Process Group Description"),
-        args.optional_integer("Seq"),
-        _span(event),
-        thread,
         _number(args, "External id"),
         args.optional_integer("Group size"),
         _peer(args),

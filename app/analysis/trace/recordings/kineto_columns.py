@@ -95,14 +95,14 @@ class Events:
         return _whole(args.field(name), -1)
 
     def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the index and the fields of the given events; arguments are limited to `_ARGS`."""
+        """Yield the index and fields of the given events, with the arguments in `_ARGS` only."""
         rows = self.table.take(places).to_pylist()
         for place, row in zip(places.tolist(), rows, strict=True):
-            known = {key: value for key, value in row.items() if value is not None}
-            args = known.get("args")
+            present = {key: value for key, value in row.items() if value is not None}
+            args = present.get("args")
             if args is not None:
-                known["args"] = {key: value for key, value in args.items() if value is not None}
-            yield place, known
+                present["args"] = {key: value for key, value in args.items() if value is not None}
+            yield place, present
 
 
 def events_of(lines: str, count: int) -> Events | None:
@@ -163,7 +163,10 @@ def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an 
 
 
 def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an Arrow array
-    """Return each value's index among the distinct values, and these values; null becomes ""."""
+    """Return the index of each value among the distinct values, and the distinct values.
+
+    Null becomes "".
+    """
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     return (
         np.asarray(encoded.indices.to_numpy(), np.int64),
@@ -228,14 +231,27 @@ class Batches:
         self._scan = scan
         self._kind_of = kind_of
         self._take = take
-        self._known: dict[tuple[str, str], Kind] = {}
+        self._kind_of_name: dict[tuple[str, str], Kind] = {}
 
     def __call__(self, lines: str, count: int, index: int) -> bool:
         """Add a batch of lines with one event each; return whether the batch could be parsed."""
         events = events_of(lines, count)
         if events is None:
             return False
-        kinds = self._kinds(events)
+        pairs = events.category * len(events.names) + events.name
+        numbers, places = np.unique(pairs, return_inverse=True)
+        kinds_of = np.empty(len(numbers), np.int64)
+        if len(self._kind_of_name) > _MOST_NAMES:
+            self._kind_of_name.clear()
+        for at, number in enumerate(numbers.tolist()):
+            category, name = divmod(number, len(events.names))
+            key = (events.categories[category], events.names[name])
+            kind = self._kind_of_name.get(key)
+            if kind is None:
+                kind = self._kind_of_name[key] = self._kind_of(*key)
+            kinds_of[at] = kind
+        complete = np.where(events.complete, kinds_of[places], Kind.NOT)
+        kinds = np.where(events.named, Kind.ALONE, complete)
         if not events.usable[kinds > Kind.ALONE].all():
             return False
         row: Mapping[str, Any]
@@ -243,22 +259,6 @@ class Batches:
             self._take(Item(index + place, row))
         self._add(events, kinds)
         return True
-
-    def _kinds(self, events: Events) -> NDArray[np.int64]:
-        pairs = events.category * len(events.names) + events.name
-        numbers, places = np.unique(pairs, return_inverse=True)
-        kinds = np.empty(len(numbers), np.int64)
-        if len(self._known) > _MOST_NAMES:
-            self._known.clear()
-        for at, number in enumerate(numbers.tolist()):
-            category, name = divmod(number, len(events.names))
-            key = (events.categories[category], events.names[name])
-            kind = self._known.get(key)
-            if kind is None:
-                kind = self._known[key] = self._kind_of(*key)
-            kinds[at] = kind
-        complete = np.where(events.complete, kinds[places], Kind.NOT)
-        return np.where(events.named, Kind.ALONE, complete)
 
     def _add(self, events: Events, kinds: NDArray[np.int64]) -> None:
         scan = self._scan
@@ -300,7 +300,7 @@ class Batches:
         )
 
     def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
-        """Add the operators that lie in no other operator, consistent with `Scan.add_operator`."""
+        """Add the operators that lie in no other operator, by the rule of `Scan.add_operator`."""
         for number in np.unique(thread[chosen]).tolist():
             mine = chosen & (thread == number)
             start, duration = events.start[mine], events.duration[mine]

@@ -55,7 +55,7 @@ class Label:
     # mb, mc: microbatch; model chunk, `ABSENT` if it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
-    # The label comes from a pattern of the job, so several such ranges may be parts of one
+    # Whether the label comes from a pattern of the job. Several such ranges may be parts of one
     # computation.
     own: bool = False
 
@@ -180,21 +180,22 @@ def join_ranges(labels: Sequence[Label], steps: Sequence[int | None]) -> dict[in
     """Return the indices of each computation's ranges by the index of its first range.
 
     A job that labels its layers (``attn(F)``, ``mlp(F)``) has many ranges for one forward. Ranges
-    with a microbatch are joined by it; others are joined while the rank neither computes anything
-    else nor sends or receives. A forward after the start of its microbatch's backward is a
-    recomputation, and a part of that backward.
+    of the same microbatch are joined; ranges without a microbatch are joined until the rank runs
+    another computation, a send or a receive. A forward after the start of its microbatch's backward
+    is a recomputation, and a part of that backward.
 
     Parameters
     ----------
     labels : sequence of Label
         Labels of one rank, by start.
     steps : sequence of int or None
-        The step of each.
+        The step of each label.
 
     Returns
     -------
     parts : dict
-        Rising indices of the ranges, also of computations with one range; computations only.
+        Index of a computation's first range → ascending indices of all its ranges. Computations
+        with a single range are included; ranges of communication are not.
 
     Examples
     --------
@@ -296,7 +297,7 @@ class OwnRanges:
     Raises
     ------
     BadPatternError
-        A pattern is no expression of RE2, or has a group of another name than `GROUPS`.
+        A pattern is not an expression of RE2, or has a capture group whose name is not in `GROUPS`.
     """
 
     def __init__(self, rules: Sequence[RangeRule]) -> None:

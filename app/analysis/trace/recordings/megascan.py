@@ -4,9 +4,7 @@ MegaScan writes two forms. The aggregated file has Chrome's events of all ranks 
 one clock; ``pid`` is the number of the DP × PP cell (the stages of a DP rank are consecutive), and
 ``tid`` is the tensor rank. The file of a single rank has device times: ``rel_ts`` in nanoseconds
 from the start of the iteration; events at the start and end of an iteration have the host's time
-between iterations. Microbatch, chunk and stage are in the end event of a scope.
-
-Microbatch, chunk and stage are in the end event of a scope.
+between iterations. In both forms the end event of a scope has its microbatch, chunk and stage.
 """
 
 from __future__ import annotations
@@ -87,10 +85,10 @@ def decode_megascan(
     Raises
     ------
     InvalidTraceError
-        `trace.unpaired_event`: a scope ends that did not begin. Also the errors of `read_items`,
-        `Event` and `Rows.trace`.
+        `trace.unpaired_event`: the end event of a scope has no begin event. Also the errors of
+        `read_items`, `Event` and `Rows.trace`.
     InvalidMetadataError
-        `metadata.missing`: the sizes are not known.
+        `metadata.missing`: the job's sizes are unknown.
     """
     first = next(read_events(body, limits), None)
     if first is None:
@@ -149,7 +147,7 @@ class _Lane:
         self.open.append((name, time))
 
     def end(self, event: Event, name: str) -> int:
-        """Close the innermost scope, which must have this name; return its start in ns."""
+        """Close the innermost scope, which must have this name; return the scope's start in ns."""
         if not self.open or self.open[-1][0] != name:
             message = f"event {event.index} ends {name[:80]!r}, which is not what is open"
             refuse([Fault("unpaired_event", message, row=event.index)])
@@ -191,7 +189,7 @@ def _relative_scopes(body: Path | bytes, limits: Limits) -> Iterator[_Scope]:
             else:
                 begin += event.nanoseconds("duration_wall", 1)
             lane = _Lane()
-        # Scopes outside of training iterations belong to an evaluation, and are ignored.
+        # Scopes outside of training iterations belong to an evaluation, which is not decoded.
         elif inside and phase == "B":
             lane.begin(event, name, begin + event.nanoseconds("rel_ts", 1))
         elif inside and phase == "E":

@@ -94,7 +94,8 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
     if len(starts) != len(durations):
         _refuse(event, f"{len(starts)} starts and {len(durations)} durations do not match")
     metric, step = event.text(_RECORD_KEY), event.integer("step")
-    # This handler writes a constant model chunk, which is wrong for a stage with several chunks.
+    # The handler that writes records gives a constant model chunk, which is wrong for a stage with
+    # several chunks.
     chunk = event.optional_integer("model_chunk") if sizes.vpp == 1 else None
     mc = chunk if metric in _COMPUTES else None
     for start, duration in zip(starts, durations, strict=True):

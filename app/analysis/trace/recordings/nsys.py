@@ -1,10 +1,10 @@
 """Decoder of Nsight Systems: the SQLite database of ``nsys export --type sqlite`` of a rank.
 
-NVTX ranges are the labels (``torch.autograd.profiler.emit_nvtx`` makes ranges of PyTorch's own, a
-hand-written loop calls ``torch.cuda.nvtx.range``); kernels are joined to the range that launched
-them by process and correlation id of the runtime call. The schema is that of the exporter's
-reference: empty tables are left out, and later versions of a table have a number behind the name
-(``_V2``).
+NVTX ranges are the labels: ``torch.autograd.profiler.emit_nvtx`` turns PyTorch's own ranges into
+NVTX ranges, and a hand-written loop calls ``torch.cuda.nvtx.range``. Kernels are joined to the
+range that launched them by process and correlation id of the runtime call. The schema is that of
+the exporter's reference: empty tables are left out, and later versions of a table have a number
+after the name (``_V2``).
 
 A database is untrusted input that may hold indices, views and triggers. It is opened as immutable
 with an untrusted schema, only reads of its tables are allowed, and uploads are never opened.
@@ -81,14 +81,14 @@ def decode_nsys(  # noqa: PLR0913 - a sender's facts about a database
     meta : SessionMeta or None
         Required: the database does not contain the sizes of the job.
     names : FileNames
-        Rank from the name of the file: ``rank3.sqlite``.
+        Names of the session's files, which give the rank: ``rank3.sqlite``.
     own : OwnRanges, optional
         The job's labels for ranges of its own.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError, BodyTooLargeError
-        See `decode_scan`; `trace.corrupt` where it is no database of Nsight Systems.
+        See `decode_scan`; `trace.corrupt`: the file is not a database of Nsight Systems.
     """
     try:
         with closing(_open(path)) as database:
@@ -160,7 +160,7 @@ def _scan(database: sqlite3.Connection, limits: Limits, own: OwnRanges | None) -
 
 
 def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
-    """Return the tables of `_READ` by their name without version; views are ignored."""
+    """Return the tables of `_READ` by their name without a version number; views are left out."""
     rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     versions: dict[str, list[tuple[int, str]]] = {}
     for (name,) in rows.fetchmany(_MAX_TABLES):
@@ -168,12 +168,12 @@ def _tables(database: sqlite3.Connection) -> Mapping[str, _Table]:
         if version is not None and version[1] in _READ:
             versions.setdefault(version[1], []).append((int(version[2] or 1), str(name)))
     tables = {}
-    for plain, known in versions.items():
+    for plain, candidates in versions.items():
         # Use the table with the latest version that is not empty.
-        for _, name in sorted(known, reverse=True):
+        for _, name in sorted(candidates, reverse=True):
             rows = database.execute(f'SELECT * FROM "{name}" LIMIT 1')  # noqa: S608 - matched above
             columns = frozenset(column[0] for column in rows.description)
-            if rows.fetchone() is not None or name == min(known)[1]:
+            if rows.fetchone() is not None or name == min(candidates)[1]:
                 tables[plain] = _Table(name, columns)
                 break
     return tables
@@ -194,8 +194,8 @@ def _add_ranges(
     if _STRINGS in tables and "textId" in table.columns:
         strings = tables[_STRINGS].name
         named = f'coalesce(text, (SELECT value FROM "{strings}" WHERE id = textId))'  # noqa: S608 - a known name
-    # Only some thousands of many ranges are labelled, so SQLite selects them. With patterns of the
-    # job, SQLite returns all ranges and they are matched here.
+    # Of many ranges only some thousands are labelled, so SQLite selects the labelled ranges. With
+    # patterns of the job, SQLite returns all ranges and the patterns are matched here.
     likes = [] if scan.own is not None else [f"{label}%" for label in _LABELS]
     query = (
         f"SELECT rowid, start, end, globalTid >> {_THREAD_BITS}, {named} AS range_name "  # noqa: S608 - known names
@@ -214,7 +214,7 @@ def _add_ranges(
 
 
 def _add_range(scan: Scan, text: str, span: Span) -> bool:
-    """Add a range to the scan if its name is a label; return whether it is."""
+    """Add a range to the scan if its name is a label; return whether the name is a label."""
     if scan.add_own_range(text, span):
         return True
     # `emit_nvtx` appends a sequence number and tensor shapes to the name.

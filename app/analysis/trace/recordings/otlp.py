@@ -1,8 +1,8 @@
 """Decoder of Megatron-LM's OpenTelemetry spans (`megatron.core.telemetry`) in OTLP.
 
 Each rank is a resource, with the attributes ``dl.rank``, ``dl.world_size`` and the sizes and ranks
-of each parallel dimension. Times are host times of issuing the work, not device times, which the
-metadata note. Span names are those of the main branch and of earlier releases:
+of each parallel dimension. Times are host times of issuing the work, not device times; the decoded
+metadata say so. Span names are those of the main branch and of earlier releases:
 ``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
 NVIDIA/Megatron-LM (pull request 6385).
 """
@@ -153,10 +153,10 @@ def decode_otlp(  # noqa: PLR0913 - a sender's facts about a body
     Raises
     ------
     InvalidTraceError
-        `trace.no_microbatches`: there are spans of steps at most; `trace.unknown_rank`. Also the
-        errors of `json_batches`, `protobuf_batches`, `Event` and `Rows.trace`.
+        `trace.no_microbatches`: no span is an operation of a microbatch; `trace.unknown_rank`. Also
+        the errors of `json_batches`, `protobuf_batches`, `Event` and `Rows.trace`.
     InvalidMetadataError
-        `metadata.missing`: the sizes are not known.
+        `metadata.missing`: the job's sizes are unknown.
     """
     reader = None if own is None else own.reader()
     if protobuf:
@@ -260,7 +260,14 @@ def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:
 def _add_rank(
     rows: Rows, who: Resource, spans: list[_Span], sizes: Sizes, lost: Lost
 ) -> Mapping[int, str]:
-    """Add the operations of one rank, whose spans are sorted by start; return its odd steps."""
+    """Add the operations of one rank, whose spans are sorted by start.
+
+    Returns
+    -------
+    dict of int to str
+        Steps that are excluded from verdicts, with the reason: the first step of a process, which
+        compiles and connects.
+    """
     steps = [span for span in spans if span.is_step]
     if not steps:
         # Steps that a label marks without a number are numbered from 0.

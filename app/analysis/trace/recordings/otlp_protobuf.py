@@ -47,7 +47,8 @@ def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterat
     Parameters
     ----------
     names : frozenset of str or None
-        Spans of other names have only their name; None for all fields of all spans.
+        Names of the spans to decode completely; other spans are yielded with only their name. None
+        to decode all spans completely.
 
     Raises
     ------
@@ -87,34 +88,30 @@ def _batches(wire: Wire, count: int, names: Names) -> Iterator[Batch]:
             continue
         if field.size > MAX_BATCH_BYTES:
             _refuse_too_long(count)
-        yield _batch(wire.take(field.size), count, names)
-        count += 1
-
-
-def _batch(message: bytes, index: int, names: Names) -> Batch:
-    try:
-        batch = ResourceSpans.FromString(message)
-    except DecodeError as error:
-        text = f"batch {index} is no ResourceSpans of OTLP: {error}"
-        refuse([Fault("corrupt", text, row=index)])
-    resource = Event(index, {"attributes": _attributes(batch.resource.attributes)})
-    spans = tuple(
-        # The event's keys are those of OTLP's JSON form.
-        Event(
-            index,
-            {
-                "name": span.name,
-                "startTimeUnixNano": span.start_time_unix_nano,
-                "endTimeUnixNano": span.end_time_unix_nano,
-                "attributes": _attributes(span.attributes),
-            }
-            if names is None or span.name in names
-            else {"name": span.name},
+        try:
+            batch = ResourceSpans.FromString(wire.take(field.size))
+        except DecodeError as error:
+            text = f"batch {count} is no ResourceSpans of OTLP: {error}"
+            refuse([Fault("corrupt", text, row=count)])
+        resource = Event(count, {"attributes": _attributes(batch.resource.attributes)})
+        spans = tuple(
+            # The event's keys are those of OTLP's JSON form.
+            Event(
+                count,
+                {
+                    "name": span.name,
+                    "startTimeUnixNano": span.start_time_unix_nano,
+                    "endTimeUnixNano": span.end_time_unix_nano,
+                    "attributes": _attributes(span.attributes),
+                }
+                if names is None or span.name in names
+                else {"name": span.name},
+            )
+            for scope in batch.scope_spans
+            for span in scope.spans
         )
-        for scope in batch.scope_spans
-        for span in scope.spans
-    )
-    return Batch(attributes_of(resource), spans)
+        yield Batch(attributes_of(resource), spans)
+        count += 1
 
 
 def _attributes(attributes: Iterable[KeyValue]) -> list[dict[str, object]]:

@@ -138,34 +138,34 @@ def resource_of(attributes: Event) -> Resource:
 
 
 def first_of(attributes: Event, *keys: str) -> int | None:
-    """Return the integer under the first key that is present; None if none is."""
+    """Return the integer under the first key that is present; None if no key is present."""
     values = (attributes.optional_integer(key) for key in keys)
     return next((value for value in values if value is not None), None)
 
 
-def with_hosts(known: SessionMeta, resources: Mapping[int, Resource]) -> SessionMeta:
+def with_hosts(meta: SessionMeta, resources: Mapping[int, Resource]) -> SessionMeta:
     """Return metadata completed by the ranks' machines from their resources.
 
-    Machines in `known` take precedence. The host name of a resource in a pod is marked as a guess,
+    Machines in `meta` take precedence. The host name of a resource in a pod is marked as a guess,
     because it may be the pod's name.
     """
     named: dict[str, dict[str, str]] = {}
     hosts: dict[int, str] = {}
     guesses: dict[str, str] = {}
     for rank, who in resources.items():
-        if rank >= known.sizes.world:
+        if rank >= meta.sizes.world:
             continue
-        if who.host is not None and NODE not in who.names and rank not in known.hosts:
+        if who.host is not None and NODE not in who.names and rank not in meta.hosts:
             hosts[rank] = who.host
             if POD in who.names:
                 guesses[who.host] = _HOST
         for key, name in who.names.items():
-            if key != NODE or rank not in known.hosts:
+            if key != NODE or rank not in meta.hosts:
                 named.setdefault(key, {})[str(rank)] = name
-    guesses.update(known.whereabouts.guessed_hosts)
+    guesses.update(meta.whereabouts.guessed_hosts)
     merged = replace(
-        known,
-        hosts={**hosts, **known.hosts},
-        whereabouts=replace(known.whereabouts, guessed_hosts=guesses),
+        meta,
+        hosts={**hosts, **meta.hosts},
+        whereabouts=replace(meta.whereabouts, guessed_hosts=guesses),
     )
     return with_names(merged, named) if named else merged

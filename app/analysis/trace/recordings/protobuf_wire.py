@@ -63,8 +63,8 @@ def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer 
             elif kind in _FIXED:
                 at += _FIXED[kind]
             else:
-                # The rest is passed on, so that the protobuf runtime raises its error for the
-                # unknown wire type.
+                # The rest of the piece is counted as whole, so that the protobuf runtime parses it
+                # and raises its error for the unknown wire type.
                 return end
             if at <= end:
                 whole = at
@@ -177,7 +177,7 @@ class Wire:
             self._refuse("a field is longer than its message")
 
     def stretches(self, size: int, longest: int) -> Iterator[bytes]:
-        """Yield parts of a message, each with thousands of whole fields and a valid message.
+        """Yield parts of a message, each of them a valid message with thousands of whole fields.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Wire:
         Raises
         ------
         InvalidTraceError
-            `trace.truncated`, `trace.corrupt`, `trace.item_too_long`.
+            `trace.corrupt`, `trace.truncated`, `trace.item_too_long`.
         """
         end = self.place + size
         wanted = _STRETCH_BYTES

@@ -53,7 +53,7 @@ _OTHERS: Final = {
     "all-to-all": "ep-all-to-all",
     "ragged-all-to-all": "ep-all-to-all",
 }
-# Computations whose gap is smaller than this are joined.
+# Computations with a gap below this are joined.
 _APART_NS: Final = 1000
 _ANNOTATE: Final = 'annotate steps with jax.profiler.StepTraceAnnotation("train", step_num=step)'
 _NO_DEVICES: Final = (
@@ -97,15 +97,17 @@ def decode_xprof(
     }
     tp = group_sizes.pop() if len(group_sizes) == 1 else 1
     tp = tp if len(devices) % tp == 0 else 1
-    known = meta or SessionMeta(Sizes(dp=len(devices) // tp, pp=1, tp=tp))
+    session_meta = meta or SessionMeta(Sizes(dp=len(devices) // tp, pp=1, tp=tp))
     rows, lost = Rows(limits), Counter[str]()
     for rank, device in enumerate(devices):
-        _Reader(collected, device, rank, known.sizes, rows, lost).read()
+        _Reader(collected, device, rank, session_meta.sizes, rows, lost).read()
     host = collected.host or (name.split(".", 1)[0] if name else None)
     if host and is_name(host):
-        known = replace(known, hosts=dict.fromkeys(range(len(devices)), host) | dict(known.hosts))
+        session_meta = replace(
+            session_meta, hosts=dict.fromkeys(range(len(devices)), host) | dict(session_meta.hosts)
+        )
     unmapped = (Unmapped(what, count, _ANNOTATE) for what, count in lost.items())
-    return Recording(rows.trace(not_replayed(known, REASON), part=part), total(unmapped))
+    return Recording(rows.trace(not_replayed(session_meta, REASON), part=part), total(unmapped))
 
 
 def decode_xplane(
@@ -135,7 +137,7 @@ def _name(body: Path | bytes) -> str | None:
 
 
 def _fit(numbers: Sequence[int], steps: Sequence[int]) -> bool:
-    """Return whether there are as many distinct numbers as steps."""
+    """Return whether `numbers` are distinct and as many as the steps."""
     return len(numbers) == len(steps) == len(set(numbers))
 
 
@@ -163,8 +165,8 @@ class _Reader:
         self._kind = np.frombuffer(device.kinds, np.int64)[order]
         self._run = np.frombuffer(device.runs, np.int64)[order]
         self._steps = self._find_steps(device)
-        # Whether any data collective is synchronous: the device then waits for it as soon as it
-        # starts.
+        # Whether any data-parallel collective is synchronous: the device then waits for it as soon
+        # as it starts.
         self._blocking = any(
             instruction.part is Part.WHOLE and instruction.kind in _DATA
             for instruction in collected.instructions
@@ -176,7 +178,11 @@ class _Reader:
         self._collectives()
 
     def _find_steps(self, device: Device) -> _Steps:
-        """Return the steps from the device, else from its main program's runs, else annotations."""
+        """Return the steps of a device.
+
+        Steps come from the device's own step events, else from the runs of its main program, else
+        from the host's annotations.
+        """
         annotated = sorted(self._collected.annotated)
         named = tuple(number for _, number in annotated)
         if device.steps:
@@ -201,12 +207,12 @@ class _Reader:
                 spent[name] += end - start
             main = spent.most_common(1)[0][0]
             return sorted(start for start, _, name in device.programs if name == main)
-        known = self._run != 0
-        if not known.any():
+        numbered = self._run != 0
+        if not numbered.any():
             return []
         # Without program names, each distinct run number counts as a step.
-        _, first = np.unique(self._run[known], return_index=True)
-        return sorted(self._start[known][first].tolist())
+        _, first = np.unique(self._run[numbered], return_index=True)
+        return sorted(self._start[numbered][first].tolist())
 
     def _computations(self) -> None:
         """Add the computations; computations with a short gap within a step are joined."""
@@ -251,7 +257,7 @@ class _Reader:
 
     @staticmethod
     def _started(ends: Instruction, waiting: deque[tuple[str, int]], otherwise: int) -> int:
-        """Return the start of the asynchronous collective that ends here, and forget it."""
+        """Return the start of the asynchronous collective that `ends`, and stop waiting for it."""
         for place, (name, start) in enumerate(waiting):
             if ends.started is None or name == ends.started:
                 del waiting[place]

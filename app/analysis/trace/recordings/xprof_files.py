@@ -229,7 +229,7 @@ class _Plane:
 
     @property
     def read(self) -> bool:
-        """Return whether the plane is needed: a device, the host, or the profiler's options."""
+        """Return whether the plane is read: a device, the host, or the profiler's options."""
         return self.ordinal is not None or self.name in (HOST, _TASK)
 
 
@@ -275,7 +275,7 @@ def _plane(wire: Wire, message: Field, collected: Collected) -> _Plane:
         if part.number == PLANE_NAME:
             plane.name = _text(wire, part)
             if not plane.read:
-                # The plane is not needed; the caller skips the rest of its bytes.
+                # The caller skips the remaining bytes of a plane that is not needed.
                 return plane
         elif part.number == PLANE_STATS:
             stats.append(_taken(parse_stat, wire, part))
@@ -308,7 +308,7 @@ def _add_names(wire: Wire, part: Field, plane: _Plane, collected: Collected) -> 
 
 
 def _stretches(wire: Wire, line: Field) -> Iterator[tuple[int, bytes]]:
-    """Yield parts of a line with some of its fields, each after its byte position."""
+    """Yield the byte position of each part of a line, and the bytes of the part."""
     for stretch in wire.stretches(line.size, _MAX_MESSAGE_BYTES):
         yield wire.place - len(stretch), stretch
 
@@ -328,8 +328,8 @@ def _add_events(wire: Wire, message: Field, plane: _Plane, collected: Collected)
             continue
         base_ns = line.timestamp_ns
         if base_ns >= collected.base_ns > 0:
-            # Times of this line are times of day; times of other lines count from the start of the
-            # profile.
+            # Times of this line are times of day; times of all other lines count from the start of
+            # the profile.
             base_ns -= collected.base_ns
         for place, stretch in _stretches(wire, part):
             for event in _parsed(parse_line, stretch, place).events:

@@ -112,7 +112,10 @@ def collective_in(text: str) -> Instruction | None:
 
 
 def _name_and_kind(text: str) -> tuple[str, str | None, Part]:
-    """Return an instruction's name, its collective (None if it is none) and the part of it."""
+    """Return an instruction's name, the kind of its collective, and the part that it performs.
+
+    The kind is None if the instruction is not a collective.
+    """
     assigned = _TEXT.match(text)
     opcode = None if assigned is None else _OPCODE.search(text, assigned.end() - 1, _LONGEST_TYPE)
     if assigned is not None and opcode is not None and opcode[1]:

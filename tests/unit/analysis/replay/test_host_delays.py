@@ -33,7 +33,8 @@ def test_a_worker_that_alone_begins_late_opens_no_gap_of_the_job() -> None:
     late = moved(trace, from_step=5, by_ns=400 * MS, dp=2, first_only=True)
 
     found = turns(late)
-    own_ns = found.by_worker_ns[5, 0] - found.by_worker_ns[4, 0]
+    by_worker_ns = found.begins_ns[1:] - found.ends_ns[:-1]
+    own_ns = by_worker_ns[4, 0] - by_worker_ns[3, 0]
 
     assert found.gap_ns[5] < 100 * MS
     assert np.argmax(own_ns) == 2

@@ -4,8 +4,8 @@ A collective kernel starts when its own rank arrives, and ends after the last ra
 the data are transferred. Newer recordings name the process group in the kernel's event, older
 recordings in the event of the call (same external id). Without a device a collective lasts from the
 call to the end of the range on the backend's thread, which runs collectives in the order of their
-calls. A group without a description is data-parallel if it reduces only in backwards, and
-tensor-parallel if it also reduces (activations) in forwards.
+calls. A process group without a description is data-parallel if it reduces only in backwards, and
+tensor-parallel if it also reduces in forwards (activations).
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Collective:
 
 
 def assign_kernels(scan: Scan) -> None:
-    """Add works for kernels of collectives whose names identify no collective, as on XPU.
+    """Add works for kernels of collectives whose names do not identify the collective, as on XPU.
 
-    A kernel is a collective if the call of a process group launched it. A recording that already
-    has works on a device is not changed.
+    A kernel belongs to a collective if the call of a process group launched it. A scan that already
+    has works on a device is not changed. A "work" is a collective or transfer of a process group.
     """
     records = {
         issue.external: issue for issue in scan.issues if issue.group and issue.external >= 0
@@ -130,8 +130,8 @@ def collectives_of(scan: Scan) -> list[Collective]:
 def _on_device(scan: Scan) -> Iterator[Collective]:
     works = [work for work in scan.works if work.on_device]
     launched = launch_times(scan, works)
-    # Calls by external id; of a call's two records the process group's record is used, since it
-    # names the group.
+    # Calls by external id. A call has two records; the record of the process group is used, since
+    # it names the group.
     named = [issue for issue in scan.issues if issue.external >= 0]
     records = {issue.external: issue for issue in named}
     records |= {issue.external: issue for issue in named if issue.group}
@@ -154,31 +154,27 @@ def _on_device(scan: Scan) -> Iterator[Collective]:
                 recorded = ranges[at].name
             if recorded and name in (*_GENERIC, *_KINDS):
                 name = kind_of(recorded)
-        collective = _collective(name, work, record, issued)
+        collective = Collective(
+            name,
+            work.group or (record.group if record else ""),
+            work.description or (record.description if record else ""),
+            work.size if work.size is not None else (record.size if record else None),
+            work.span.start,
+            work.span.end,
+            issued,
+            issued,
+            work.span.event,
+        )
         if id(work) in streams:
             collective = replace(collective, group=f"stream {streams[id(work)]}")
         seq = work.seq if work.seq is not None else None if record is None else record.seq
         key = (collective.group, collective.name, -1 - number if seq is None else seq)
-        known = joined.get(key)
-        if known is not None:
-            start, end = min(known.start, collective.start), max(known.end, collective.end)
-            collective = replace(known, start=start, end=end)
+        earlier = joined.get(key)
+        if earlier is not None:
+            start, end = min(earlier.start, collective.start), max(earlier.end, collective.end)
+            collective = replace(earlier, start=start, end=end)
         joined[key] = collective
     yield from joined.values()
-
-
-def _collective(name: str, work: Work, record: Issue | None, issued: int) -> Collective:
-    return Collective(
-        name,
-        work.group or (record.group if record else ""),
-        work.description or (record.description if record else ""),
-        work.size if work.size is not None else (record.size if record else None),
-        work.span.start,
-        work.span.end,
-        issued,
-        issued,
-        work.span.event,
-    )
 
 
 def _streams(scan: Scan) -> dict[int, int]:
@@ -209,7 +205,8 @@ def _on_host(scan: Scan) -> Iterator[Collective]:
     for work in works:
         if kind_of(work.name) not in _KINDS:
             continue
-        # Matched in order, since a backend runs collectives in the order of their calls.
+        # Calls and backend ranges are matched in order, since a backend runs collectives in the
+        # order of their calls.
         if at < len(outer) and outer[at].span.start <= work.span.start:
             issue = outer[at]
             at += 1
@@ -265,7 +262,7 @@ class Roles:
 
 
 def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None = None) -> Roles:
-    """Return the dimensions of process groups from their collectives in each part of a step.
+    """Return the parallel dimension of each group from its collectives in each part of a step.
 
     If all ranks of the `world` reduce gradients together, the ranks that exchange tokens are
     data-parallel as well: their groups are expert-parallel, not context-parallel.
@@ -303,7 +300,7 @@ def roles_of(collectives: Iterable[tuple[Collective, Part]], world: int | None =
 
 
 def _role(counts: Counter[tuple[str, Part]]) -> Dimension | None:
-    """Return the dimension of a group from the number of its collectives by part of a step."""
+    """Return the parallel dimension of a group from its collectives in each part of a step."""
     forward = sum(counts[name, Part.FORWARD] for name in _REDUCES)
     backward = sum(counts[name, Part.BACKWARD] for name in _REDUCES)
     if forward and backward:
@@ -329,7 +326,7 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     Parameters
     ----------
     groups : sequence of Group
-        Process groups with their ranks.
+        Process groups of the rank, with the ranks in each group.
     sizes : mapping of str to int
         Number of ranks of each group, from its collectives.
     meta : SessionMeta or None
@@ -342,8 +339,8 @@ def place(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     """
     if meta is not None or any(dimension_of(group.description) for group in groups):
         return cell_of(rank, world, groups, (), meta)
-    known = {group.name: group for group in groups if rank in group.ranks}
-    data = [known[name] for name in sorted(roles.data) if name in known]
+    own_groups = {group.name: group for group in groups if rank in group.ranks}
+    data = [own_groups[name] for name in sorted(roles.data) if name in own_groups]
     data = [group for group in data if len(group.ranks) > 1]
     if any(len(group.ranks) == world for group in data) or not data:
         return _without_ranks(rank, world, roles, sizes)

@@ -1,9 +1,9 @@
 """Parts of each step on the host (forward, backward, optimizer) from a recording without labels.
 
 Autograd runs the nodes of a backward one after the other (``autograd::engine::evaluate_function``).
-Operators before the first backward are a forward, between two backwards the forward of the next
-accumulation round, and after the last backward the optimizer. Recomputation within a backward
-(activation checkpointing) is part of the backward.
+Operators before the first backward are a forward, operators between two backwards are the forward
+of the next accumulation round, and operators after the last backward are the optimizer.
+Recomputation within a backward (activation checkpointing) is part of the backward.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _gradients(scan: Scan) -> _Gradients:
 
 
 def _main_thread(scan: Scan, gradients: _Gradients) -> int:
-    """Return the thread of the optimizers, else the thread with most calls outside of backwards."""
+    """Return the thread of the optimizers, or the thread with most calls outside of backwards."""
     for mark in scan.marks:
         if mark.name.startswith(_STEPS):
             return mark.thread
@@ -273,7 +273,7 @@ def _segments(  # noqa: PLR0913, PLR0917 - boundaries of a step
     passes: Sequence[Span],
     optimizers: Sequence[Span],
 ) -> list[tuple[Segment, int]]:
-    """Return the segments of a step, each with the end of its backward in ns (else 0)."""
+    """Return the segments of a step, each with the end of its backward in ns (0 if it has none)."""
     starts = [span.start for span in passes]
     mine = passes[bisect_left(starts, begin) : bisect_left(starts, end)]
     if not mine:

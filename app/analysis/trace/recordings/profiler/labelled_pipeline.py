@@ -1,9 +1,9 @@
 """Operations of a rank whose recording has labels for the actions of its pipeline.
 
-A computation begins at the end of its receive, because an action of the pipeline runtime first
-waits for the receive. A transfer is the send or receive that its action issued. On a device the
-times of both are the times of the kernels launched by the action; without a device a transfer's
-time is the range of the process group's backend.
+A computation begins at the end of the receive of its input, because an action of the pipeline
+runtime first waits for this receive. A transfer is the send or receive that its action issued. If
+the rank computes on a device, the times of computations and transfers are those of the kernels that
+the action launched; without a device a transfer's time is the range of the process group's backend.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from app.analysis.trace.recordings.profiler.steps import find_steps, without_fir
 from app.analysis.trace.recordings.profiler.unlabelled_pipeline import Pipeline
 from app.analysis.trace.recordings.recording import Rows
 
-# Type of a labelled computation → type of the receive for which it waits first.
+# Type of a labelled computation → type of the receive that the computation waits for before it
+# starts.
 _WAITS_FOR: Final = {FORWARD_COMPUTE: FORWARD_RECV, BACKWARD_COMPUTE: BACKWARD_RECV}
 TRANSFERS: Final = frozenset({"send", "recv", "sendrecv", "coalesced"})
 
@@ -74,7 +75,8 @@ class LabelledReader:
         own_on_device: bool,
     ) -> None:
         self._advice = advice
-        # The ranges that the job's labels match are on the device's track rather than on the host.
+        # Whether the ranges that the job's labels match are on the device's track rather than on
+        # the host.
         self._own_on_device = own_on_device
         self.rows = Rows(limits)
         self._scan = scan
@@ -88,8 +90,8 @@ class LabelledReader:
         self._parts = join_ranges([item.label for item in self._labelled], self._steps.of_label)
         self._lost: Counter[tuple[str, str | None]] = Counter()
         self._on_device = len(scan.kernels) > 0
-        # _computed: computing time of each labelled range, by its index; _works: indices of the
-        # works that the range issued
+        # _computed: index of each labelled range → its computing time; _works: index of each
+        # labelled range → indices of the works (collectives and transfers) that it issued
         self._computed: dict[int, Span] = {}
         self._works: dict[int, list[int]] = {}
 
@@ -174,7 +176,7 @@ class LabelledReader:
             }
 
     def _separate(self, forward: int, backward: int, busy: NDArray[np.int64]) -> None:
-        """Separate an overlapping forward and backward into two consecutive spans by busy time."""
+        """Split an overlapping forward and backward into two spans, in proportion to busy time."""
         first, second = self._computed.get(forward), self._computed.get(backward)
         if first is None or second is None or first.end <= second.start:
             return
@@ -185,7 +187,7 @@ class LabelledReader:
         self._computed[backward] = Span(cut, end, second.event)
 
     def _optimizers(self) -> None:
-        """Add the optimizers: their kernels' time if a device computes, else their host ranges."""
+        """Add the optimizers with the times of their kernels, or of host ranges without kernels."""
         spans = sorted(self._scan.optimizers, key=lambda span: span.start)
         done: dict[int, tuple[int, int]] = {}
         for launched in launched_kernels(self._scan, spans) if spans and self._on_device else ():
@@ -217,7 +219,7 @@ class LabelledReader:
             self._issue(issuing[at][0], number)
 
     def _find_halves(self) -> None:
-        """Separate a forward and a backward in one range by operators and autograd nodes."""
+        """Split a range of a forward and a backward by its operators and its autograd nodes."""
         if not any(item.half for item in self._labelled):
             return
         nodes, calls = (
@@ -240,10 +242,10 @@ class LabelledReader:
                 self._computed[place] = Span(span.start, end, span.event)
 
     def _issue(self, place: int, number: int) -> None:
-        """Store that a labelled range issued a work, unless its label is of another kind.
+        """Store that a labelled range issued a work, unless label and work are of different kinds.
 
         The kinds may differ because another thread may run a collective during the range, and
-        because computations gather parameters.
+        because computations gather parameters. A "work" is a collective or a transfer.
         """
         kind = self._labelled[place].label.kind
         transfers = self._scan.works[number].name in TRANSFERS
@@ -265,7 +267,8 @@ class LabelledReader:
                 return
         elif labelled.half is not None:
             if place not in self._computed:
-                # Count the action once, at its backward half, although both halves are lost.
+                # Count an action with both directions once, at its backward half, although both
+                # halves are lost.
                 self._lose(_AT_ONCE, ATTACH, int(labelled.half.backward))
                 return
             computed = [self._computed[place]]
@@ -321,18 +324,18 @@ class LabelledReader:
             # Several kernels with the same sequence number belong to one collective.
             key = (work.group, work.name, -1 - number if work.seq is None else work.seq)
             issued = launched.get(work.correlation, work.span.start)
-            _, known, issued = joined.get(key, (op, work.span, issued))
-            first, last = min(known.start, work.span.start), max(known.end, work.span.end)
-            joined[key] = (op, Span(first, last, known.event), issued)
+            _, earlier, issued = joined.get(key, (op, work.span, issued))
+            first, last = min(earlier.start, work.span.start), max(earlier.end, work.span.end)
+            joined[key] = (op, Span(first, last, earlier.event), issued)
         for op, span, issued in joined.values():
             self._add(op, span, self._steps.at(issued))
 
     def _collective(self, work: Work) -> str | None:
         """Return the operation type of a work; count works of unknown type and return None."""
         dimension = dimension_of(work.description)
-        known = {} if dimension is None else OF_DIMENSION.get(dimension, {})
-        if work.name in known:
-            return known[work.name]
+        op_of_name = {} if dimension is None else OF_DIMENSION.get(dimension, {})
+        if work.name in op_of_name:
+            return op_of_name[work.name]
         sizes = self._cell.sizes
         unnamed = not (self._labelled or work.description)
         only_data = unnamed and sizes.dp > 1 == sizes.tp * sizes.cp

@@ -49,10 +49,10 @@ def launched_kernels(
     Parameters
     ----------
     ranges : sequence of Span
-        Ranges by start; a launch in two of them belongs to the later one.
+        Ranges sorted by start; a launch inside two ranges belongs to the range that starts later.
     halves : sequence of Half or None
-        For each range, which of the launches inside count; None for all. Ranges within such a
-        range keep their own launches.
+        For each range, the half (forward or backward) whose launches count; None to count all
+        launches. A range inside such a range keeps its own launches.
     """
     places = np.full(len(scan.kernels), _NOWHERE, np.int32)
     for of_kind in _by_kind(ranges, halves):
@@ -68,7 +68,7 @@ def launched_kernels(
 
 
 class _RangesOfKind(NamedTuple):
-    """Ranges that own all launches inside them, or only the launches on or off their own thread."""
+    """Ranges that own all launches inside them, or only those on or off the range's thread."""
 
     place: NDArray[np.int32]  # (ranges,): index of each range among all ranges
     # start, end: in ns, shape (ranges,)
@@ -128,10 +128,18 @@ def _look_up(
     ranges: _RangesOfKind,
     places: NDArray[np.int32],
 ) -> None:
-    """Set the range of kernels that have none, from the start of their launch or operator."""
+    """Set the range of each kernel without a range, from the start of its launch or operator."""
     shares = -(-len(links) // _AT_ONCE) if len(ranges.place) else 0
     for share in range(shares):
-        number, inside = _links(links, share, shares, ranges)
+        # A launch or operator belongs to the range in which it starts.
+        numbers, ranges_of = [], []
+        for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
+            mine = number % shares == share
+            numbers.append(number[mine])
+            ranges_of.append(ranges.at(start[mine], thread[mine]))
+        number = np.concatenate(numbers)
+        order = np.argsort(number, kind="stable")
+        number, inside = number[order], np.concatenate(ranges_of)[order]
         if not len(number):
             continue
         at = 0
@@ -141,17 +149,3 @@ def _look_up(
             link = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
             matched = (number[link] == wanted) & (wanted >= 0) & (place == _NOWHERE)
             place[matched] = inside[link[matched]]
-
-
-def _links(
-    links: Links, share: int, shares: int, ranges: _RangesOfKind
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the ids of a share of the links in ascending order, and the range of each start."""
-    numbers, places = [], []
-    for start, number, thread in links.table.read(Links.START, Links.NUMBER, Links.THREAD):
-        mine = number % shares == share
-        numbers.append(number[mine])
-        places.append(ranges.at(start[mine], thread[mine]))
-    number = np.concatenate(numbers)
-    order = np.argsort(number, kind="stable")
-    return number[order], np.concatenate(places)[order]

@@ -1,8 +1,8 @@
 """Computations, sends and receives of a pipeline rank from a recording without labels.
 
-On the host the operators of a microbatch are contiguous between transfers; operators run by
-autograd, on any thread, are a backward. Computing times are those of the operators or, with a
-device, those of the launched kernels.
+On the host, the operators of a microbatch are contiguous between transfers. Operators that autograd
+runs, on any thread, belong to a backward; other operators belong to a forward. Computing times are
+those of the operators or, with a device, those of the launched kernels.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from app.analysis.trace.recordings.profiler.scan import (
     Kernels,
     Links,
     PackedTable,
-    Ranges,
     Scan,
     Span,
     Work,
 )
 
-# Least time of a computation as a share of a typical computation; a shorter block of operators
-# between two transfers is bookkeeping. Larger shares are tried next, since bookkeeping takes longer
-# on a delayed host.
+# Least duration of a computation as a share of a typical computation; a shorter block of operators
+# between two transfers is bookkeeping. The larger shares are tried after the first, since
+# bookkeeping takes longer on a delayed host.
 LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
 _TYPICAL: Final = 0.75
 
@@ -45,7 +44,8 @@ class Block:
     backward : bool
         Autograd ran the operators.
     host, span : Span
-        Time of running or launching on the host, and time of computing; equal without a device.
+        Time in which the host ran or launched the operators, and time of computing. Both are equal
+        if the rank has no device.
     """
 
     backward: bool
@@ -65,21 +65,45 @@ class Computed:
 
 
 def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
-    """Return the kernels of a rank that computes on a device, else its operators.
+    """Return the kernels of a rank that computes on a device, or the operators of another rank.
 
     Parameters
     ----------
     apart : sequence of Span
-        Ranges on the host without forward or backward: loaders, optimizers.
+        Ranges on the host that belong to no forward or backward: data loaders, optimizers.
     """
     if len(scan.kernels):
-        host, thread, start, end = _launched(scan)
+        columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
+        read = [
+            np.stack(part)
+            for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
+        ]
+        start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
+        computing = (work < 0) & (activity == Activity.KERNEL)
+        start, duration = start[computing], duration[computing]
+        host = np.full(len(start), -1, np.int64)
+        thread = np.full(len(start), -1, np.int64)
+        _look_up(scan.launches, correlation[computing], host, thread)
+        _look_up(scan.operators, external[computing], host, thread)
+        launched = thread >= 0
+        host, thread = host[launched], thread[launched]
+        start, end = start[launched], (start + duration)[launched]
     else:
         start, duration, thread = columns_of(scan.outer.table, 3)
         host, end = start, start + duration
     usable = ~_inside(host, [(span.start, span.end) for span in apart])
     host, thread, start, end = host[usable], thread[usable], start[usable], end[usable]
-    backward = _in_gradients(scan.gradients, host, thread)
+    # Operators and launches while autograd runs a node on their thread belong to a backward.
+    backward = np.zeros(len(host), np.bool_)
+    node_start, node_duration, where = columns_of(scan.gradients.table, 3)
+    for number in np.unique(where).tolist():
+        mine, there = thread == number, where == number
+        ranges = zip(
+            node_start[there].tolist(),
+            (node_start[there] + node_duration[there]).tolist(),
+            strict=True,
+        )
+        backward[mine] = _inside(host[mine], list(ranges))
     order = np.argsort(host, kind="stable")
     return Computed(host[order], start[order], end[order], backward[order])
 
@@ -90,9 +114,11 @@ def blocks_of(computed: Computed, between: Sequence[int], least_share: float) ->
     Parameters
     ----------
     least_share : float
-        Least time of a computation as a share of a typical one; one of `LEAST_SHARES`.
+        Least duration of a computation as a share of a typical computation; a value of
+        `LEAST_SHARES`.
     between : sequence of int
-        Times of transfers, or of the start of another microbatch, on the host, ns; rising.
+        Host times that separate computations, ns, ascending: of transfers, and of the starts of
+        microbatches.
     """
     if not len(computed.host):
         return []
@@ -128,9 +154,9 @@ def blocks_named(
     Parameters
     ----------
     between : sequence of int
-        Times of transfers on the host, ns; rising.
+        Host times of transfers, ns, ascending.
     named : sequence of (Span, bool)
-        Ranges of a microbatch, and whether each is a backward; rising.
+        Range of each microbatch, and whether it is a backward; ascending.
     """
     bounds = np.array(between, np.int64)
     blocks = []
@@ -153,44 +179,26 @@ def blocks_named(
 
 
 def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
-    """Join neighboring blocks of a microbatch, between which a short block was dropped."""
+    """Join blocks of a microbatch between which a block was dropped because it is too short."""
     joined: list[Block] = []
     for block in blocks:
-        known = joined[-1] if joined else None
+        last = joined[-1] if joined else None
         if (
-            known is not None
-            and known.backward == block.backward
-            and np.searchsorted(between, known.host.start, side="right")
+            last is not None
+            and last.backward == block.backward
+            and np.searchsorted(between, last.host.start, side="right")
             == np.searchsorted(between, block.host.start, side="right")
         ):
             joined[-1] = Block(
                 block.backward,
-                Span(known.host.start, block.host.end, -1),
+                Span(last.host.start, block.host.end, -1),
                 Span(
-                    min(known.span.start, block.span.start), max(known.span.end, block.span.end), -1
+                    min(last.span.start, block.span.start), max(last.span.end, block.span.end), -1
                 ),
             )
         else:
             joined.append(block)
     return joined
-
-
-def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
-    """Return launch time (ns), launching thread, start (ns) and end (ns) of each kernel."""
-    columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
-    read = [
-        np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
-    ]
-    start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
-    computing = (work < 0) & (activity == Activity.KERNEL)
-    start, duration = start[computing], duration[computing]
-    host = np.full(len(start), -1, np.int64)
-    thread = np.full(len(start), -1, np.int64)
-    _look_up(scan.launches, correlation[computing], host, thread)
-    _look_up(scan.operators, external[computing], host, thread)
-    known = thread >= 0
-    start, duration = start[known], duration[known]
-    return host[known], thread[known], start, start + duration
 
 
 def _look_up(
@@ -204,19 +212,6 @@ def _look_up(
     matched = (rows >= 0) & (wanted >= 0) & (thread < 0)
     host[matched] = started[rows[matched]]
     thread[matched] = where[rows[matched]]
-
-
-def _in_gradients(
-    gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return whether each operator started while autograd ran a node on its thread."""
-    inside = np.zeros(len(host), np.bool_)
-    start, duration, where = columns_of(gradients.table, 3)
-    for number in np.unique(where).tolist():
-        mine, there = thread == number, where == number
-        ranges = zip(start[there].tolist(), (start[there] + duration[there]).tolist(), strict=True)
-        inside[mine] = _inside(host[mine], list(ranges))
-    return inside
 
 
 def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -250,9 +245,9 @@ class Transfer:
     issued : int
         Time of the call on the host, ns.
     span : Span
-        From its posting to its end.
+        Time from the posting of the transfer to its end.
     peer : int or None
-        Rank at the other end, where recorded.
+        Rank at the other end; None if it is not recorded.
     """
 
     sends: bool
@@ -280,7 +275,7 @@ def transfers_of(scan: Scan) -> list[Transfer]:
 
 
 def _issues(scan: Scan) -> list[Issue]:
-    """Return the calls that issued transfers; of nested calls only the inner call."""
+    """Return the calls that issued transfers, and of nested calls only the innermost call."""
     issues = [
         issue
         for issue in scan.issues
@@ -346,5 +341,5 @@ def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
     """Return the start of the launch or operator with each id, ns; None for unknown ids."""
     started, number, _ = columns_of(links.table, 3)
     wanted = np.isin(number, np.array([n for n in numbers if n >= 0], np.int64))
-    known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
-    return [known.get(n) for n in numbers]
+    start_of = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
+    return [start_of.get(n) for n in numbers]

@@ -124,13 +124,13 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
     rank, world : int
         Global rank and number of ranks.
     groups : sequence of Group
-        Groups of the rank; empty if the recording lists none.
+        Process groups of the rank; empty if the recording lists none.
     stages : sequence of int
-        Stages that the rank computes; empty if no label names one.
+        Pipeline stages that the rank computes; empty if no label names a stage.
     meta : SessionMeta or None
-        Metadata given with the recording; its sizes apply where no group has a known description.
+        Metadata given with the recording; its sizes are used if no group has a known description.
     recorded : RecordedGroups
-        Sizes of groups from collectives, where no groups are listed.
+        Sizes of groups from collectives, used if the recording lists no groups.
 
     Raises
     ------
@@ -138,17 +138,17 @@ def cell_of(  # noqa: PLR0913, PLR0917 - sources of a rank's place
         `metadata.missing`: neither the groups nor `meta` imply the sizes;
         `metadata.world_mismatch`, `metadata.conflict`: they contradict each other.
     """
-    known = _by_dimension(rank, groups)
-    if not any(dimension in known for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
+    own_groups = _by_dimension(rank, groups)
+    if not any(dimension in own_groups for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
         return _unnamed(rank, world, groups, stages, meta, recorded)
-    size = {dimension: len(group.ranks) for dimension, group in known.items()}
-    place = {dimension: group.ranks.index(rank) for dimension, group in known.items()}
+    size = {dimension: len(group.ranks) for dimension, group in own_groups.items()}
+    place = {dimension: group.ranks.index(rank) for dimension, group in own_groups.items()}
     pp = size.get(Dimension.PIPELINE, 1)
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     dp, dp_rank = 1, 0
     for dimension in DATA_DIMENSIONS:
-        # Skip the group of all data-parallel ranks: it is the union of the other two data-parallel
-        # groups.
+        # Skip the group of all data-parallel ranks: it is the union of the sharding and the
+        # replicating group.
         if dimension is Dimension.DATA and dp > 1:
             continue
         dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
@@ -224,9 +224,9 @@ def _by_sizes(rank: int, world: int, stages: Sequence[int], recorded: RecordedGr
 
 def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int, ...]:
     """Return the global ranks of the pipeline that contains a rank, by stage."""
-    known = _by_dimension(rank, groups).get(Dimension.PIPELINE)
-    if known is not None:
-        return known.ranks
+    pipeline = _by_dimension(rank, groups).get(Dimension.PIPELINE)
+    if pipeline is not None:
+        return pipeline.ranks
     apart = cell.sizes.world // cell.sizes.pp
     return tuple(rank + (stage - cell.pp) * apart for stage in range(cell.sizes.pp))
 
@@ -237,10 +237,10 @@ def is_of_pipeline(description: str) -> bool:
 
 
 def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
-    """Return a rank's place in a job of one dimension: a pipeline if stages are labelled, else DP.
+    """Return a rank's place in a job with one dimension of parallelism.
 
-    In a pipeline of all ranks, each rank runs the stage with its own number, and possibly other
-    stages.
+    The dimension is the pipeline if stages are labelled, else data parallelism. In a pipeline of
+    all ranks, each rank runs the stage with its own number, and possibly other stages.
     """
     if not stages:
         return Cell(Sizes(dp=world, pp=1), rank, 0)
@@ -254,16 +254,19 @@ def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
 
 
 def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Group]:
-    known: dict[Dimension, Group] = {}
+    own_groups: dict[Dimension, Group] = {}
     for group in groups:
         dimension = dimension_of(group.description)
         if dimension is not None and rank in group.ranks:
-            known.setdefault(dimension, group)
-    return known
+            own_groups.setdefault(dimension, group)
+    return own_groups
 
 
 def _by_order(rank: int, sizes: Sizes) -> Cell:
-    """Return a rank's place in the default order: tensor and context fastest, pipeline slowest."""
+    """Return a rank's place in the default rank order.
+
+    Tensor- and context-parallel ranks vary fastest, pipeline stages slowest.
+    """
     inner = sizes.tp * sizes.cp
     return Cell(sizes, rank // inner % sizes.dp, rank // (inner * sizes.dp))
 

@@ -44,8 +44,8 @@ _NO_STEPS: Final = (
 _NOTHING: Final = (
     "the profiler recorded no operation, as where a job ends before the next steps of its schedule"
 )
-# Reason that is the same text for every rank, because the metadata of all ranks must agree; the
-# reasons of single ranks are listed as unmapped items.
+# Reason why steps cannot be replayed. It is the same text for every rank, because the metadata of
+# all ranks must agree; the reasons of single ranks are listed as unmapped items.
 _NO_SCHEDULE: Final = "its sends and receives fit no pipeline schedule"
 
 
@@ -88,12 +88,12 @@ def decode_scan(
     chunk_of = {stage: mc for mc, stage in enumerate(stages)}
     reader = LabelledReader(scan, rank, cell, chunk_of, limits, advice, own_on_device=own_on_device)
     reader.read()
-    known = _named(meta or SessionMeta(cell.sizes), scan, rank)
-    return Recording(reader.rows.trace(known, part=part), reader.unmapped())
+    session_meta = _named(meta or SessionMeta(cell.sizes), scan, rank)
+    return Recording(reader.rows.trace(session_meta, part=part), reader.unmapped())
 
 
 def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
-    """Return the sizes of a scan's process groups, without groups whose sizes are contradictory."""
+    """Return the sizes of a scan's process groups, except groups with several recorded sizes."""
     sizes: dict[Dimension, set[int]] = {}
     pipelines = set()
     for group in scan.others_groups:
@@ -106,8 +106,8 @@ def _recorded_groups(scan: Scan, world: int) -> RecordedGroups:
             sizes.setdefault(dimension, set()).add(work.size)
         elif dimension is None and work.name in TRANSFERS and work.size is not None:
             pipelines.add(work.size)
-    known = {dimension: min(values) for dimension, values in sizes.items() if len(values) == 1}
-    return RecordedGroups(known, one_pipeline=pipelines == {world} and not sizes)
+    agreed = {dimension: min(values) for dimension, values in sizes.items() if len(values) == 1}
+    return RecordedGroups(agreed, one_pipeline=pipelines == {world} and not sizes)
 
 
 def _is_pipeline(scan: Scan, unlabelled: Unlabelled) -> bool:
@@ -137,10 +137,10 @@ def _decode_pipeline(
     cell = replace(cell, sizes=sizes)
     reader = LabelledReader(scan, rank, cell, {}, limits, advice, own_on_device=False)
     reader.read_pipeline(pipeline)
-    known = _named(meta or SessionMeta(sizes), scan, rank)
+    session_meta = _named(meta or SessionMeta(sizes), scan, rank)
     if not pipeline.operations:
-        known = not_replayed(known, _NO_SCHEDULE)
-    return Recording(reader.rows.trace(known, part=part), reader.unmapped())
+        session_meta = not_replayed(session_meta, _NO_SCHEDULE)
+    return Recording(reader.rows.trace(session_meta, part=part), reader.unmapped())
 
 
 def _decode_unlabelled(  # noqa: PLR0913 - facts of the rank
@@ -157,10 +157,12 @@ def _decode_unlabelled(  # noqa: PLR0913 - facts of the rank
         scan.world = unlabelled.largest_group
     cell = place_of(unlabelled, scan, rank, _world(scan, meta), meta)
     rows, lost = add_operations(unlabelled, scan, rank, cell, limits)
-    known = _named(meta or SessionMeta(cell.sizes), scan, rank)
-    known = replace(known, extra={**known.extra, **recorder_metadata(on_host=unlabelled.on_host)})
+    session_meta = _named(meta or SessionMeta(cell.sizes), scan, rank)
+    session_meta = replace(
+        session_meta, extra={**session_meta.extra, **recorder_metadata(on_host=unlabelled.on_host)}
+    )
     left_out = total(Unmapped(what, count, remedy) for (what, remedy), count in lost.items())
-    return Recording(rows.trace(known, part=part), left_out)
+    return Recording(rows.trace(session_meta, part=part), left_out)
 
 
 def _named(meta: SessionMeta, scan: Scan, rank: int) -> SessionMeta:

@@ -136,7 +136,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A recorded range with the label in its name."""
+    """A recorded range and the label in its name."""
 
     label: Label
     span: Span
@@ -265,7 +265,8 @@ class Scan:
     # Process groups of another rank of the job; this rank's groups have the same sizes.
     others_groups: list[Group] = field(default_factory=list)
     labelled: list[Labelled] = field(default_factory=list)
-    # (start, step number) of each step that the profiler marks, and the end of the last step.
+    # (start, step number) of each step that the profiler marks, and the end of the last marked
+    # step.
     steps: list[tuple[int, int]] = field(default_factory=list)
     ends: int = 0
     optimizers: list[Span] = field(default_factory=list)
@@ -310,7 +311,10 @@ class Scan:
         return self.threads.setdefault(name, len(self.threads))
 
     def add_operator(self, span: Span, thread: int) -> None:
-        """Add an operator unless it lies in another of its thread; call in order of start."""
+        """Add an operator unless it lies in another operator of its thread.
+
+        Operators must be added in the order of their starts.
+        """
         if span.start >= self.busy_until.get(thread, span.start):
             self.outer.add(span, thread)
             self.busy_until[thread] = span.end
@@ -321,7 +325,7 @@ class Scan:
         Parameters
         ----------
         thread : int or None
-            Thread of the range, where threads of launches are known as well.
+            Thread of the range; None if the threads of launches are not recorded.
         """
         step = parse_step(name)
         label, between = parse_label(name), parse_between(name)
@@ -344,12 +348,12 @@ class Scan:
             self.unknown_labels += 1
 
     def add_own_range(self, name: str, span: Span, *, on_device: bool = False) -> bool:
-        """Add a range if a pattern of the job matches its name; return whether a pattern does.
+        """Add a range if a pattern of the job matches its name; return whether a pattern matches.
 
         Parameters
         ----------
         on_device : bool
-            The range is on the device's track: it spans the launched kernels.
+            Whether the range is on the device's track, where it spans the launched kernels.
         """
         match = None if self.own is None else self.own.find(name, span.event)
         if match is None:

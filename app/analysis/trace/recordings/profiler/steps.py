@@ -1,9 +1,9 @@
 """Training steps of a recording, and assignment of events to steps.
 
-Steps are the ranges that labels of the job match (`OwnRanges`), else the profiler's ranges
-(``ProfilerStep#12``, from ``prof.step()``). Without such ranges a step ends with its optimizer;
-without optimizers, a step begins when an action repeats. Steps without recorded numbers count from
-0.
+Steps are the ranges that labels of the job match (`OwnRanges`); without such labels, the profiler's
+ranges (``ProfilerStep#12``, from ``prof.step()``). Without such ranges a step ends with its
+optimizer; without optimizers, a step begins when an action repeats. Steps without recorded numbers
+count from 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
     Parameters
     ----------
     labelled : sequence of Labelled
-        Labelled ranges by start; without any, calls of process groups count as actions.
+        Labelled ranges sorted by start. If there are none, calls of process groups are the actions
+        whose repetition begins a step.
     """
     if scan.own_steps:
         begins, numbers = _own_steps(scan.own_steps)
@@ -115,7 +116,7 @@ def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
 
 
 def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ...]:
-    """Return the starts of steps: the first event, and optimizers' ends before actions."""
+    """Return the starts of steps: the first event, and each optimizer's end before an action."""
     starts = sorted(action.span.start for action in (labelled or scan.issues))
     if not starts:
         return ()

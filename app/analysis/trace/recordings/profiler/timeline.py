@@ -1,9 +1,9 @@
 """Computing and waiting times of a rank in each part of a step, from a recording without labels.
 
-On a device the computing time is the union of the kernels on the computing streams. A kernel is
+The computing time of a device is the union of the kernels on its computing streams. A kernel is
 assigned to the part of the step in which the host launched it, because hosts run ahead of their
-devices. A gap before launched work that ends with a collective is waiting for that collective; any
-other gap is a delay of the host.
+devices. A gap before a kernel counts as waiting for a collective if the collective ends the gap and
+the kernel was already launched; any other gap is a delay of the host.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Links
 
 # Least busy time of a computing stream as a share of the busiest stream's time.
 _COMPUTES: Final = 0.05
-# Longest gap between a collective and a kernel that waited for it. A kernel that begins later was
-# launched late, and did not wait.
+# Longest gap between the end of a collective and a kernel that waited for the collective. A kernel
+# that begins later was launched late, and did not wait.
 _FOLLOWS_NS: Final = 300_000
-# Longest gap between a collective and a queued kernel that the stream held back until its end.
+# Longest gap between the end of a collective and a queued kernel that its stream held back until
+# this end.
 _STARTS_NS: Final = 50_000
 _UNKNOWN: Final = -1
 
@@ -55,8 +56,8 @@ class Timeline:
     """Computing and waiting times of a rank; times in ns."""
 
     computed: dict[int, Computed]  # by segment
-    # needed, had: shape (collectives,): start and end of the wait for each collective; both are the
-    # end of the collective if nothing waited
+    # needed, had: shape (collectives,), ns: start and end of the wait for each collective; both are
+    # the end of the collective if no kernel waited for it
     needed: IntArray
     had: IntArray
     segment: IntArray  # (collectives,): segment that issued each collective
@@ -64,8 +65,8 @@ class Timeline:
     # whether that kernel is the first of its segment
     following: IntArray
     opens: NDArray[np.bool_]
-    # Shape (collectives,): the next kernel was launched before the end of the collective, and
-    # waited for nothing else.
+    # Shape (collectives,): whether the next kernel was launched before the end of the collective,
+    # and waited for nothing else.
     held: NDArray[np.bool_]
     # starts, ends: shape (kernels,): computing times, overlapping kernels merged
     starts: IntArray
@@ -94,9 +95,10 @@ def device_timeline(
     Parameters
     ----------
     collectives : sequence of Collective
-        Collectives by start.
+        Collectives of the rank, sorted by start.
     exchanging : collection of str
-        Groups for whose collectives the next kernel waits however late it is launched.
+        Process groups that exchange activations: the next kernel always waits for their
+        collectives, even if it is launched late.
     """
     busy = _busy(scan, program)
     issued = np.array([collective.issued for collective in collectives], np.int64)
@@ -123,7 +125,8 @@ def device_timeline(
             following[numbers] = busy.segment[at]
             opens[numbers] = firsts[int(busy.segment[at])] == at
             free = int(before[at])
-            # Of several collectives before the next kernel, the kernel waits for the last end.
+            # If several collectives end before the next kernel, the kernel waits for the last of
+            # these ends.
             last_end = int(ends[numbers[-1]])
             if int(busy.start[at]) > last_end + _FOLLOWS_NS:
                 begins = firsts[int(busy.segment[at])] == at
@@ -160,7 +163,10 @@ def device_timeline(
 
 
 def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str], int]:
-    """Return the shortest duration of collectives by (group, name), ns: the last rank's time."""
+    """Return the shortest duration of the collectives of each (group, name), ns.
+
+    The shortest duration is the transfer time, recorded by the rank that arrives last.
+    """
     least: dict[tuple[str, str], int] = {}
     for collective in collectives:
         key = (collective.group, collective.name)
@@ -170,10 +176,10 @@ def _least_durations(collectives: Sequence[Collective]) -> dict[tuple[str, str],
 
 
 def _firsts(busy: _Busy) -> dict[int, int]:
-    """Return each segment's index of its first kernel, or of its first copy if it has no kernels.
+    """Return the index of each segment's first kernel, or of its first copy if it has no kernels.
 
-    Copies count only without kernels, because a batch is copied to the device before the forward
-    waits for anything.
+    A copy counts only in a segment without kernels, because a batch is copied to the device before
+    the forward waits for anything.
     """
     numbers, places = np.unique(busy.segment, return_index=True)
     firsts = dict(zip(numbers.tolist(), places.tolist(), strict=True))
@@ -185,14 +191,15 @@ def _firsts(busy: _Busy) -> dict[int, int]:
 def _by_segment(
     busy: _Busy, free: IntArray, late: IntArray, opened: Mapping[int, int]
 ) -> dict[int, Computed]:
-    """Return the computing time of each segment, from its first kernel on.
+    """Return the computing time of each segment, counted from its first kernel.
 
     Parameters
     ----------
     free : int64 array, shape (kernels,)
         End of the work before each kernel, ns.
     opened : mapping of int to int
-        First kernel of segments that begin with waiting for a collective, regardless of copies.
+        Segment → its first kernel, for segments that begin by waiting for a collective; copies are
+        not counted as the first kernel.
     """
     computed: dict[int, Computed] = {}
     order = np.argsort(busy.segment, kind="stable")
@@ -249,10 +256,10 @@ def _busy(scan: Scan, program: Program) -> _Busy:
     )
     del order
     # A kernel without a recorded launch gets the launch time of the kernel before it.
-    known = launched != _UNKNOWN
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(launched)), 0))
+    recorded = launched != _UNKNOWN
+    latest = np.maximum.accumulate(np.where(recorded, np.arange(len(launched)), 0))
     launched = launched[latest]
-    launched[: int(known.argmax()) if known.any() else len(known)] = np.iinfo(np.int64).min
+    launched[: int(recorded.argmax()) if recorded.any() else len(recorded)] = np.iinfo(np.int64).min
     return _Busy(start, start + duration, launched, program.at(launched), copies)
 
 
@@ -336,7 +343,7 @@ OF_DATA: Final = {**DATA_COLLECTIVES, BROADCAST: PARAMS_ALL_GATHER}
 
 
 class Waits(NamedTuple):
-    """Waiting times of a computation for other ranks, ns."""
+    """Times for which a computation waits for other ranks, ns."""
 
     before: int = 0
     inside: int = 0
@@ -381,7 +388,7 @@ class Issued:
         ]
 
     def waits(self) -> dict[int, Waits]:
-        """Return the waiting times of forwards and backwards for other ranks, by segment."""
+        """Return how long each forward and backward waits for other ranks, by segment, ns."""
         time, collectives = self._time, self._collectives
         waits: dict[int, Waits] = {}
         for number, segment in enumerate(self._segments):
@@ -421,15 +428,15 @@ class Issued:
                 follows = int(time.following[item])
                 reduces = collectives[item].name in {REDUCE_SCATTER, ALL_REDUCE}
                 if follows != number and reduces and time.opens[item]:
-                    known = waits.get(number, NO_WAITS)
-                    end = max(known.end, int(time.had[item]))
-                    waits[number] = known._replace(after=known.after + takes, end=end)
+                    earlier = waits.get(number, NO_WAITS)
+                    end = max(earlier.end, int(time.had[item]))
+                    waits[number] = earlier._replace(after=earlier.after + takes, end=end)
                 elif time.opens[item]:
-                    known = waits.get(follows, NO_WAITS)
-                    waits[follows] = known._replace(before=known.before + takes)
+                    earlier = waits.get(follows, NO_WAITS)
+                    waits[follows] = earlier._replace(before=earlier.before + takes)
                 else:
-                    known = waits.get(follows, NO_WAITS)
-                    waits[follows] = known._replace(inside=known.inside + takes)
+                    earlier = waits.get(follows, NO_WAITS)
+                    waits[follows] = earlier._replace(inside=earlier.inside + takes)
         return waits
 
 

@@ -1,8 +1,9 @@
 """Operations of a data-parallel rank without a pipeline, from a recording without labels.
 
-The operations are the same as those recorded by the hooks of `paceline_client.torch`: forwards and
+The decoded operations are those that the hooks of `paceline_client.torch` record: forwards and
 backwards with the collectives inside them, the wait for gradients after a backward, and the
-optimizer.
+optimizer. Within a step, waiting for other ranks and idle time of late launches are moved to the
+points where all ranks have the same data, so that a replay can compare ranks there.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ from app.analysis.trace.recordings.profiler.timeline import (
 )
 from app.analysis.trace.recordings.recording import Rows
 
-# Least computing time of an evaluation as a share of the median forward; less is bookkeeping.
+# Least computing time of an evaluation as a share of a median forward; shorter work after the
+# optimizer is bookkeeping.
 _EVALUATES: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Unlabelled:
-    """Contents of a recording without labels: parts of its steps, collectives and times."""
+    """Segments of steps, collectives, times and process groups of a recording without labels."""
 
     program: Program
     collectives: tuple[Collective, ...]
@@ -72,7 +74,7 @@ class Unlabelled:
 
     @property
     def complete(self) -> bool:
-        """Return whether any step contains a backward."""
+        """Return whether a step of the recording contains a backward."""
         return any(segment.part is Part.BACKWARD for segment in self.program.segments)
 
     @property
@@ -91,7 +93,7 @@ def _largest_group(collectives: Sequence[Collective]) -> int | None:
 
 
 def read_unlabelled(scan: Scan) -> Unlabelled:
-    """Return the parts of steps, the collectives and the times of a scan without labels."""
+    """Return the segments of the steps, the collectives and the times of a scan without labels."""
     program = read_program(scan)
     assign_kernels(scan)
     collectives = collectives_of(scan)
@@ -112,22 +114,25 @@ def read_unlabelled(scan: Scan) -> Unlabelled:
 
 
 def place_of(
-    known: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
+    recording: Unlabelled, scan: Scan, rank: int, world: int, meta: SessionMeta | None
 ) -> Cell:
     """Return the sizes of the job and the DP rank of a scan's rank; see `collectives.place`."""
     sizes = {
-        collective.group: collective.size for collective in known.collectives if collective.size
+        collective.group: collective.size for collective in recording.collectives if collective.size
     }
-    return place(rank, world, scan.groups, known.roles, sizes, meta)
+    return place(rank, world, scan.groups, recording.roles, sizes, meta)
 
 
 def add_operations(
-    known: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
+    recording: Unlabelled, scan: Scan, rank: int, cell: Cell, limits: Limits
 ) -> tuple[Rows, Counter[tuple[str, str | None]]]:
-    """Return the operations of a rank, and the number of unmapped items by (item, remedy)."""
+    """Return the operations of a rank, and the number of unmapped items by (item, remedy).
+
+    The remedy is the recorder's setting that would record the item; None if there is none.
+    """
     rows = Rows(limits)
     lost: Counter[tuple[str, str | None]] = Counter()
-    decoder = _RankDecoder(known, cell.sizes.dp, lost)
+    decoder = _RankDecoder(recording, cell.sizes.dp, lost)
     for op, span, step, mb in decoder.operations():
         rows.add(
             op,
@@ -147,26 +152,36 @@ _Operation = tuple[str, Span, int, int]
 
 
 class _RankDecoder:
-    """Decoder of one rank without labels to operations."""
+    """Decoder of the segments of one rank without labels to operations."""
 
-    def __init__(self, known: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]) -> None:
-        self._known = known
+    def __init__(
+        self, recording: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]
+    ) -> None:
+        self._recording = recording
         self._dp = dp
         self._lost = lost
-        self._segments = known.program.segments
-        self._time = known.timeline
-        issued = Issued(known.program, known.collectives, known.timeline, known.roles)
+        self._segments = recording.program.segments
+        self._time = recording.timeline
+        issued = Issued(
+            recording.program, recording.collectives, recording.timeline, recording.roles
+        )
         self._data = issued.of_data
         self._waits = issued.waits()
-        # Time in ns by which a forward and the optimizer before it are moved ahead, by segment of
-        # the forward.
+        # Segment of a forward → time in ns by which the forward and the optimizer before it are
+        # moved earlier.
         self._earlier: dict[int, int] = {}
-        # Start in ns of each computation after it was moved, by segment.
+        # Segment of a computation → its start in ns after waiting and idle time were moved.
         self._drawn: dict[int, int] = {}
 
     def operations(self) -> Iterator[_Operation]:
-        """Yield each operation as (type, span, step, microbatch)."""
-        regular = self._regular()
+        """Yield the operations of all steps as (type, span, step, microbatch)."""
+        # Regular optimizers have as many collectives as most steps with the same number of
+        # accumulation rounds.
+        ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
+        shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
+        alike = Counter(shape.values())
+        of_round = Counter(mb for mb, _ in shape.values())
+        regular = frozenset(n for n in ends if 2 * alike[shape[n]] > of_round[shape[n][0]])
         kept = 0
         for number, segment in enumerate(self._segments):
             done = self._time.computed.get(number)
@@ -187,23 +202,24 @@ class _RankDecoder:
     def _computation(
         self, number: int, segment: Segment, done: Computed, kept: int
     ) -> tuple[list[_Operation], int]:
-        """Return the operations of a computation: computing, and waiting for other ranks.
+        """Return the operations of a forward or backward: computing, and waiting for other ranks.
 
-        A forward waits for its first parameters. All waiting inside computations is placed after
-        the backward, when all ranks have the last gradients at the same time: ranks wait for each
-        other in every layer, but no layer ends on all ranks at the same time. Waiting for a group
-        of some ranks, such as shards within a replica, is placed after the backward as well.
+        A forward waits for its first parameters before it computes. All other waiting inside
+        forwards and backwards is moved behind the backward, where all ranks have the last gradients
+        at the same time: ranks wait for each other in every layer, but no layer ends on all ranks
+        at the same time. Waiting for a group of only some ranks, such as the shards of a replica,
+        is moved there as well.
 
         Parameters
         ----------
         kept : int
-            Waiting of the step so far that is not placed yet, ns.
+            Waiting earlier in the step that no operation shows yet, ns.
 
         Returns
         -------
         operations : list
         kept : int
-            Waiting that is not placed after this computation, ns.
+            Waiting that no operation shows yet after this computation, ns.
         """
         waits = self._waits.get(number, NO_WAITS)
         computing = max(done.last - done.first - done.late - waits.inside, 0)
@@ -219,7 +235,7 @@ class _RankDecoder:
             else:
                 kept += waits.before
                 begin -= waits.before
-            # The idle time of late launches is left as a gap between forward and backward.
+            # The idle time of late launches stays a gap between the forward and the backward.
             operations.append(
                 (FORWARD_COMPUTE, Span(begin, begin + computing, 0), step, segment.mb)
             )
@@ -237,7 +253,7 @@ class _RankDecoder:
         return operations, kept
 
     def _opening(self, number: int, mine: Sequence[int]) -> Span:
-        """Return the span in which a forward waits for its first parameters."""
+        """Return the span in which a forward waits for the first gathered parameters."""
         time = self._time
         waited = [
             item
@@ -249,9 +265,9 @@ class _RankDecoder:
         return self._together(waited or mine[:1])
 
     def _together(self, some: Sequence[int]) -> Span:
-        """Return a span of the summed waits for some collectives, up to the last end.
+        """Return one span for the waits for several collectives: their sum, ending at the last end.
 
-        Idle time of late launches between the waits is left out.
+        The sum contains no idle time of late launches between the waits.
         """
         needed, had = self._time.needed[list(some)], self._time.had[list(some)]
         end = int(had.max())
@@ -265,17 +281,20 @@ class _RankDecoder:
         return [*self._data(number), *shared]
 
     def _is_of_all(self, mine: Sequence[int]) -> bool:
-        """Return whether the groups of some collectives contain all data-parallel ranks."""
-        collectives = [self._known.collectives[number] for number in mine]
+        """Return whether the groups of some collectives together span all data-parallel ranks.
+
+        A group of unknown size counts as spanning all of them.
+        """
+        collectives = [self._recording.collectives[number] for number in mine]
         sizes = {collective.group: collective.size for collective in collectives}
-        known = [size for size in sizes.values() if size is not None]
-        return len(known) < len(sizes) or prod(known) >= self._dp
+        recorded_sizes = [size for size in sizes.values() if size is not None]
+        return len(recorded_sizes) < len(sizes) or prod(recorded_sizes) >= self._dp
 
     def _end_of_step(
         self, number: int, segment: Segment, done: Computed | None, regular: frozenset[int]
     ) -> Iterator[_Operation]:
-        """Yield the end of a step: reduction of gradients, optimizer, gathering of parameters."""
-        collectives, time = self._known.collectives, self._time
+        """Yield the end of a step: gradient reduction, optimizer, parameter gathering."""
+        collectives, time = self._recording.collectives, self._time
         mine = self._ending(number) if number in regular else []
         reduced = [n for n in mine if OF_DATA[collectives[n].name] == GRADS_REDUCE_SCATTER]
         gathered = [n for n in mine if n not in set(reduced)]
@@ -300,7 +319,7 @@ class _RankDecoder:
             yield PARAMS_ALL_GATHER, self._together(gathered), segment.step, ABSENT
 
     def _late(self, first: int, done: Computed) -> int:
-        """Return the idle time of late launches between `first` and the end of a segment, ns."""
+        """Return the idle time of late launches from time `first` to the end of a segment, ns."""
         time = self._time
         if not len(time.late):
             return done.late
@@ -308,10 +327,11 @@ class _RankDecoder:
         return int(time.late[begin:end].sum())
 
     def _launched_late(self, number: int, begin: int) -> int:
-        """Return the idle time before an optimizer if the next forward has no collective, ns.
+        """Return by how much an optimizer is moved earlier, ns: its idle time after the backward.
 
-        The next forward is moved ahead by the same time, so that all idle time of late launches in
-        a step is placed before a backward.
+        The next forward is moved by the same time, so that all idle time of late launches in a step
+        lies before a backward. Nothing is moved (0) if the next forward has a data-parallel
+        collective.
         """
         ready = self._waits.get(number - 1, NO_WAITS).end
         following = next(
@@ -328,19 +348,14 @@ class _RankDecoder:
         return begin - ready
 
     def _opens_after(self, end: int, first: int, done: Computed) -> int:
-        """Return the start of the first kernel after time `end`, or `first` if `end` is outside."""
+        """Return the start of the first kernel after `end`, if `end` lies within the segment.
+
+        Otherwise return `first`, the start of the segment's first kernel. Times are in ns.
+        """
         if not first < end < done.last:
             return first
         after = int(np.searchsorted(self._time.starts, end))
         return int(self._time.starts[after]) if after < len(self._time.starts) else end
-
-    def _regular(self) -> frozenset[int]:
-        """Return the segments of optimizers with the number of collectives that most steps have."""
-        ends = [n for n, segment in enumerate(self._segments) if segment.part is Part.OPTIMIZER]
-        shape = {n: (self._segments[n].mb, len(self._ending(n))) for n in ends}
-        alike = Counter(shape.values())
-        of_round = Counter(mb for mb, _ in shape.values())
-        return frozenset(n for n in ends if 2 * alike[shape[n]] > of_round[shape[n][0]])
 
     def _evaluation(self, segment: Segment, done: Computed | None) -> Iterator[_Operation]:
         if done is None:
@@ -356,10 +371,10 @@ class _RankDecoder:
             yield EVALUATION, Span(begin, done.last, 0), segment.step, ABSENT
 
     def _others(self) -> Iterator[_Operation]:
-        """Yield the collectives of tensor- and context-parallel groups; count other collectives."""
-        roles = self._known.roles
-        idle = idle_before(self._time, self._known.collectives, self._known.roles)
-        for number, collective in enumerate(self._known.collectives):
+        """Yield the tensor- and context-parallel collectives; count collectives of unknown type."""
+        roles = self._recording.roles
+        idle = idle_before(self._time, self._recording.collectives, self._recording.roles)
+        for number, collective in enumerate(self._recording.collectives):
             if roles.is_data(collective):
                 continue
             segment = int(self._time.segment[number])
@@ -377,7 +392,7 @@ class _RankDecoder:
                 yield op, span, self._segments[segment].step, ABSENT
 
     def _moved(self, segment: int, end: int, idle: IntArray) -> int:
-        """Return the shift of a collective whose computation was moved, ns."""
+        """Return by how much a collective inside a moved computation is moved, ns."""
         drawn = self._drawn.get(segment)
         if drawn is None or not len(idle):
             return 0
@@ -390,9 +405,9 @@ class _RankDecoder:
         return drawn - first - int(idle[at] - idle[opens])
 
     def _loading(self) -> Iterator[_Operation]:
-        """Yield the waiting of computations for the data loader."""
-        for span in self._known.program.loaders:
-            segment = int(self._known.program.at(np.array([span.start]))[0])
+        """Yield the waits of computations for the data loader as operations between steps."""
+        for span in self._recording.program.loaders:
+            segment = int(self._recording.program.at(np.array([span.start]))[0])
             if segment < 0:
                 continue
             following = [
@@ -404,7 +419,7 @@ class _RankDecoder:
                 continue
             step = self._segments[following[0]].step
             earlier = self._earlier.get(following[0], 0)
-            if not self._known.on_device:
+            if not self._recording.on_device:
                 yield DATA_LOADING, span, step, ABSENT
                 continue
             computed = self._time.computed[following[0]]

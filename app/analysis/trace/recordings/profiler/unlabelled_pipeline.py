@@ -5,7 +5,7 @@ A schedule is implied if it has exactly the recorded order of computations and n
 chunks (orders of ``torch.distributed.pipelining.schedules``, the same in Megatron-Core). The
 schedule gives each computation its microbatch and chunk. A send belongs to the computation of its
 output. A receive is matched to the send at the same position in the peer's order; if peers are
-unknown, receives are matched to the computations in the order in which they were waited for.
+unknown, receives are matched to computations in the order in which the rank waited for them.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def _candidates(forwards: int, stages: int) -> Iterator[Schedule]:
             yield Schedule(LOOPED, stages, chunks, microbatches)
 
 
-# Most time by which a receive may end after its computation begins: another thread notices its end
-# late.
+# Most time in ns by which a receive may end after its computation begins, because another thread
+# may notice the receive's end late.
 _LATE_NS: Final = 2_000_000
 # A time later than any recorded time.
 _EVER_NS: Final = 1 << 62
@@ -233,9 +233,9 @@ class Pipeline:
     Parameters
     ----------
     reason : str
-        Why steps were left out, "" where none was.
+        Why steps were left out; "" if no step was left out.
     unlike : int
-        Number of steps left out.
+        Number of steps that were left out because no schedule fits.
     """
 
     schedule: Schedule | None
@@ -289,7 +289,7 @@ def read_pipeline(
 
 
 def _most_frequent_schedule(steps: Sequence[_Step], place: Place) -> Schedule | str:
-    """Return the schedule that most steps imply, or why the most frequent order fits none."""
+    """Return the schedule that most steps imply, or why the most frequent order implies none."""
     reason = ""
     for share in LEAST_SHARES:
         orders = Counter(_order_of(step.blocks(share), step.transfers) for step in steps)
@@ -332,8 +332,8 @@ def _cut(  # noqa: PLR0913, PLR0917 - parts of all steps
     """Return the computations, transfers and ranges of a rank that belong to one step."""
     mine = tuple(transfer for transfer in transfers if span.start <= transfer.issued < span.end)
     first = next((transfer.issued for transfer in mine if not transfer.sends), span.end)
-    # Stages other than the first only prepare a batch before their first receive: operators before
-    # it belong to no computation.
+    # Stages other than the first only prepare a batch before their first receive, so operators
+    # before this receive belong to no computation.
     begin = max(span.start, first) if place.stage else span.start
     inside = (computed.host >= begin) & (computed.host < span.end)
     in_step = Computed(
@@ -458,8 +458,9 @@ def steps_between(steps: Steps, end: int | None) -> Mapping[int, Span]:
     Parameters
     ----------
     end : int or None
-        End of the profiler's last step. None if optimizers end steps: then everything before
-        the first and after the last of them belongs to the first and the last step.
+        End of the profiler's last step, ns. None if optimizers end steps: everything before the
+        first optimizer then belongs to the first step, and everything after the last optimizer to
+        the last step.
     """
     begins, end = list(steps.begins), _EVER_NS if end is None else end
     if end == _EVER_NS:

@@ -16,9 +16,9 @@ from tests.factories import session
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    known_graphs._known.clear()
+    known_graphs._cached_graphs.clear()
     yield
-    known_graphs._known.clear()
+    known_graphs._cached_graphs.clear()
 
 
 def a_layout(*, dp: int = 2, pp: int = 3, microbatches: int = 4, seed: int = 1) -> Layout:
@@ -70,7 +70,7 @@ def test_other_routes_have_another_graph() -> None:
 def test_few_graphs_are_kept_and_no_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for microbatches in range(1, MOST_GRAPHS + 4):
         graph_of(a_layout(microbatches=microbatches))
-    assert len(known_graphs._known) == MOST_GRAPHS
+    assert len(known_graphs._cached_graphs) == MOST_GRAPHS
 
     layout = a_layout(microbatches=2, pp=2)
     monkeypatch.setattr(known_graphs, "MOST_NODES", len(layout.nodes) - 1)
