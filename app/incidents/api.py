@@ -175,7 +175,10 @@ def _reads(routes: APIRouter) -> None:
 def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="The same order for many incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
-        """Change no incident if an id is unknown; list incidents that the order does not fit."""
+        """Apply an order to several incidents; the answer lists those that it does not fit.
+
+        If an id is unknown, no incident is changed.
+        """
         return _order_many(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
@@ -205,7 +208,7 @@ def _orders(routes: APIRouter) -> None:
 
     @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
     def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Sessions so far no longer count: only later sessions can make the incident fire again."""
+        """Resolve an incident; only sessions received from now on can make it fire again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
@@ -281,7 +284,7 @@ def _rules(routes: APIRouter) -> None:
 
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
-        """Store nothing and send no message."""
+        """Return incidents that the rule would have opened; store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
         found = preview(container, rule)
         if rule.evaluated:
@@ -358,7 +361,7 @@ def _channels(routes: APIRouter) -> None:
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
     def post_test(container: Here, channel: uuid.UUID) -> TestResult:
-        """Return the receiver's answer, within the time limit of one attempt."""
+        """Send a test message; return the receiver's answer within the time limit of an attempt."""
         return send_example(container, channel)
 
 
@@ -379,6 +382,6 @@ def _deliveries(routes: APIRouter) -> None:
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
     )
     def post_replay(container: Here, delivery: uuid.UUID) -> Response:
-        """Send under the same id, unless a later message of the job was already sent."""
+        """Send a message again under its id, unless a later message of the job was sent."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

@@ -158,8 +158,8 @@ def digest(carrier: Message, messages: Sequence[Message]) -> Message:
     return replace(carrier, digest=True).with_alerts(alerts)
 
 
-# Maximum of concurrent deliveries of one channel. A receiver that does not answer occupies this
-# number of a worker's threads, for the duration of one attempt each.
+# Maximum of concurrent deliveries of one channel: if its receiver does not answer, that many
+# threads of a worker are occupied, each for the duration of one attempt.
 IN_FLIGHT: Final = 3
 # From this number of consecutive failures, a channel gets one delivery at a time; after further
 # failures a pause precedes each delivery.

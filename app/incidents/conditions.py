@@ -352,9 +352,13 @@ def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[I
 
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
-    """Compare with all blamed places, because the worst place changes by chance."""
+    """Return whether an incident's place is among the blamed places.
+
+    All of them are compared, because the worst place changes by chance.
+    """
     if incident.notice is not None:
-        # The session recorded for the notice diagnosed this cause, at whatever place.
+        # A session that was recorded for this notice has diagnosed the cause: the place need not
+        # match.
         return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False

@@ -124,14 +124,14 @@ class Message:
     """A message about the incidents of a group to one channel."""
 
     id: UUID
-    """The same on every try."""
+    """Id of the message, the same in every attempt to send it."""
     number: int
     """Sequence number within the group."""
     at: datetime
-    """When it was made."""
+    """Time at which the message was made."""
     job: str
     receiver: str
-    """Name of the channel."""
+    """Name of the channel that receives the message."""
     alerts: tuple[Alert, ...]
     """Open incidents first, then resolved ones."""
     base_url: str
@@ -139,11 +139,11 @@ class Message:
     repeat: timedelta
     """Interval after which the same content is sent again."""
     test: bool = False
-    """Whether it is an example, marked as such."""
+    """Whether the message is an example, which its text says."""
     digest: bool = False
-    """Whether it has alerts of several jobs; `job` is then the worst one."""
+    """Whether the message has alerts of several jobs; `job` is then the most affected one."""
     channel: UUID | None = None
-    """Id of the channel; None of an example."""
+    """Id of the channel that receives the message; None in an example."""
 
     @property
     def present(self) -> list[Alert]:

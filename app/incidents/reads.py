@@ -103,29 +103,29 @@ class IncidentFilter:
     """The filters of a list of incidents; an empty filter matches all incidents."""
 
     words: str = ""
-    """All of them occur in job, cause, place, labels, severity or assignee."""
+    """Words that must all occur in job, cause, place, labels, severity or assignee."""
     state: IncidentState | None = None
-    """None: any but resolved."""
+    """State of the incidents; None selects all states but resolved."""
     severity: str = ""
     cause: str = ""
     job: str = ""
-    """Its whole name."""
+    """Whole name of the job."""
     host: str = ""
-    """Whole name of a host that it blames."""
+    """Whole name of a host that the incident blames."""
     owner: str = ""
-    """The job's label of this name."""
+    """Value of the job's label ``owner``."""
     project: str = ""
-    """The job's label of this name."""
+    """Value of the job's label ``project``."""
     label: str = ""
     """A label of the job as ``name=value``, or its name alone."""
     assignee: str = ""
-    """``-``: without an assignee."""
+    """Name of the assignee; ``-`` selects incidents without an assignee."""
     message: str = ""
-    """Id of a message that contains it."""
+    """Id of a message that contains the incident."""
     since: datetime | None = None
-    """It began since then; a resolved one ended since then."""
+    """Earliest beginning of the incident; for resolved incidents, earliest end."""
     until: datetime | None = None
-    """It began until then; a resolved one ended until then."""
+    """Latest beginning of the incident; for resolved incidents, latest end."""
 
     @property
     def over(self) -> bool:

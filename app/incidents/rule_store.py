@@ -61,15 +61,15 @@ class Preview:
     """The incidents that a rule would have opened."""
 
     since: datetime
-    """From here on: 30 days ago, or the earliest session that was read."""
+    """Start of the previewed time: 30 days ago, or the earliest session that was read."""
     jobs: int
-    """How many were looked at."""
+    """Number of jobs whose sessions were evaluated."""
     sessions: int
-    """How many were looked at."""
+    """Number of sessions that were evaluated."""
     complete: bool
-    """False where there were more sessions than a preview reads."""
+    """Whether all sessions of that time were read; a preview reads a limited number."""
     incidents: Sequence[WouldHave]
-    """The newest first."""
+    """The incidents, the newest first."""
 
 
 def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:

@@ -105,21 +105,22 @@ class Incidents:
     now: datetime
     """The database's time."""
     filtered: IncidentFilter
-    """The filters."""
+    """The filters that the incidents match."""
     number: int
-    """Number of the page; at most the last one."""
+    """Number of the page, from 1 to the number of the last page."""
     size: int
-    """Incidents on a full page."""
+    """Number of incidents on a full page."""
     present: Sequence[IncidentRow]
     """Open incidents on this page, in the requested order."""
     counts: Mapping[IncidentState, int]
-    """Numbers of matching incidents by open state; with a filter for resolved ones, of these."""
+    """Number of matching incidents by state: open states, or resolved if the filter selects it."""
     lost: Mapping[IncidentState, Lost]
-    """Loss of the jobs with incidents of each state."""
+    """Losses of the jobs with matching incidents, by state."""
     choices: Choices
     over: Sequence[ResolvedIncident]
-    """At most 30 resolved in the last seven days, the latest first; with a filter for resolved
-    ones, those on this page."""
+    """Resolved incidents of the last seven days, the latest 30 first; if the filter selects
+    resolved incidents, those on this page.
+    """
     over_count: int
 
     @property

@@ -23,7 +23,7 @@ from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
 from app.platform.outbound import ReceiverAnswer, check
 
-# Go's zero time: the alert has not ended.
+# Go's zero time, which Alertmanager reads as "not ended".
 NEVER = "0001-01-01T00:00:00Z"
 
 

@@ -30,15 +30,15 @@ class Note:
     """A message without incidents to one channel, such as the weekly summary."""
 
     id: UUID
-    """The same on every try."""
+    """Id of the note, the same in every attempt to send it."""
     at: datetime
-    """When it was made."""
+    """Time at which the note was made."""
     title: str
     sections: tuple[Section, ...]
     link: str
-    """Address of its page on the dashboard."""
+    """Address of the page that shows the note's subject."""
     receiver: str
-    """Name of the channel."""
+    """Name of the channel that receives the note."""
     link_text: str = "Open the report"
 
 

@@ -322,7 +322,7 @@ class NoticeFacts:
 
     @property
     def unheard_at(self) -> datetime:
-        """Return the time at which the notice is over if no further data arrive."""
+        """Return the time from which on the notice counts as over if no further data arrive."""
         return self.heard_at + (UNHEARD_STILL if self.stands_still else UNHEARD)
 
     def is_going_on(self, now: datetime) -> bool:
@@ -500,7 +500,7 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
         case "discrepancy" if facts.known is not None and facts.slowdown is None:
-            # In this case the discrepancy is the cost of the causes, not a fault of the trace.
+            # Without S the discrepancy is the cost of the causes, not a fault of the trace.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
             return _reading(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))

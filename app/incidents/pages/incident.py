@@ -328,7 +328,7 @@ def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
 
 def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
-    # The slowdowns before and after the silence of a job are not comparable.
+    # The slowdowns before and after a job went silent are not comparable.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
     fix = before.fix if before else None
     slow_before, slow_after = _slowdown(before), _slowdown(after)
