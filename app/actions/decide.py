@@ -182,7 +182,7 @@ def _blamed(
         for cause in incident.facts.causes
         if host in cause.where and blames_machine(cause.cause)
     ]
-    # The cause with the highest confidence, with the session that found it.
+    # The cause with the highest confidence counts, with the session that found it.
     best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
     facts, cause = best or (None, None)
     gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
@@ -246,7 +246,7 @@ def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]
     return {host: at for host, at in rows if at is not None}
 
 
-# Limits of machines whose names are no node names, so that no command can contain them.
+# Limits that refuse a name that is no node name: no command may contain such a name.
 NOT_A_NODE_NAME: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)

@@ -219,7 +219,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.ONE_AN_HOUR, any(fleet.now - at < TIME_BETWEEN_MACHINES for at in others)
     too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
     yield Limit.TOO_MANY_OUT, too_many
-    # Reported once only: in an installation with one project it equals the limit above.
+    # Reported once only: in an installation with one project it equals the limit on the project.
     everywhere = fleet.out_everywhere + (case.node not in fleet.out)
     beyond = everywhere > may_be_out(fleet.nodes_everywhere)
     yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many
