@@ -105,7 +105,7 @@ class GpuReading(BaseModel):
 
 
 class PulseBody(BaseModel):
-    """What one host sends of its ranks, of one attempt of a job."""
+    """The pulse of one host's ranks in one attempt of a job."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -40,11 +40,11 @@ class Resolution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that computes long."""
+    """A slow rank of a span, with its place."""
 
     rank: int
     host: str
-    """Empty if unknown."""
+    """Name of the rank's host; empty if unknown."""
     gpu: int
     """Index among the ranks of its host, from 0."""
     ratio: float
@@ -60,17 +60,17 @@ class SpanRow:
     ranks: int
     steps: int
     step_median_s: float
-    """Median over the steps of the time of the median rank, exact to a quarter of a percent."""
+    """Median over the steps of the median rank's step time, exact to a quarter of a percent."""
     step_p95_s: float
     step_worst_s: float
-    """Longest step of a rank."""
+    """Longest step time of any rank."""
     compute_median_s: float
-    """Median over ranks and steps, without garbage collection; 0 if unknown."""
+    """Median computing over ranks and steps, without garbage collection; 0 if unknown."""
     compute_p95_s: float
     tokens_per_s: float | None
-    """Tokens of the whole job a second of its steps; null if the job sends no tokens."""
+    """Tokens of the whole job per second of its steps; null if the job sends no tokens."""
     lost_gpu_s: float
-    """GPU-seconds in which ranks waited for the one that computes longest against its peers."""
+    """GPU-seconds that ranks waited for the rank with the longest computing against its peers."""
     slowest: list[SlowRank]
 
 
@@ -110,7 +110,7 @@ def spans_of_job(
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The columns of a span that answers and pages need."""
+    """Columns of a span that API answers and pages need."""
 
     attempt: int
     start: datetime
