@@ -122,11 +122,11 @@ def router() -> APIRouter:
     async def post_hang(
         container: Here, request: Request, job: Job, query: Annotated[FileOfHang, Query()]
     ) -> Response:
-        """Find the ranks that are waited for, and store the verdict.
+        """Find the ranks for which the other ranks wait, and store the verdict.
 
         The body is an archive (tar, plain or compressed with gzip or zstd, or zip) of dumps of
         PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or a single
-        one of them, which joins the job's open hang if the last file of that came within ten
+        such file, which joins the job's open hang if that hang's last file came within ten
         minutes. Pickles are read without being unpickled. An archive of more than 8 MiB is read
         by a worker: the answer is 202, and `Location` is the address of its state.
         """
@@ -172,7 +172,7 @@ def router() -> APIRouter:
     def get_hangs(
         container: Here, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
     ) -> HangsBody:
-        """Return the latest first."""
+        """Return the hangs of a job, the latest first."""
         with container.reading() as tx:
             known_job(tx, job)
             return HangsBody(hangs=hangs_of_job(tx, job, limit))

@@ -77,12 +77,12 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangFile:
-    """A parsed file of a hang; only the field of its kind has content.
+    """A parsed file of a hang; the fields of other kinds are empty.
 
     Parameters
     ----------
     rank : int or None
-        None of a file about all ranks.
+        None in a file about all ranks.
     """
 
     name: str

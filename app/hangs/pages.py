@@ -39,9 +39,9 @@ _HEIGHT: Final = 66
 _GAP: Final = 20
 _BETWEEN: Final = 80
 _EDGE: Final = 2
-# Largest number of characters in a line of a box.
+# Largest number of characters in a line of a box of the graph.
 _CHARACTERS: Final = 38
-# Largest number of characters in a title, which is bold and therefore wider.
+# Largest number of characters in a box's title, which is bold and therefore wider.
 _TITLE_CHARACTERS: Final = 34
 _SPANS: Final = 4
 
@@ -129,7 +129,10 @@ def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
 def _downward(
     columns: Sequence[Sequence[int]], corners: dict[int, tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Return one arrow between consecutive columns; an arrow for each box would cross boxes."""
+    """Return one downward arrow between consecutive columns of boxes.
+
+    An arrow for each box would cross boxes.
+    """
     arrows = []
     for above, below in pairwise(columns):
         top, bottom = corners[above[-1]][1] + _HEIGHT, corners[below[0]][1]
@@ -520,7 +523,7 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    # No limit on the number of ranks, because files list all ranks.
+    # No limit on the number of named ranks, because files list all of them.
     return ranks_text(ranks, len(ranks)).replace("–", "-")
 
 

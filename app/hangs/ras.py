@@ -245,7 +245,8 @@ _THREADS: Final = TypeAdapter(tuple[_Thread, ...])
 def stack_of(body: bytes) -> tuple[Frame, ...]:
     """Return the stack of the training thread, the innermost frame first, without variables.
 
-    That is the main thread or, if none is named so, the thread that holds the interpreter's lock.
+    The training thread is the main thread or, if no thread has that name, the thread that holds the
+    interpreter's lock.
 
     Raises
     ------

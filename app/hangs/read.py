@@ -27,7 +27,7 @@ MOST_LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class HangRow:
-    """A hang as lists show it."""
+    """A hang as a row of lists."""
 
     id: uuid.UUID
     job: str
@@ -36,7 +36,7 @@ class HangRow:
     """When its last file was received."""
     over_at: datetime | None
     over_by: str | None
-    """The person who ended it; None if a later session of the job did."""
+    """Name of the person who ended it; None if a later session of the job ended it."""
     kind: HangKind
     sentence: str
     since: datetime | None
