@@ -42,8 +42,8 @@ class Credentials:
     cookie: str | None = None  # of a browser
     project: str | None = None  # requested project; None: that of the token, or the default one
     peer: str = ""  # address of the client
-    # Requested route: ``POST /api/v1/plans``. "" for a page, where a refusal leads to the sign-in
-    # and is not recorded.
+    # Requested route, such as ``POST /api/v1/plans``; empty for a page, where a refusal leads to
+    # the sign-in and is not recorded.
     route: str = ""
 
 
