@@ -46,7 +46,7 @@ class PolicyBody(BaseModel, extra="forbid"):
     kind: Annotated[str, Field(min_length=1, max_length=100, examples=["event"])]
     mode: ActionMode | None = None
     config: Annotated[
-        dict[str, Any] | None, Field(description="Which fields it has depends on the kind.")
+        dict[str, Any] | None, Field(description="Its fields depend on the kind.")
     ] = None
 
 

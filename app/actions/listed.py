@@ -62,41 +62,41 @@ class ActionRow:
     host: Annotated[
         str,
         Column(sort="host"),
-        Field(description="The machine; empty where it tells of a job that hangs."),
+        Field(description="The machine; empty in a report of a job that hangs."),
     ]
     state: ActionState
     limits: Annotated[
         Sequence[str],
         Column(csv=None),
-        Field(description="What kept it from being done by itself, when it was last looked at."),
+        Field(description="Limits that forbade an automatic action at the last decision."),
     ]
-    command: Annotated[str, Field(description="What is done, as a command.")]
+    command: Annotated[str, Field(description="Equivalent command of the action.")]
     job: str
     hang: Annotated[
         uuid.UUID | None,
         Column(type_coerce(MachineAction.hang, JSONB)["id"].astext),
-        Field(description="The hang that it tells of."),
+        Field(description="The hang that it reports."),
     ]
     cause: Annotated[str, Column(sort="cause")]
     incident_id: Annotated[uuid.UUID, Column(csv=None)]
     gpus: Annotated[Sequence[str], Column(csv=None)]
     confidence: float | None
-    sessions: Annotated[int, Field(description="That blame the machine.")]
-    lost_each_hour: Annotated[float | None, Field(description="GPU-hours.")]
+    sessions: Annotated[int, Field(description="Sessions that blame the machine.")]
+    lost_each_hour: Annotated[float | None, Field(description="GPU-hours that the job loses.")]
     attempt: Annotated[int, Column(csv=None)]
     created_at: Annotated[datetime, Column(sort="-created")]
     ordered_at: datetime | None
     ordered_by: Annotated[
-        str | None, Field(description="The person; null where every limit let it pass.")
+        str | None, Field(description="The person; null for an automatic action.")
     ]
     done_at: datetime | None
     release_ordered_at: Annotated[datetime | None, Column(csv=None)]
-    released_by: Annotated[str | None, Field(description="The person; null where a repair helped.")]
+    released_by: Annotated[str | None, Field(description="The person; null after a repair.")]
     released_at: datetime | None
     repaired_at: Annotated[
         datetime | None,
         Column(_REPAIRED),
-        Field(description="When a repair of the machine was last noted since it was done."),
+        Field(description="Time of the machine's last repair after the action."),
     ]
     # error_code, error, answer: outcome of the last attempt
     error_code: str | None

@@ -134,7 +134,10 @@ SENTENCES: Final[Mapping[Limit, str]] = {
     Limit.PULSE_ALONE: "No session confirms it: only the pulse noticed it.",
     Limit.CONFIDENCE: f"The confidence in the cause is below {MIN_CONFIDENCE:g}.",
     Limit.SEEN_ONCE: f"Fewer than {MIN_SESSIONS} sessions blame the machine.",
-    Limit.LATE_DATA: "What is known of the machine is late.",
+    Limit.LATE_DATA: (
+        "The latest session that blames the machine is over an hour old, or sessions wait for "
+        "their analysis."
+    ),
     Limit.IN_HAND: "A person has acknowledged or silenced the incident.",
     Limit.PUT_BACK: "A person put the machine back within the last day.",
     Limit.ONE_AN_HOUR: "Another machine was taken out within the last hour.",
