@@ -34,7 +34,10 @@ class FileOfHang(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     rank: int | None = Field(
-        None, ge=0, lt=1 << 20, description="Whose dump it is; default: the end of `name`."
+        None,
+        ge=0,
+        lt=1 << 20,
+        description="Rank of the dump; default: the number at the end of `name`.",
     )
     name: str = Field("", max_length=255, description="The file's name: `_dump_3`.")
 
@@ -48,7 +51,7 @@ class HangReceiptBody(BaseModel):
     kind: HangKind
     sentence: str
     confidence: float
-    not_read: list[str] = Field(description="Files of an archive that are of no kind that is read.")
+    not_read: list[str] = Field(description="Files of unknown kinds in an archive.")
 
 
 class UploadBody(BaseModel):
@@ -61,7 +64,7 @@ class UploadBody(BaseModel):
     url: str | None = Field(description="The page of that hang.")
     reason_code: str | None = Field(description="Why it was refused: a stable code.")
     reason: str | None = Field(description="Why it was refused, in a sentence.")
-    not_read: list[str] = Field(description="Files of it that are of no kind that is read.")
+    not_read: list[str] = Field(description="Files of unknown kinds in the archive.")
 
     @classmethod
     def of(cls, upload: Upload, pages: str) -> Self:
@@ -88,7 +91,7 @@ class OneHangBody(BaseModel):
     """A hang with its whole verdict."""
 
     hang: HangRow
-    gpu_hours: float = Field(description="What it has cost.")
+    gpu_hours: float = Field(description="Cost of the hang.")
     document: HangDocument
 
 

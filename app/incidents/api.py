@@ -90,7 +90,7 @@ Sort = Annotated[
     str,
     Query(
         pattern=f"^-?({'|'.join(INCIDENTS.sorts)})$",
-        description="A column; a minus sign in front turns it round.",
+        description="A column; a minus sign in front reverses the order.",
     ),
 ]
 
@@ -106,7 +106,7 @@ class Filters:
         ] = "",
         severity: Severity | None = None,
         cause: Word = "",
-        host: Annotated[Word, Query(description="That it blames.")] = "",
+        host: Annotated[Word, Query(description="Name of a host that the incident blames.")] = "",
         owner: Annotated[Word, Query(description="The job's label of this name.")] = "",
         project: Annotated[Word, Query(description="The job's label of this name.")] = "",
         label: Annotated[Word, Query(description="A label of the job: name=value, or name.")] = "",

@@ -101,15 +101,15 @@ class IncidentBody(BaseModel):
     resolved_by: str | None
     assignee: str | None
     inside: list[InsideRow] = Field(
-        description="Other incidents on the same machine that it speaks for."
+        description="Members: incidents of other jobs on the same machine, which send no messages."
     )
     lead: uuid.UUID | None = Field(
-        description="The incident on the same machine that speaks for it; channels hear of that."
+        description="The incident on the same machine whose messages cover this one."
     )
     facts: dict[str, Any] | None
-    hang: HangFacts | None = Field(description="The hang that it is about.")
+    hang: HangFacts | None = Field(description="The hang that the incident is about.")
     notice: NoticeFacts | None = Field(
-        description="What was noticed in the pulse, that it is about; as of its last transition."
+        description="The notice of the pulse that the incident is about, as of its last transition."
     )
 
 

@@ -44,12 +44,12 @@ class PulseAnswer(BaseModel):
     """Instructions to the client that sent a pulse."""
 
     record: Recording | None = Field(
-        description="A session that the job is to record; only rank 0's host is told. Null: none."
+        description="A session that the job is to record, sent to rank 0's host only; null if none."
     )
     pulse_s: float = Field(description="Seconds until the next body.")
     files: bool = Field(
-        description="Whether each rank is to say what it is in, since no step ends: stack, pending "
-        "collectives, and the state of a process that says nothing."
+        description="Whether each rank is to send its stack, its pending collectives and, if it "
+        "does not answer, the state of its process, because no step ends."
     )
 
 

@@ -90,7 +90,7 @@ class GpuReading(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     rank: Annotated[int, Field(ge=0, le=1 << 31)]
-    clock_mhz: MaybeNumber = Field(None, description="Of its multiprocessors.")
+    clock_mhz: MaybeNumber = Field(None, description="Clock of the multiprocessors.")
     most_clock_mhz: MaybeNumber = None
     temperature_c: MaybeNumber = None
     power_mw: MaybeNumber = None
@@ -110,24 +110,28 @@ class PulseBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     pulse: Literal[1] = Field(description="The version of this document.")
-    host: str = Field("", max_length=_LONGEST_HOST, description="Of all ranks in it.")
+    host: str = Field("", max_length=_LONGEST_HOST, description="Host of all ranks in the body.")
     world: Annotated[
-        int | None, Field(ge=1, description="Ranks of the job: none beyond it is taken.")
+        int | None, Field(ge=1, description="Number of ranks of the job; higher ranks are dropped.")
     ] = None
     phases: list[str] = Field(
-        default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
+        default_factory=list,
+        max_length=MOST_PHASES,
+        description="Names of the phases; `phase` is an index, from 0.",
     )
     columns: PulseColumns
     hardware: list[GpuReading] = Field(
-        default_factory=list, max_length=_MOST_READINGS, description="Of ranks of the host."
+        default_factory=list,
+        max_length=_MOST_READINGS,
+        description="Readings of the GPUs of the host's ranks.",
     )
     files: dict[FileName, FileText] = Field(
         default_factory=dict,
         max_length=_MOST_FILES,
         description=(
-            "Of ranks that stand still, where the last answer asked for them: `stack_3.json` as "
-            "py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a rank "
-            "that says nothing itself."
+            "Files of ranks that stand still, if the last answer requested them: `stack_3.json` "
+            "as py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a "
+            "rank that does not answer."
         ),
     )
 
