@@ -382,7 +382,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
-        page = joined_page(found, "/access/incidents", administers=True)
+        page = joined_page(found, "/access/incidents", now, administers=True)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     # Registered before `/incidents/{incident}`, which would match this path, too.
@@ -392,7 +392,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found = open_everywhere(tx, INCIDENTS, project=name, known=known)
             now = tx.now
-        page = joined_page(found, EVERYWHERE, administers=False)
+        page = joined_page(found, EVERYWHERE, now, administers=False)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     @routes.get(f"{EVERYWHERE}.csv")

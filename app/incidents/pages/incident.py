@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from markupsafe import Markup
-
 from app.actions.listed import MachineActions
 from app.actions.pages import machine_lines
 from app.analysis.diagnosis.causes.registry import blames_machine
@@ -20,48 +18,34 @@ from app.fixes.pages import AppliedFixes, applied_fixes
 from app.incidents.channel_reads import ChannelView, Tally
 from app.incidents.everywhere import Onset
 from app.incidents.grouping import Status
-from app.incidents.message import Alert, cause_name
-from app.incidents.models.facts import NO_DATA_CAUSE, Facts
+from app.incidents.message import Alert
 from app.incidents.models.tables import IncidentState
 from app.incidents.pages.channels import ChannelHealth, channels_title, health
 from app.incidents.pages.life import ChosenIncident, chosen_incident
 from app.incidents.pages.list import (
-    OVER,
     PATH,
     FilterBar,
-    IncidentLine,
     IncidentsQuery,
-    InsideLine,
-    OverLine,
     filter_bar,
-    open_columns,
-    open_lines,
-    over_attributes,
+    open_table,
+    over_table,
+    page_url,
 )
 from app.incidents.pages.parts import (
     STATES,
     dead_channels,
-    fired_or_opened,
-    gain_text,
-    headline,
-    job_count,
-    labels,
-    lost_each_hour,
-    member_rows,
-    silent_together_title,
-    state_context,
     title_of,
 )
-from app.incidents.reads import INCIDENTS, IncidentRow
+from app.incidents.reads import IncidentRow
 from app.incidents.text import lines_of
 from app.incidents.triage import Evidence
-from app.incidents.views import IncidentLife, Incidents, ResolvedIncident
+from app.incidents.views import IncidentLife, Incidents
 from app.plans.of_session import Remedies, remedies
 from app.platform.database.unit_of_work import Reads
-from app.web.format import age, count, heat_color, percent, plural, times
+from app.web.format import count, percent, plural
 from app.web.moments import plain
 from app.web.parts import StateLabel
-from app.web.tables import Drawn, drawn, sorted_by
+from app.web.tables import Drawn
 
 WARNING: Final = StateLabel("warn", "", 0)
 
@@ -89,11 +73,9 @@ class IncidentsPage:
     filters: FilterBar
     list_title: str
     list_note: str
-    lines: Sequence[IncidentLine]
     previous_url: str
     next_url: str
     over_title: str
-    over: Sequence[OverLine]
     # Whether the page lists only resolved incidents
     over_alone: bool
     chosen: ChosenIncident | None
@@ -132,9 +114,7 @@ def incidents_page(  # noqa: PLR0913 - all data of the page
     short = f"{count(fire)} firing" if fire else "none firing"
     if query.narrowed or found.filtered.over:
         short = f"{count(found.total)} found"
-    number, shown, files = found.number, open_columns(found.now), query.address("/incidents.csv")
-    lines = [_line(row, found, chosen_id, query) for row in found.present]
-    over = [_over(item, chosen_id, query) for item in found.over]
+    number, files = found.number, query.address("/incidents.csv")
     title = f"Incidents: {short}"
     if life is not None and chosen:
         word = STATES[life.view.row.incident.state].word.lower()
@@ -147,29 +127,18 @@ def incidents_page(  # noqa: PLR0913 - all data of the page
         filters=filter_bar(query, found),
         list_title=_list_title(found),
         list_note=_list_note(found, query),
-        lines=lines,
-        previous_url=_page_url(PATH, query, number - 1) if number > 1 else "",
-        next_url=_page_url(PATH, query, number + 1) if number < found.pages else "",
+        previous_url=page_url(PATH, query, number - 1) if number > 1 else "",
+        next_url=page_url(PATH, query, number + 1) if number < found.pages else "",
         over_title=_over_title(found),
-        over=over,
         over_alone=found.filtered.over,
         chosen=None if life is None else chosen_incident(life, channels, onset, doing),
         selected=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
         version=_version(found, life, channels, doing),
-        table=Drawn(
-            files.but(),
-            "inc tri",
-            sorted_by(INCIDENTS, shown, query.address()),
-            open_lines(shown, lines),
-        ),
-        over_table=drawn(
-            OVER,
-            over,
-            csv=files.but(state=IncidentState.RESOLVED.value),
-            classes="inc",
-            attributes=over_attributes,
+        table=open_table(found, query, chosen_id, csv=files.but()),
+        over_table=over_table(
+            found, query, chosen_id, csv=files.but(state=IncidentState.RESOLVED.value)
         ),
     )
 
@@ -279,83 +248,6 @@ def _version(
     if doing is not None:
         parts += machine_lines(doing)
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
-
-
-def _line(
-    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
-) -> IncidentLine:
-    incident, facts = row.incident, row.incident.facts
-    slowdown, rate = _slowdown(facts), lost_each_hour(row)
-    fix = facts.fix if facts else None
-    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
-    state_detail = state_context(incident, found.now) if by_a_person else ""
-    on_machine = not silent_together_title(row)
-    return IncidentLine(
-        id=incident.id,
-        url=_page_url(f"{PATH}/{incident.id}", query, found.number),
-        job=row.job,
-        severity=incident.severity,
-        state=STATES[incident.state],
-        headline=silent_together_title(row) or headline(incident),
-        labels=Markup(" · ").join(part for part in (state_detail, labels(facts)) if part),
-        slowdown="none" if slowdown is None else times(slowdown),
-        color="" if slowdown is None else heat_color(slowdown),
-        lost="" if rate is None else hours(rate),
-        fix=fix.title if fix else "",
-        gain=gain_text(fix.gain) if fix else "",
-        since=fired_or_opened(incident),
-        assignee=row.assignee or "not assigned",
-        chosen=incident.id == chosen,
-        jobs=job_count(row),
-        inside=[
-            InsideLine(
-                url=_page_url(f"{PATH}/{one.id}", query, found.number),
-                job=one.job,
-                headline=cause_name(one.cause) + (", on the same machine" if on_machine else ""),
-                state=STATES[one.state],
-                slowdown="none" if one.slowdown is None else times(one.slowdown),
-                color="" if one.slowdown is None else heat_color(one.slowdown),
-                lost="" if one.lost is None else hours(one.lost),
-            )
-            for one in member_rows(row)
-        ],
-    )
-
-
-def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
-    return query.address(path).but(page=number if number > 1 else None)
-
-
-def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
-    incident, before = item.row.incident, item.row.incident.facts
-    # The slowdowns before and after a job went silent are not comparable.
-    after = None if incident.cause == NO_DATA_CAUSE else item.after
-    fix = before.fix if before else None
-    slow_before, slow_after = _slowdown(before), _slowdown(after)
-    saved = (
-        1 - after.step_time_s / before.step_time_s
-        if before and after and before.step_time_s and after.step_time_s
-        else None
-    )
-    ended = incident.resolved_at or incident.opened_at
-    return OverLine(
-        url=_page_url(f"{PATH}/{incident.id}", query, query.number if query.filtered.over else 1),
-        job=item.row.job,
-        headline=headline(incident),
-        before="" if slow_before is None else times(slow_before),
-        after="" if slow_after is None else times(slow_after),
-        fix=fix.title if fix else "",
-        predicted=gain_text(fix.gain) if fix else "",
-        measured="" if saved is None else gain_text(saved),
-        lasted=age((ended - fired_or_opened(incident)).total_seconds()),
-        resolved_at=ended,
-        chosen=incident.id == chosen,
-        compare_url=f"/compare?incident={incident.id}",
-    )
-
-
-def _slowdown(facts: Facts | None) -> float | None:
-    return facts.headline.slowdown if facts and facts.headline else None
 
 
 def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
