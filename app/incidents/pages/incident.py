@@ -20,7 +20,7 @@ from app.incidents.everywhere import Onset
 from app.incidents.grouping import Status
 from app.incidents.message import Alert
 from app.incidents.models.tables import IncidentState
-from app.incidents.pages.channels import ChannelHealth, channels_title, health
+from app.incidents.pages.channels import channels_title, health_table
 from app.incidents.pages.life import ChosenIncident, chosen_incident
 from app.incidents.pages.list import (
     PATH,
@@ -31,18 +31,14 @@ from app.incidents.pages.list import (
     over_table,
     page_url,
 )
-from app.incidents.pages.parts import (
-    STATES,
-    dead_channels,
-    title_of,
-)
-from app.incidents.reads import IncidentRow
+from app.incidents.pages.parts import STATES, dead_channels, member_rows, title_of
+from app.incidents.reads import IncidentRow, InsideRow
 from app.incidents.text import lines_of
 from app.incidents.triage import Evidence
 from app.incidents.views import IncidentLife, Incidents
 from app.plans.of_session import Remedies, remedies
 from app.platform.database.unit_of_work import Reads
-from app.web.format import count, percent, plural
+from app.web.format import count, percent, plural, times
 from app.web.moments import plain
 from app.web.parts import StateLabel
 from app.web.tables import Drawn
@@ -81,7 +77,7 @@ class IncidentsPage:
     chosen: ChosenIncident | None
     selected: bool
     channels_title: str
-    channels: Sequence[ChannelHealth]
+    channels: Drawn
     version: str
     table: Drawn
     over_table: Drawn
@@ -134,7 +130,7 @@ def incidents_page(  # noqa: PLR0913 - all data of the page
         chosen=None if life is None else chosen_incident(life, channels, onset, doing),
         selected=chosen and life is not None,
         channels_title=channels_title(channels),
-        channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
+        channels=health_table(channels, tallies, found.now),
         version=_version(found, life, channels, doing),
         table=open_table(found, query, chosen_id, csv=files.but()),
         over_table=over_table(
@@ -283,6 +279,7 @@ class EvidencePage:
     now: datetime
     title: str
     one: ChosenIncident
+    members: Sequence[InsideRow]
     summary: str
     fields: Sequence[tuple[str, str]]
     evidence: Sequence[str]
@@ -326,6 +323,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
         now=view.now,
         title=f"Evidence: {one.title}",
         one=one,
+        members=member_rows(view.row),
         summary=lines.summary if not over else f"Over: {lines.summary}",
         fields=lines.fields,
         evidence=lines.evidence,
@@ -345,9 +343,10 @@ def evidence_text(page: EvidencePage) -> str:
     parts = [page.title, "", page.summary]
     parts += [f"{name}: {value}" for name, value in page.fields]
     parts += [f"- {sentence}" for sentence in page.evidence]
-    if page.one.inside:
+    if page.members:
         parts += ["", page.one.inside_title]
-        parts += [f"- {job.job}: {job.slowdown}" for job in page.one.inside]
+        slowdowns = ((each.job, each.slowdown) for each in page.members)
+        parts += [f"- {job}: {'none' if s is None else times(s)}" for job, s in slowdowns]
     if page.commands:
         parts += ["", *(f"{scheduler}: {command}" for scheduler, command in page.commands)]
     parts += ["", "Times are UTC"]

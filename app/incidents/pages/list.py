@@ -13,12 +13,10 @@ from fastapi import Query
 from markupsafe import Markup
 
 from app.analysis.wording import hours
-from app.incidents.channel_reads import ChannelView, Tally
 from app.incidents.channel_settings import Undelivered
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
-from app.incidents.models.rules import Rule
 from app.incidents.models.tables import IncidentState
 from app.incidents.pages.parts import (
     STATES,
@@ -33,7 +31,6 @@ from app.incidents.pages.parts import (
     silent_together_title,
     state_context,
 )
-from app.incidents.pages.rules import condition_words, jobs_words, notified_channels
 from app.incidents.reads import (
     INCIDENTS,
     MAX_CHARACTERS,
@@ -462,41 +459,3 @@ OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
 def undelivered_csv(rows: Sequence[Undelivered]) -> Table:
     """Return the table of deliveries that did not arrive."""
     return Table.of(DeliveryRow, [row.delivery for row in rows])
-
-
-def channels_csv(channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Tally]) -> Table:
-    """Return the table of channels, without their configurations, which hold secrets."""
-    names = (
-        *("id", "name", "kind", "audience", "enabled", "rate_limit", "disabled_reason"),
-        *("failures", "last_error", "last_failure_at", "last_success_at", "waiting", "created_at"),
-    )
-    with_tallies = ((tallies.get(channel.id), channel) for channel in channels)
-    return Table(
-        (*names, "delivered_24h", "failed_24h"),
-        (
-            (
-                *(getattr(channel, name) for name in names),
-                *((tally.delivered, tally.failed) if tally else (0, 0)),
-            )
-            for tally, channel in with_tallies
-        ),
-    )
-
-
-def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
-    """Return the table of rules as text, with the channels that each rule notifies."""
-    return Table(
-        ("id", "name", "enabled", "condition", "jobs", "severity", "audience", "channels"),
-        (
-            (
-                *(rule.id, rule.name, rule.enabled, condition_words(rule)),
-                *(
-                    jobs_words(rule.selector),
-                    rule.severity,
-                    rule.audience,
-                    notified_channels(rule, channels),
-                ),
-            )
-            for rule in rules
-        ),
-    )

@@ -18,9 +18,10 @@ from app.fixes.pages import applied_csv, whole_job_line
 from app.incidents.channel_reads import ChannelView, channels_and_tallies, list_channels, no_channel
 from app.incidents.channel_settings import undelivered
 from app.incidents.deliver import apprise_is_usable
+from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.everywhere import onset_of_incident, reads_several
 from app.incidents.held_machines import machine_of
-from app.incidents.pages.channels import channels_page
+from app.incidents.pages.channels import channels_csv, channels_page
 from app.incidents.pages.incident import (
     evidence_page,
     evidence_text,
@@ -33,12 +34,9 @@ from app.incidents.pages.incident import (
 from app.incidents.pages.list import (
     OF_INCIDENT,
     IncidentsQuery,
-    channels_csv,
     incidents_csv,
-    rules_csv,
-    undelivered_csv,
 )
-from app.incidents.pages.rules import rules_page
+from app.incidents.pages.rules import rules_csv, rules_page
 from app.incidents.store import load_rules
 from app.incidents.triage import evidence_of, evidence_zip
 from app.incidents.views import IncidentLife, incident_life, incidents, open_by_job
@@ -46,7 +44,7 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import Reads
 from app.web.links import asked_for
 from app.web.pages import Pages
-from app.web.tables import csv_file, one_of
+from app.web.tables import Table, csv_file, one_of
 
 IncidentsQueryParam = Annotated[IncidentsQuery, Depends(asked_for(IncidentsQuery))]
 
@@ -187,8 +185,8 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/channels-undelivered.csv")
     def undelivered_file_route(container: Here, channel: uuid.UUID | None = None) -> Response:
         with container.reading() as tx:
-            lost, _ = undelivered(tx, channel)
-        return csv_file("paceline-undelivered.csv", undelivered_csv(lost))
+            lost = [item.delivery for item in undelivered(tx, channel)[0]]
+        return csv_file("paceline-undelivered.csv", Table.of(DeliveryRow, lost))
 
     @routes.get("/channels/new")
     def new_channel_route(container: Here) -> Response:
