@@ -27,10 +27,12 @@ from app.hangs.receive import guessed_hosts
 from app.incidents.held_machines import cordon_commands
 from app.incidents.pages.parts import Actions, actions
 from app.incidents.views import open_by_job
+from app.web import html, moments
 from app.web.format import age, count, plural
+from app.web.links import job_url
 from app.web.pages import Pages
 from app.web.parts import Fact, StateLabel
-from app.web.tables import Table, csv_file, one_of
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
 
 # Sizes of the graph of waiting ranks, in SVG units. Arrows point from left to right or, on a phone,
 # downward.
@@ -47,7 +49,7 @@ _SPANS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PlacedBox:
     """A box of the graph: corner, title, lines and text alternative; `stuck` if of a culprit."""
 
     x: int
@@ -66,7 +68,7 @@ class Graph:
     height: int
     box_width: int
     box_height: int
-    boxes: tuple[Drawn, ...]
+    boxes: tuple[PlacedBox, ...]
     arrows: tuple[str, ...]
 
 
@@ -95,14 +97,14 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
         height=2 * _EDGE + max(y for _, y in corners.values()) + _HEIGHT,
         box_width=width,
         box_height=_HEIGHT,
-        boxes=tuple(_drawn(box, corners[index]) for index, box in enumerate(boxes)),
+        boxes=tuple(_placed(box, corners[index]) for index, box in enumerate(boxes)),
         arrows=_downward(columns, corners)
         if downward
         else tuple(_path(arrow, corners) for arrow in document.arrows),
     )
 
 
-def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
+def _placed(box: Box, corner: tuple[int, int]) -> PlacedBox:
     # The text holds a culprit's kind and operation, or the operation of waiting ranks and its
     # group.
     what, _, rest = box.what.partition(" of " if box.distance else ": ")
@@ -113,7 +115,7 @@ def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
         title = f"{plural(len(box.ranks), 'rank')}: {ranks_text(box.ranks, _SPANS)}"
     lines = tuple(_cut(line) for line in (what, rest) if line)
     cut = _cut(title, _TITLE_CHARACTERS)
-    return Drawn(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
+    return PlacedBox(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
 
 
 def _cut(text: str, most: int = _CHARACTERS) -> str:
@@ -200,18 +202,6 @@ class GroupLine:
 
 
 @dataclass(frozen=True, slots=True)
-class HangLine:
-    """A hang as a line of the list on its job's page."""
-
-    url: str
-    at: datetime
-    state: StateLabel
-    sentence: str
-    lasted: str
-    cost: str
-
-
-@dataclass(frozen=True, slots=True)
 class HangPage:
     """The page of a hang."""
 
@@ -233,7 +223,7 @@ class HangPage:
     commands: Sequence[tuple[str, str]]
     unknown: tuple[str, ...]
     groups_title: str
-    groups: tuple[GroupLine, ...]
+    groups: Drawn
     more_groups: int
     incidents: Sequence[Actions]
 
@@ -271,21 +261,39 @@ def hang_page(
         commands=_commands(hang, row, guessed),
         unknown=hang.unknown,
         groups_title=f"{count(heard)} of {plural(len(document.ranks), 'rank')} left something",
-        groups=groups[:_GROUPS],
+        groups=drawn(_GROUP_COLUMNS, groups[:_GROUPS], csv=f"/hangs/{row.id}/ranks.csv"),
         more_groups=max(len(groups) - _GROUPS, 0),
         incidents=incidents,
     )
 
 
-def hang_line(row: HangRow) -> HangLine:
-    """Return the line of a hang for the list on its job's page."""
-    return HangLine(
-        url=f"/hangs/{row.id}",
-        at=row.created_at,
-        state=hang_state(row),
-        sentence=row.sentence,
-        lasted="" if row.is_past else age(row.lasted.total_seconds()),
-        cost="" if row.is_past else hours(row.gpu_hours),
+def hangs_table(rows: Sequence[HangRow], job: str, now: datetime) -> Drawn:
+    """Return the table of a job's hangs, for the job's page."""
+    return drawn(
+        (
+            Shown("When", lambda row: moments.when(row.created_at, now), of_cells="nowrap"),
+            Shown("State", lambda row: html.state(hang_state(row)), of_cells="nowrap"),
+            Shown(
+                "What",
+                lambda row: html.element(
+                    "a", row.sentence, class_="within", href=f"/hangs/{row.id}"
+                ),
+                of_cells="grow",
+            ),
+            Shown(
+                "Lasted",
+                lambda row: "" if row.is_past else age(row.lasted.total_seconds()),
+                classes="num opt",
+                of_cells="nowrap",
+            ),
+            Shown(
+                "GPU-hours",
+                lambda row: "" if row.is_past else hours(row.gpu_hours),
+                classes="num opt",
+            ),
+        ),
+        rows,
+        csv=f"{job_url(job)}/hangs.csv",
     )
 
 
@@ -399,6 +407,13 @@ def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tu
     if not host or host in guessed:
         return ()
     return cordon_commands(host, f"Paceline hang {row.id}")
+
+
+_GROUP_COLUMNS: Final[tuple[Shown[GroupLine], ...]] = (
+    Shown("Ranks", lambda line: line.ranks),
+    Shown("Waits in", lambda line: line.what, of_cells="grow"),
+    Shown("Since", lambda line: line.since, classes="num", of_cells="nowrap"),
+)
 
 
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
