@@ -174,7 +174,7 @@ def _tokens(routes: APIRouter) -> None:
             found = list_tokens(tx)
         return TokenListBody(tokens=found)
 
-    @routes.post("/tokens", status_code=CREATED, summary="Make a token")
+    @routes.post("/tokens", status_code=CREATED, summary="Create a token")
     def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
         """Create a token and return its secret, which is shown only once: the digest is stored."""
         made = create_token(
@@ -193,7 +193,7 @@ def _tokens(routes: APIRouter) -> None:
         revoke_token(here.everywhere(), name)
         return Response(status_code=NO_CONTENT)
 
-    @routes.post("/tokens/{name}/renew", summary="Let a token be valid for longer")
+    @routes.post("/tokens/{name}/renew", summary="Renew a token")
     def post_renewal(
         here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
     ) -> TokenView:
@@ -202,7 +202,7 @@ def _tokens(routes: APIRouter) -> None:
 
 
 def _people(routes: APIRouter) -> None:
-    @routes.get("/people", summary="Who signs in, and with which roles")
+    @routes.get("/people", summary="Users and their roles")
     def get_people(here: Here) -> PersonListBody:
         with here.everywhere().reading() as tx:
             found = list_people(tx)
@@ -236,7 +236,7 @@ def _projects(routes: APIRouter) -> None:
             found = list_projects(tx, here.principal.projects)
         return ProjectListBody(projects=found)
 
-    @routes.post("/projects", status_code=CREATED, summary="Make a project")
+    @routes.post("/projects", status_code=CREATED, summary="Create a project")
     def post_project(here: Here, body: NewProjectBody) -> ProjectView:
         return create_project(here.everywhere(), body.name)
 

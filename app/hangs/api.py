@@ -175,14 +175,14 @@ def router() -> APIRouter:
     def get_hangs(
         container: Here, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
     ) -> HangsBody:
-        """Return the hangs of a job, the latest first."""
+        """Return the latest hangs first."""
         with container.reading() as tx:
             known_job(tx, job)
             return HangsBody(hangs=hangs_of_job(tx, job, limit))
 
     @routes.get(
         "/api/v1/hang-uploads/{upload}",
-        summary="Where an archive of a hang stands",
+        summary="State of an archive of a hang",
         responses={404: problems.described("There is none")},
     )
     def get_upload_state(container: Here, request: Request, upload: uuid.UUID) -> UploadBody:

@@ -173,9 +173,9 @@ def _reads(routes: APIRouter) -> None:
 
 
 def _orders(routes: APIRouter) -> None:
-    @routes.post("/incidents/orders", summary="The same order for many incidents")
+    @routes.post("/incidents/orders", summary="Apply an order to several incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
-        """Apply an order to several incidents; the answer lists those that it does not fit.
+        """Return the changed incidents, and those that the order does not fit.
 
         If an id is unknown, no incident is changed.
         """
@@ -187,7 +187,7 @@ def _orders(routes: APIRouter) -> None:
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
 
-    @routes.delete("/incidents/{incident}/ack", summary="Take the acknowledgement back")
+    @routes.delete("/incidents/{incident}/ack", summary="Undo the acknowledgement")
     def remove_ack(container: Here, incident: uuid.UUID, by: By = None) -> IncidentDetailBody:
         """Undo the acknowledgement: the incident fires again and its messages are repeated."""
         return incident_detail_body(unacknowledge_incident(container, incident, by=by))
@@ -206,14 +206,14 @@ def _orders(routes: APIRouter) -> None:
     ) -> IncidentDetailBody:
         return incident_detail_body(end_incident_silence(container, incident, by=by))
 
-    @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
+    @routes.post("/incidents/{incident}/resolve", summary="Resolve an incident")
     def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Resolve an incident; only sessions received from now on can make it fire again."""
+        """Only sessions received after the resolution can make the incident fire again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
 
-    @routes.post("/incidents/{incident}/reopen", summary="Take back that it is over")
+    @routes.post("/incidents/{incident}/reopen", summary="Reopen an incident")
     def post_reopen(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         """Reopen an incident that a user resolved; sessions before the resolution count again."""
         return incident_detail_body(
@@ -240,13 +240,11 @@ def _order_many(container: Container, body: OrderBody) -> OrderOutcome:
 
 
 def _notes(routes: APIRouter) -> None:
-    @routes.post(
-        "/incidents/{incident}/comments", status_code=CREATED, summary="Say something about it"
-    )
+    @routes.post("/incidents/{incident}/comments", status_code=CREATED, summary="Add a comment")
     def post_comment(container: Here, incident: uuid.UUID, body: SaidBody) -> IncidentDetailBody:
         return incident_detail_body(comment_on(container, incident, words=body.words, by=body.by))
 
-    @routes.put("/incidents/{incident}/assignee", summary="Say whose it is")
+    @routes.put("/incidents/{incident}/assignee", summary="Set the assignee")
     def put_assignee(
         container: Here, incident: uuid.UUID, body: AssigneeBody
     ) -> IncidentDetailBody:
@@ -282,7 +280,7 @@ def _rules(routes: APIRouter) -> None:
         rule = with_new_id(body.rule(uuid.UUID(int=0)))
         return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
 
-    @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
+    @routes.post("/alert-rules/preview", summary="Preview a rule on the last 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
         """Return incidents that the rule would have opened; store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
@@ -379,9 +377,9 @@ def _deliveries(routes: APIRouter) -> None:
         return DeliveryListBody(deliveries=rows)
 
     @routes.post(
-        "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
+        "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send a delivery again now"
     )
     def post_replay(container: Here, delivery: uuid.UUID) -> Response:
-        """Send a message again under its id, unless a later message of the job was sent."""
+        """Send the message under its id, unless a later message of the job was sent."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

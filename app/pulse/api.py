@@ -135,7 +135,7 @@ def router() -> APIRouter:
             status_code=202,
         )
 
-    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")
+    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="Notices of a job's pulse")
     def get_notices(
         container: Here,
         job: Annotated[str, Path(description="Name of the job.")],
@@ -163,7 +163,7 @@ def router() -> APIRouter:
         request, _ = request_recording_now(container, job, body.steps, body.by)
         return request
 
-    @routes.get("/api/v1/jobs/{job}/recordings", summary="Sessions that a job was asked for")
+    @routes.get("/api/v1/jobs/{job}/recordings", summary="Requests for sessions of a job")
     def get_recordings(
         container: Here, job: Annotated[str, Path(description="Name of the job.")]
     ) -> RequestsBody:
@@ -269,13 +269,13 @@ def reading_router() -> APIRouter:
             },
         )
 
-    @routes.get("/pulse", summary="Whether the project takes pulses")
+    @routes.get("/pulse", summary="Whether the project accepts pulses")
     def get_switch(here: Here) -> SwitchBody:
         """Return whether the project accepts pulses of its jobs."""
         with here.reading() as tx:
             return SwitchBody(on=not pulse_is_off(tx))
 
-    @routes.put("/pulse", summary="Take the project's pulses, or refuse them")
+    @routes.put("/pulse", summary="Accept or refuse the project's pulses")
     def put_switch(here: Here, body: SwitchBody) -> SwitchBody:
         """Accept or refuse pulses from now on; stored ones stay until retention deletes them."""
         switch_pulse(here, on=body.on)
