@@ -26,10 +26,10 @@ from app.actions.store import (
     audit_name,
     is_stopped,
     lock_fleet,
-    lock_switch,
     order,
     order_of,
     state_under,
+    try_lock_switch,
 )
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.errors import SecretKeyError
@@ -258,7 +258,7 @@ def decide(container: Container) -> int:
     Does nothing if another server holds the locks.
     """
     with container.uow() as tx:
-        switch = lock_switch(tx, skip_locked=True)
+        switch = try_lock_switch(tx)
         if switch is None or not lock_fleet(tx):
             return 0
         _withdraw(tx)

@@ -16,8 +16,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from app.actions.kinds.registry import KINDS, title_of
 from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
 from app.actions.policies import PolicyView, SwitchView, get_switch, list_policies
+from app.actions.store import no_action
 from app.analysis.diagnosis.causes.registry import KINDS as CAUSES
-from app.errors import NotFoundError
 from app.hosts.models import HostRepair
 from app.incidents.message import PendingAction
 from app.platform.database.columns import as_json
@@ -139,7 +139,7 @@ def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
     """
     found = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
     if not found:
-        raise NotFoundError(f"There is no action {action_id}.")
+        raise no_action(action_id)
     return found[0]
 
 

@@ -173,7 +173,8 @@ def limit_sentence(limit: str) -> str:
 
 
 def _why(row: ActionRow) -> str:  # noqa: PLR0911 - a sentence for each state
-    limits = _listed(row.limits)
+    first, *rest = [limit_sentence(limit) for limit in row.limits] or [""]
+    limits = "; ".join([first, *(f"{limit[:1].lower()}{limit[1:]}" for limit in rest)])
     match row.state:
         case ActionState.ASKED:
             return f"By itself it would be held. {limits}" if limits else "Every limit is kept"
@@ -205,12 +206,6 @@ def _done(row: ActionRow) -> str:
 
 def _by(person: str | None) -> str:
     return "Every limit was kept" if person is None else f"Approved by {person}"
-
-
-def _listed(limits: Sequence[str]) -> str:
-    """Return the limits that hold an action, as a single sentence."""
-    first, *rest = [limit_sentence(limit) for limit in limits] or [""]
-    return "; ".join([first, *(f"{one[:1].lower()}{one[1:]}" for one in rest)])
 
 
 def _undone(row: ActionRow) -> str:

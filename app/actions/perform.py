@@ -187,8 +187,6 @@ def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release
 
 def _locked(tx: UnitOfWork, claim: Claim) -> tuple[ActionSwitch, MachineAction | None]:
     switch = lock_switch(tx)
-    if switch is None:
-        raise RuntimeError("a lock that is waited for is taken")
     try:
         return switch, lock_action(tx, claim.subject_id)
     except NotFoundError:

@@ -138,7 +138,7 @@ def set_switch(container: Container, *, stopped: bool, reason: str | None = None
     """Stop or resume all actions of a project; idempotent."""
     with container.uow() as tx:
         switch = lock_switch(tx)
-        if switch is not None and stopped != (switch.stopped_at is not None):
+        if stopped != (switch.stopped_at is not None):
             switch.stopped_at = tx.now if stopped else None
             switch.stopped_by = container.principal.name if stopped else None
             switch.reason = reason if stopped else None

@@ -134,13 +134,6 @@ class Filters:
         )
 
 
-def add_incidents(routes: APIRouter) -> None:
-    """Add the routes of incidents."""
-    _reads(routes)
-    _orders(routes)
-    _notes(routes)
-
-
 def _reads(routes: APIRouter) -> None:
     @routes.get("/incidents", summary="Incidents, firing ones first")
     def get_incidents(  # noqa: PLR0913 - one for each parameter
@@ -263,7 +256,9 @@ def router() -> APIRouter:
     routes = api_router("alerts", "/api/v1")
     _rules(routes)
     _channels(routes)
-    add_incidents(routes)
+    _reads(routes)
+    _orders(routes)
+    _notes(routes)
     _deliveries(routes)
     return routes
 

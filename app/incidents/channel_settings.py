@@ -17,7 +17,8 @@ from app.access.audit import Action, record
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.session_verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
-from app.errors import Fault, NotFoundError, PacelineError
+from app.errors import Fault, PacelineError
+from app.incidents.channel_reads import no_channel
 from app.incidents.deliver import attempt, base_url, guard, target_of
 from app.incidents.delivery_reads import DELIVERIES, DeliveryRow
 from app.incidents.grouping import Status
@@ -132,7 +133,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
     with container.uow() as tx:
         row = tx.session.get(AlertChannel, channel_id)
         if row is None:
-            raise NotFoundError(f"There is no channel {channel_id}.")
+            raise no_channel(channel_id)
         record(tx, container.principal, Action.TESTED, f"channel {row.name}")
         target = target_of(row)
         message = example(container, row.name, tx.now, base_url(container.settings, tx))

@@ -80,7 +80,7 @@ def settle_hang(board: Board, incident: Incident) -> None:
 
 
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
-ENDED: Final = "the job said that it ended"
+JOB_FINISHED: Final = "the job said that it ended"
 UNHEARD: Final = "nothing more was heard of the pulse"
 
 
@@ -132,7 +132,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
     elif notice.outcome is Outcome.CLEARED:
         board.put(clear(last, board.now, notice.checked), "resolved")
     elif board.job.is_finished:
-        board.put(clear(last, board.now, ENDED), "resolved")
+        board.put(clear(last, board.now, JOB_FINISHED), "resolved")
     elif not notice.is_going_on(board.now):
         board.put(clear(last, board.now, UNHEARD), "resolved")
 
@@ -179,7 +179,6 @@ SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
-JOB_FINISHED: Final = "the job said that it ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,16 +448,13 @@ def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
         if reading.level is Level.UNKNOWN:
             continue
         pending = incident.state is IncidentState.PENDING
-        if _still_holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
+        holds = reading.level is not Level.CLEAR and any(
+            blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed
+        )
+        if holds and not (pending and reading.level is Level.BETWEEN):
             break
         count += 1
     return count
-
-
-def _still_holds(incident: Incident, reading: Reading) -> bool:
-    if reading.level is Level.CLEAR:
-        return False
-    return any(blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed)
 
 
 def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:

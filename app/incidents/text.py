@@ -22,7 +22,6 @@ from app.incidents.models.facts import (
     NO_DATA_CAUSE,
     REGRESSION_CAUSE,
     Facts,
-    HangFacts,
     NoticeFacts,
 )
 
@@ -64,7 +63,14 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     if alert.cause == NO_DATA_CAUSE:
         fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
     elif alert.hang is not None:
-        fields += _of_hang(alert.hang, at)
+        hang = alert.hang
+        fields += [
+            ("Culprits", hang.culprits),
+            ("Waiting", f"{hang.waiting:,} of {hang.ranks:,} ranks, {duration(hang.lasted(at))}"),
+            ("Confidence", sure(hang.confidence)),
+            ("Costs", f"{hang.ranks:,} GPU-hours each hour"),
+            ("What to do", hang.remedy),
+        ]
     else:
         if alert.notice is not None:
             fields += _of_notice(alert.notice, measured=facts is not None)
@@ -79,16 +85,6 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
     return MessageLines(_summary(alert), fields, _evidence(alert))
-
-
-def _of_hang(hang: HangFacts, at: datetime) -> list[tuple[str, str]]:
-    return [
-        ("Culprits", hang.culprits),
-        ("Waiting", f"{hang.waiting:,} of {hang.ranks:,} ranks, {duration(hang.lasted(at))}"),
-        ("Confidence", sure(hang.confidence)),
-        ("Costs", f"{hang.ranks:,} GPU-hours each hour"),
-        ("What to do", hang.remedy),
-    ]
 
 
 def _of_notice(notice: NoticeFacts, *, measured: bool) -> list[tuple[str, str]]:

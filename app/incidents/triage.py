@@ -26,7 +26,7 @@ from app.incidents.evaluate import (
     audit_name,
     lock_incidents,
 )
-from app.incidents.held_machines import cordon_commands, machine_of, node_of
+from app.incidents.held_machines import cordon_commands_of, machine_of
 from app.incidents.lifecycle import INCIDENT
 from app.incidents.machines import open_members, place_incidents
 from app.incidents.models.tables import AlertAssignee, AlertComment, AlertEvent, IncidentState
@@ -90,7 +90,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     return Evidence(
         life=life,
         host=host,
-        commands=cordon_commands(node_of(incident), f"Paceline incident {incident.id}"),
+        commands=cordon_commands_of(incident),
         guessed=facts is not None and facts.has_guessed_name(host),
         heatmap=heatmap,
         picture=picture,

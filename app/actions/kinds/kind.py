@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.incidents.held_machines import is_one_node
-from app.platform.outbound import Outbound, ReceiverAnswer
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,18 @@ SENTENCES: Final[Mapping[Limit, str]] = {
         f"With those of other projects more than {MAX_SHARE:.0%} of all known nodes would be out."
     ),
 }
+
+
+def require_one_node(name: str) -> None:
+    """Refuse a name that schedulers may read as several nodes.
+
+    Raises
+    ------
+    DeliveryError
+        ``action.not_one_node``.
+    """
+    if not is_one_node(name):
+        raise DeliveryError(Limit.NOT_ONE_NODE.value, SENTENCES[Limit.NOT_ONE_NODE], permanent=True)
 
 
 @dataclass(frozen=True, slots=True)

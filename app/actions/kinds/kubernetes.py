@@ -20,9 +20,8 @@ from urllib.parse import quote
 from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.event import HttpsUrl, LoopbackUrl
-from app.actions.kinds.kind import ActionKind, AttemptTools, Order
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order, require_one_node
 from app.incidents.channels.kind import Secret
-from app.incidents.held_machines import is_one_node
 from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
 TAINT: Final = "paceline.dev/straggler"
@@ -151,10 +150,7 @@ class _Api:
     @classmethod
     @contextmanager
     def of(cls, config: KubernetesConfig, order: Order, means: AttemptTools) -> Iterator[_Api]:
-        if not is_one_node(order.node):
-            raise DeliveryError(
-                "action.not_one_node", "The host's name is not that of one node.", permanent=True
-            )
+        require_one_node(order.node)
         tls = None if config.ca_certificate is None else _tls(config.ca_certificate)
         outer = means.outbound
         with Outbound(outer.guard, outer.left_s(), tls=tls) as outbound:

@@ -16,8 +16,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from app.actions.kinds.kind import ActionKind, AttemptTools, Order
-from app.incidents.held_machines import is_one_node
+from app.actions.kinds.kind import ActionKind, AttemptTools, Order, require_one_node
 from app.platform.outbound import DeliveryError, ReceiverAnswer, excerpt
 
 REASON_CHARACTERS: Final = 400
@@ -122,10 +121,7 @@ def _drain(order: Order) -> list[str]:
 
 
 def _look(order: Order, means: AttemptTools) -> NodeState:
-    if not is_one_node(order.node):
-        raise DeliveryError(
-            "action.not_one_node", "The host's name is not that of one node.", permanent=True
-        )
+    require_one_node(order.node)
     return node_state(order.node, _scontrol(means, "show", "node", order.node, "--oneliner"))
 
 

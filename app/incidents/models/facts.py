@@ -491,7 +491,9 @@ def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
     match condition.kind:
         case "headline":
             if facts.withheld is not None:
-                return _read_lower_bound(condition, facts.withheld.slowdown, facts.leading_cause)
+                # A small lower bound does not prove that the condition is over.
+                bound = _reading(condition, facts.withheld.slowdown, facts.leading_cause)
+                return _UNKNOWN if bound.level is Level.CLEAR else bound
             value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
@@ -531,11 +533,6 @@ def _reading(condition: Threshold, value: float | None, blamed: SuspectedCause) 
     if value >= condition.clears_below:
         return Reading(Level.BETWEEN, value, (blamed,))
     return Reading(Level.CLEAR, value)
-
-
-def _read_lower_bound(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
-    """Read a lower bound of a value; a small bound does not prove that the condition is over."""
-    return _reading(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
 
 
 def _read_cause(condition: CauseFound, facts: Facts) -> Reading:

@@ -18,7 +18,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import NBSP, gpu_time, hours, percent
 from app.incidents.channel_reads import ChannelView
 from app.incidents.everywhere import Onset
-from app.incidents.held_machines import cordon_commands, machine_of, node_of, place_of
+from app.incidents.held_machines import cordon_commands_of, machine_of, place_of
 from app.incidents.message import cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed_percent
 from app.incidents.models.tables import DeliveryState
@@ -137,7 +137,7 @@ def chosen_incident(
     words = [] if fix is None else [fix.title]
     words += [] if incident.hang is None else [incident.hang.remedy]
     members = member_rows(row)
-    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
+    commands = cordon_commands_of(incident)
     return ChosenIncident(
         actions=actions(row, life.view.now),
         severity=incident.severity,

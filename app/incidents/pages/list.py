@@ -13,7 +13,6 @@ from fastapi import Query
 from markupsafe import Markup
 
 from app.analysis.wording import hours
-from app.incidents.channel_settings import Undelivered
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import cause_name
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
@@ -454,8 +453,3 @@ OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
     "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
     "deliveries": lambda found: Table.of(DeliveryRow, found.deliveries),
 }
-
-
-def undelivered_csv(rows: Sequence[Undelivered]) -> Table:
-    """Return the table of deliveries that did not arrive."""
-    return Table.of(DeliveryRow, [row.delivery for row in rows])
