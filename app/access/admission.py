@@ -235,8 +235,8 @@ def make_first_token(container: Container) -> None:
 
 def _is_known(everywhere: Container, secret: str) -> bool:
     with everywhere.reading() as tx:
-        known = select(Token.id).where(Token.sha256 == digest(secret))
-        return tx.session.execute(known).first() is not None
+        stored = select(Token.id).where(Token.sha256 == digest(secret))
+        return tx.session.execute(stored).first() is not None
 
 
 def _read_or_write_token(path: Path) -> str:

@@ -317,21 +317,23 @@ def _entries(container: Container) -> Iterator[Entry]:
 
 
 def incidents_csv(
-    container: Container, project: str, known: Collection[int] | None = None
+    container: Container, project: str, project_ids: Collection[int] | None = None
 ) -> Table:
     """Return the table of the open incidents of all projects, filtered by name or id if given."""
-    return Table(("project", *COLUMNS), _incidents(container, project, known))
+    return Table(("project", *COLUMNS), _incidents(container, project, project_ids))
 
 
 def _incidents(
-    container: Container, project: str, known: Collection[int] | None
+    container: Container, project: str, project_ids: Collection[int] | None
 ) -> Iterator[Sequence[object]]:
     for offset in itertools.count(0, BATCH):
         with container.everywhere().reading() as tx:
-            found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
+            listed = open_everywhere(
+                tx, BATCH, project=project, offset=offset, project_ids=project_ids
+            )
         # The table has no loss: a job's loss is on the list of the job's own project.
-        yield from ((name, *incident_cells(row)) for name, row in found.rows)
-        if len(found.rows) < BATCH:
+        yield from ((name, *incident_cells(row)) for name, row in listed.rows)
+        if len(listed.rows) < BATCH:
             return
 
 
@@ -381,24 +383,24 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         # PostgreSQL's text type has no NUL.
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
-        page = joined_page(found, "/access/incidents", now, administers=True)
+            listed, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
+        page = joined_page(listed, "/access/incidents", now, administers=True)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     # Registered before `/incidents/{incident}`, which would match this path, too.
     @routes.get(EVERYWHERE)
     def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable_projects(container.principal)
+        name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found = open_everywhere(tx, INCIDENTS, project=name, known=known)
+            listed = open_everywhere(tx, INCIDENTS, project=name, project_ids=project_ids)
             now = tx.now
-        page = joined_page(found, EVERYWHERE, now, administers=False)
+        page = joined_page(listed, EVERYWHERE, now, administers=False)
         return pages.render("access/incidents.html", nav, page=page, now=now)
 
     @routes.get(f"{EVERYWHERE}.csv")
     def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable_projects(container.principal)
-        return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
+        name, project_ids = project.replace("\x00", ""), readable_projects(container.principal)
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name, project_ids))
 
     @routes.get("/access/incidents.csv")
     def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:

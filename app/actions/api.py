@@ -85,8 +85,8 @@ def _actions(routes: APIRouter) -> None:
         incident: Annotated[uuid.UUID | None, Query(description="Only of this incident.")] = None,
     ) -> ActionListBody:
         with container.reading() as tx:
-            found = list_actions(tx, limit, state=state, host=host, incident=incident)
-        return ActionListBody(actions=found)
+            actions = list_actions(tx, limit, state=state, host=host, incident=incident)
+        return ActionListBody(actions=actions)
 
     @routes.get("/actions/{machine_action}", summary="An action")
     def get_one_action(container: Here, machine_action: uuid.UUID) -> ActionRow:

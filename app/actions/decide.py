@@ -83,8 +83,8 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
         .where(MachineAction.ordered_at > tx.now - TIME_BETWEEN_MACHINES, of_machines)
         .group_by(MachineAction.host)
     )
-    known = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
-    nodes = select(func.count(HostReading.host.distinct())).where(*known)
+    nodes_seen = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
+    nodes = select(func.count(HostReading.host.distinct())).where(*nodes_seen)
     waiting = exists().where(
         Session.state.in_((SessionState.QUEUED, SessionState.ANALYZING)),
         Session.received_at < tx.now - BEHIND_AFTER,
@@ -150,7 +150,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
     for host, at in put_back.items():
         since[host] = max(since[host], at)
     sessions = _sessions(tx, since)
-    known = frozenset(
+    recent = frozenset(
         tx.session.execute(
             select(HostReading.host)
             .where(
@@ -162,7 +162,7 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
         ).scalars()
     )
     return [
-        _blamed(host, blaming, host in known, sessions.get(host, 0), put_back.get(host))
+        _blamed(host, blaming, host in recent, sessions.get(host, 0), put_back.get(host))
         for host, blaming in by_host.items()
     ]
 
@@ -190,7 +190,8 @@ def _blamed(
         case=Case(
             node=host,
             guessed=any(
-                one.facts is not None and one.facts.has_guessed_name(host) for one in incidents
+                incident.facts is not None and incident.facts.has_guessed_name(host)
+                for incident in incidents
             ),
             known=known,
             in_hand=any(i.state is not IncidentState.FIRING for i in incidents),

@@ -137,10 +137,10 @@ def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
     ------
     NotFoundError
     """
-    found = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
-    if not found:
+    actions = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
+    if not actions:
         raise no_action(action_id)
-    return found[0]
+    return actions[0]
 
 
 # Number of actions on a page.
@@ -201,17 +201,17 @@ class MachineActions:
 
 
 def actions_found(
-    tx: Reads, settings: Settings, asked: ActionsQuery, request: PageRequest
+    tx: Reads, settings: Settings, query: ActionsQuery, request: PageRequest
 ) -> ActionsFound:
     """Return a page of actions with the policies and the kill switch."""
-    where = _filters(asked)
+    where = _filters(query)
     states = tx.session.execute(
         select(MachineAction.state, func.count().label("number"))
         .where(*where)
         .group_by(MachineAction.state)
     )
     counts = {row.state: row.number for row in states}
-    wanted = STATES_SHOWN[asked.show]
+    wanted = STATES_SHOWN[query.show]
     page = read_page(
         tx,
         ACTIONS,
@@ -229,19 +229,19 @@ def actions_found(
     )
 
 
-def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
+def exported_actions(tx: Reads, query: ActionsQuery, sort: str) -> list[ActionRow]:
     """Return all matching actions without pagination."""
-    wanted = MachineAction.state.in_(STATES_SHOWN[asked.show])
-    return read(tx, ACTIONS, *_filters(asked), wanted, sort=sort, limit=EXPORTED)
+    wanted = MachineAction.state.in_(STATES_SHOWN[query.show])
+    return read(tx, ACTIONS, *_filters(query), wanted, sort=sort, limit=EXPORTED)
 
 
-def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
+def _filters(query: ActionsQuery) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if asked.kind in KINDS:
-        conditions.append(MachineAction.kind == asked.kind)
-    if asked.host:
-        conditions.append(MachineAction.host == asked.host)
-    for word in asked.words.split():
+    if query.kind in KINDS:
+        conditions.append(MachineAction.kind == query.kind)
+    if query.host:
+        conditions.append(MachineAction.host == query.host)
+    for word in query.words.split():
         causes = [name for name, kind in CAUSES.items() if word.lower() in kind.title.lower()]
         conditions.append(
             or_(

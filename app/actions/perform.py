@@ -133,8 +133,8 @@ def _start(container: Container, claim: Claim) -> _Started | None:
 def _held_by(container: Container, switch: ActionSwitch, row: MachineAction) -> Limit | None:
     if is_stopped(container.settings, switch):
         return Limit.STOPPED
-    known = row.hang is not None or is_one_node(row.host)
-    return None if known else Limit.NOT_ONE_NODE
+    is_valid = row.hang is not None or is_one_node(row.host)
+    return None if is_valid else Limit.NOT_ONE_NODE
 
 
 def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryError) -> None:

@@ -97,8 +97,8 @@ def set_policy(
         row = tx.session.execute(
             select(ActionPolicy).where(ActionPolicy.kind == name).with_for_update()
         ).scalar_one_or_none()
-        known = {} if row is None else row.config | unseal(container.settings, row.secrets)
-        merged = {k: v for k, v in (known | dict(config or {})).items() if v is not None}
+        stored = {} if row is None else row.config | unseal(container.settings, row.secrets)
+        merged = {k: v for k, v in (stored | dict(config or {})).items() if v is not None}
         shown, secrets = split_config(kind.config, kind.secrets, merged, InvalidActionError)
         if row is None:
             row = ActionPolicy(kind=name, mode=ActionMode.DRY_RUN)

@@ -308,7 +308,7 @@ def heading_of(hang: Hang) -> str:
     """Return which ranks wait for which and why, in one sentence without a full stop."""
     if not hang.culprits:
         return hang.sentence.removesuffix(".")
-    blamed = [one.rank for one in hang.culprits]
+    blamed = [culprit.rank for culprit in hang.culprits]
     who = "1 rank waits" if len(hang.waiting) == 1 else f"{count(len(hang.waiting))} ranks wait"
     named = f"rank{'s' if len(blamed) > 1 else ''} {_and(blamed)}"
     operation = hang.culprits[0].operation.partition(" of ")[0]
@@ -321,8 +321,8 @@ def heading_of(hang: Hang) -> str:
     return f"{who} for {named}, {whys[hang.kind]}"
 
 
-def _do(ranks: Sequence[int], one: str, several: str) -> str:
-    return one if len(ranks) == 1 else several
+def _do(ranks: Sequence[int], singular: str, plural_verb: str) -> str:
+    return singular if len(ranks) == 1 else plural_verb
 
 
 def _and(ranks: Sequence[int]) -> str:
@@ -347,8 +347,8 @@ def _facts(row: HangRow, document: HangDocument) -> list[Fact]:
         Fact("Costs", f"{count(document.gpu_hours_each_hour)} an hour", cost),
     ]
     if hang.culprits:
-        blamed = [one.rank for one in hang.culprits]
-        places = [one.place for one in hang.culprits[:_NAMED] if one.place]
+        blamed = [culprit.rank for culprit in hang.culprits]
+        places = [culprit.place for culprit in hang.culprits[:_NAMED] if culprit.place]
         operation, _, group = hang.culprits[0].operation.partition(" of ")
         facts += [
             Fact("Stuck ranks", _and(blamed), ", ".join(places) or "hosts are not known"),
@@ -382,17 +382,17 @@ def _at(frame: Frame) -> str:
 def steps_of(document: HangDocument) -> list[str]:
     """Return the sentences that tell a user how to resolve a hang, in order."""
     hang = document.verdict
-    stuck = [one for one in document.stacks if one.stuck]
+    stuck = [stack for stack in document.stacks if stack.stuck]
     steps = []
     if stuck:
-        lines = {one.frames[0] for one in stuck}
-        ranks = sum(len(one.ranks) for one in stuck)
+        lines = {stack.frames[0] for stack in stuck}
+        ranks = sum(len(stack.ranks) for stack in stuck)
         line = f"Read {_at(stuck[0].frames[0])}, in {stuck[0].frames[0].function}"
         if len(lines) == 1 and ranks > 1:
             line += f": the same line on {count(ranks)} ranks, so it is the job, not a machine"
         steps.append(f"{line}.")
     steps.append(hang.remedy)
-    hosts = {one.host for one in hang.culprits if one.host}
+    hosts = {culprit.host for culprit in hang.culprits if culprit.host}
     if len(hosts) > 1 and hang.kind is not HangKind.DEVICE_STUCK:
         steps.append(f"Culprits are on {count(len(hosts))} hosts: one machine is not the reason.")
     return steps
@@ -400,7 +400,7 @@ def steps_of(document: HangDocument) -> list[str]:
 
 def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
     """Return the commands that cordon the host at fault, if it is one host with a sure name."""
-    hosts = {one.host for one in hang.culprits}
+    hosts = {culprit.host for culprit in hang.culprits}
     if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
         return ()
     host = hosts.pop()
@@ -418,7 +418,7 @@ _GROUP_COLUMNS: Final[tuple[Shown[GroupLine], ...]] = (
 
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
     """Return ranks grouped by the operation they wait in: culprits first, then unknown ranks."""
-    blamed = {one.rank: one for one in document.verdict.culprits}
+    blamed = {culprit.rank: culprit for culprit in document.verdict.culprits}
     folded: dict[tuple[int, str], list[RankLine]] = {}
     for line in document.ranks:
         if line.rank in blamed:
@@ -433,7 +433,7 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
     for (_, what), lines in sorted(
         folded.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1])
     ):
-        since_ns = min((one.since_ns for one in lines if one.since_ns is not None), default=None)
+        since_ns = min((line.since_ns for line in lines if line.since_ns is not None), default=None)
         since = "–" if since_ns is None else age(max(now.timestamp() - since_ns / 1e9, 0.0))
         groups.append(GroupLine(ranks_text([line.rank for line in lines]), what, since))
     return tuple(groups)
@@ -441,16 +441,16 @@ def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
 
 def ranks_csv(document: HangDocument) -> Table:
     """Return the table of all ranks: host and GPU, and the operation in which the rank waits."""
-    blamed = {one.rank: one.kind for one in document.verdict.culprits}
+    blamed = {culprit.rank: culprit.kind for culprit in document.verdict.culprits}
     header = ("rank", "host", "gpu", "culprit", "known", "waits_in", "since_ns")
     return Table(
         header,
         (
             (
-                one.rank, one.host, one.gpu, blamed.get(one.rank), one.known, one.waits_in,
-                one.since_ns,
+                line.rank, line.host, line.gpu, blamed.get(line.rank), line.known, line.waits_in,
+                line.since_ns,
             )
-            for one in document.ranks
+            for line in document.ranks
         ),
     )  # fmt: skip
 
@@ -461,8 +461,8 @@ def chain_csv(document: HangDocument) -> Table:
     return Table(
         header,
         (
-            (one.distance, one.operation, _spans(one.waiting), _spans(one.waits_for))
-            for one in document.verdict.chain
+            (link.distance, link.operation, _spans(link.waiting), _spans(link.waits_for))
+            for link in document.verdict.chain
         ),
     )
 
@@ -473,9 +473,9 @@ def stacks_csv(document: HangDocument) -> Table:
     return Table(
         header,
         (
-            (_spans(one.ranks), one.stuck, number, frame.function, frame.file, frame.line)
-            for one in document.stacks
-            for number, frame in enumerate(one.frames)
+            (_spans(stack.ranks), stack.stuck, number, frame.function, frame.file, frame.line)
+            for stack in document.stacks
+            for number, frame in enumerate(stack.frames)
         ),
     )
 
@@ -497,10 +497,10 @@ def hangs_csv(rows: Sequence[HangRow]) -> Table:
         header,
         (
             (
-                one.id, one.created_at, one.over_at, one.kind, one.ranks, one.waiting,
-                one.culprits, one.confidence, one.gpu_hours, one.sentence,
+                row.id, row.created_at, row.over_at, row.kind, row.ranks, row.waiting,
+                row.culprits, row.confidence, row.gpu_hours, row.sentence,
             )
-            for one in rows
+            for row in rows
         ),
     )  # fmt: skip
 
@@ -521,13 +521,13 @@ def hang_text(row: HangRow, document: HangDocument) -> str:
     hang = document.verdict
     lines = [f"{row.job}: {heading_of(hang)}", "", hang.sentence]
     lines += [
-        f"- rank {one.rank}{f' on {one.place}' if one.place else ''} {one.evidence}"
-        for one in hang.culprits
+        f"- rank {culprit.rank}{f' on {culprit.place}' if culprit.place else ''} {culprit.evidence}"
+        for culprit in hang.culprits
     ]
     for stack in document.stacks:
         if stack.stuck:
             lines += ["", f"Stack of {_spans(stack.ranks)}, innermost first:"]
-            lines += [f"  {one.function}  {one.file}:{one.line}" for one in stack.frames]
+            lines += [f"  {frame.function}  {frame.file}:{frame.line}" for frame in stack.frames]
     lines += ["", "What to do:", *(f"{n}. {step}" for n, step in enumerate(steps_of(document), 1))]
     if hang.unknown:
         lines += ["", *hang.unknown]
@@ -554,7 +554,7 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
                 return pages.not_found(f"hang {hang}", nav)
             incidents = open_by_job(tx, row.job).get(row.job, [])
             guessed = guessed_hosts(tx, row.job)
-        shown = [actions(one, row.now) for one in incidents]
+        shown = [actions(incident, row.now) for incident in incidents]
         page = hang_page(row, document, shown, guessed)
         text = hang_text(row, document)
         return pages.render("hangs/page.html", nav, page=page, now=page.now, text=text)

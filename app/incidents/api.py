@@ -279,18 +279,18 @@ def _rules(routes: APIRouter) -> None:
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
         """Return incidents that the rule would have opened; store nothing and send no message."""
         rule = body.rule(uuid.UUID(int=0))
-        found = preview(container, rule)
+        previewed = preview(container, rule)
         if rule.evaluated:
-            return preview_body(found)
+            return preview_body(previewed)
         with container.reading() as tx:
             note = preview_note(tx, container.settings)
-        return preview_body(found, note)
+        return preview_body(previewed, note)
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
     def get_one_rule(container: Here, rule: uuid.UUID) -> StoredRuleBody:
         with container.reading() as tx:
-            found = get_rule(tx, rule)
-        return StoredRuleBody.model_validate(found)
+            stored = get_rule(tx, rule)
+        return StoredRuleBody.model_validate(stored)
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
     def put_rule(container: Here, rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
@@ -307,8 +307,8 @@ def _channels(routes: APIRouter) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
     def get_channels(container: Here) -> ChannelListBody:
         with container.reading() as tx:
-            found = list_channels(tx)
-        return ChannelListBody(channels=found)
+            channels = list_channels(tx)
+        return ChannelListBody(channels=channels)
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
     def post_channel(container: Here, body: ChannelBody) -> ChannelView:

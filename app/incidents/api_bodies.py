@@ -321,16 +321,16 @@ class PreviewBody(BaseModel):
     summary: SummaryBody | None = None
 
 
-def preview_body(found: Preview, note: SummaryNote | None = None) -> PreviewBody:
+def preview_body(preview: Preview, note: SummaryNote | None = None) -> PreviewBody:
     """Return the body of a preview; `note` is the message of a weekly rule."""
     return PreviewBody(
-        since=found.since,
-        jobs=found.jobs,
-        sessions=found.sessions,
-        complete=found.complete,
+        since=preview.since,
+        jobs=preview.jobs,
+        sessions=preview.sessions,
+        complete=preview.complete,
         incidents=[
             PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
-            for item in found.incidents
+            for item in preview.incidents
         ],
         summary=None if note is None else SummaryBody.model_validate(note),
     )

@@ -96,14 +96,14 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         would contradict; or if its channel is disabled.
     """
     with container.uow() as tx:
-        found = tx.session.execute(
+        row = tx.session.execute(
             select(AlertDelivery.group_id, AlertDelivery.channel_id).where(
                 AlertDelivery.id == delivery_id
             )
         ).one_or_none()
-        if found is None or lock_group(tx, found.group_id) is None:
+        if row is None or lock_group(tx, row.group_id) is None:
             raise NotFoundError(f"There is no delivery {delivery_id}.")
-        channel = tx.session.get_one(AlertChannel, found.channel_id)
+        channel = tx.session.get_one(AlertChannel, row.channel_id)
         delivery = tx.session.get_one(AlertDelivery, delivery_id, with_for_update=True)
         if delivery.state not in DeliveryState.REPLAYABLE:
             raise ConflictError(
@@ -135,4 +135,4 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
             Action.REPLAYED,
             f"delivery {delivery.number} to {channel.name}",
         )
-    pump(container, found.channel_id)
+    pump(container, row.channel_id)

@@ -171,35 +171,39 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         (filtered.owner, LABELS["owner"].astext),
         (filtered.project, LABELS["project"].astext),
     ]
-    found = [column == text for text, column in same if text]
+    conditions = [column == text for text, column in same if text]
     moment = AlertIncident.resolved_at.expression if filtered.over else SINCE
     if filtered.since is not None:
-        found.append(moment >= filtered.since)
+        conditions.append(moment >= filtered.since)
     if filtered.until is not None:
-        found.append(moment <= filtered.until)
+        conditions.append(moment <= filtered.until)
     if filtered.host:
         blamed = [{"where": [filtered.host]}]
-        found.append(or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed)))
+        conditions.append(
+            or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed))
+        )
     if filtered.label:
-        found.append(has_label(LABELS, filtered.label))
+        conditions.append(has_label(LABELS, filtered.label))
     if filtered.message:
-        told = func.jsonb_path_query(AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH))
-        of_message = select(cast(told.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(
+        alerted = func.jsonb_path_query(
+            AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH)
+        )
+        of_message = select(cast(alerted.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(
             AlertDelivery.id == uuid.UUID(filtered.message)
         )
-        found.append(AlertIncident.id.in_(of_message))
+        conditions.append(AlertIncident.id.in_(of_message))
     if filtered.assignee == UNASSIGNED:
-        found.append(AlertAssignee.name.is_(None))
+        conditions.append(AlertAssignee.name.is_(None))
     elif filtered.assignee:
-        found.append(AlertAssignee.name == filtered.assignee)
+        conditions.append(AlertAssignee.name == filtered.assignee)
     text = func.concat_ws(
         " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
     )
     for word in filtered.words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
         # A word may be part of a cause's title, but the database stores only the cause's name.
         causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
-        found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
-    return found
+        conditions.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
+    return conditions
 
 
 COMMENTS_LISTED: Final = 100
@@ -453,7 +457,7 @@ def incident_and_sessions(
         .order_by(AlertComment.id.desc())
         .limit(COMMENTS_LISTED)
     )
-    found = (
+    document = (
         tx.session.execute(
             INCIDENTS.query()
             .add_columns(as_json(latest).label("comments"), _events(incident_id).label("events"))
@@ -462,13 +466,13 @@ def incident_and_sessions(
         .mappings()
         .one_or_none()
     )
-    if found is None:
+    if document is None:
         raise no_incident(incident_id)
-    [row] = INCIDENTS.rows([found])
+    [row] = INCIDENTS.rows([document])
     comments = sorted(
-        _COMMENTS.validate_python(found["comments"] or ()), key=lambda comment: comment.id
+        _COMMENTS.validate_python(document["comments"] or ()), key=lambda comment: comment.id
     )
-    passed = _PASSED.validate_python(found["events"] or ())
+    passed = _PASSED.validate_python(document["events"] or ())
     sessions = {
         passage.known: Measured(passage.number, passage.slowdown)
         for passage in passed

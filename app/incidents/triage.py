@@ -98,39 +98,39 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     )
 
 
-def evidence_zip(found: Evidence, words: str) -> bytes:
+def evidence_zip(evidence: Evidence, words: str) -> bytes:
     """Return the evidence as a ZIP archive of limited size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
-        row = found.life.view.row
+        row = evidence.life.view.row
         archive.writestr(
             "incident.json",
             json.dumps(
                 {
                     "job": row.job,
-                    "host": found.host or None,
+                    "host": evidence.host or None,
                     "incident": INCIDENT.dump_python(row.incident, mode="json"),
                     "assignee": row.assignee,
-                    "inside": [asdict(one) for one in row.inside],
-                    "events": [asdict(event) for event in found.life.view.events],
-                    "comments": [asdict(comment) for comment in found.life.view.comments],
-                    "commands": dict(found.commands),
+                    "inside": [asdict(member) for member in row.inside],
+                    "events": [asdict(event) for event in evidence.life.view.events],
+                    "comments": [asdict(comment) for comment in evidence.life.view.comments],
+                    "commands": dict(evidence.commands),
                 },
                 indent=1,
                 default=str,
             ),
         )
-        if found.commands:
-            lines = [f"# {scheduler}\n{command}\n" for scheduler, command in found.commands]
+        if evidence.commands:
+            lines = [f"# {scheduler}\n{command}\n" for scheduler, command in evidence.commands]
             archive.writestr("cordon.txt", "\n".join(lines))
-        if found.picture is not None:
+        if evidence.picture is not None:
             # Stored without compression, because PNG data are compressed already.
-            archive.writestr("heatmap.png", found.picture, zipfile.ZIP_STORED)
-        if found.heatmap is not None:
-            archive.writestr("workers.csv", _workers_csv(found.heatmap))
-        if found.report is not None:
-            archive.writestr("report.json", found.report)
+            archive.writestr("heatmap.png", evidence.picture, zipfile.ZIP_STORED)
+        if evidence.heatmap is not None:
+            archive.writestr("workers.csv", _workers_csv(evidence.heatmap))
+        if evidence.report is not None:
+            archive.writestr("report.json", evidence.report)
     return buffer.getvalue()
 
 

@@ -215,9 +215,9 @@ def incidents(
         choices=choices,
         over=[
             ResolvedIncident(
-                row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None)
+                row, next(map(facts_of_row, _LATER.validate_python(document["after"] or ())), None)
             )
-            for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
+            for row, document in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
     )
@@ -277,7 +277,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         .group_by(by_job.c.state)
         .subquery()
     )
-    found = tx.session.execute(
+    row = tx.session.execute(
         select(
             select(func.jsonb_agg(func.to_jsonb(by_state.table_valued()))).scalar_subquery(),
             _chosen(CAUSE),
@@ -288,7 +288,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
     ).one()
-    summary, *given = found
+    summary, *given = row
     return summary or [], Choices(*((names or []) for names in given))
 
 

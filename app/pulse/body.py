@@ -195,7 +195,7 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
     if unknown.any():
         counts[UNKNOWN_RANK] += int(np.count_nonzero(unknown))
         used = used.take(~unknown)
-    readings = tuple(one for one in sent.hardware if one.rank < (ranks or math.inf))
+    readings = tuple(reading for reading in sent.hardware if reading.rank < (ranks or math.inf))
     return SentPulse(used, sent.host, counts, files, readings)
 
 
@@ -206,7 +206,7 @@ def write_pulse(rows: Pulses, host: str = "") -> bytes:
     there = dict.fromkeys(KEYS[1:], everywhere)
     there |= dict.fromkeys(MEASURES, ~beat) | dict.fromkeys(BEAT_COLUMNS, beat)
     columns = PulseColumns.model_validate(
-        {name: _differences(getattr(rows, name), known) for name, known in there.items()}
+        {name: _differences(getattr(rows, name), has_value) for name, has_value in there.items()}
     )
     body = PulseBody(pulse=1, host=host, phases=list(rows.phases), columns=columns)
     return body.model_dump_json().encode()
@@ -241,24 +241,24 @@ def _summed(
         for name, values in differences.items():
             if any(value is not None and abs(value) > _LARGEST for value in values):
                 raise _too_large(name)
-    known = ~np.isnan(rounded).reshape(shape)
+    has_value = ~np.isnan(rounded).reshape(shape)
     plain = np.array([value or 0 for value in flat], np.int64).reshape(shape)
     largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
     for name, most in zip(differences, largest.tolist(), strict=True):
         if most > _LARGEST:
             raise _too_large(name)
-    summed = np.where(known, np.cumsum(plain, axis=1), 0)
-    return dict(zip(differences, zip(summed, known, strict=True), strict=True))
+    summed = np.where(has_value, np.cumsum(plain, axis=1), 0)
+    return dict(zip(differences, zip(summed, has_value, strict=True), strict=True))
 
 
 def _too_large(name: str) -> InvalidPulseError:
     return InvalidPulseError(f"{name} has a value over 62 bits", code="pulse.too_large")
 
 
-def _differences(values: Int64, known: Bool) -> list[int | None]:
+def _differences(values: Int64, has_value: Bool) -> list[int | None]:
     """Return the differences between successive known values; None for unknown values."""
     differences: list[int | None] = [None] * len(values)
-    at = np.flatnonzero(known)
+    at = np.flatnonzero(has_value)
     for row, step in zip(at.tolist(), np.diff(values[at], prepend=0).tolist(), strict=True):
         differences[row] = step
     return differences

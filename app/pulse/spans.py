@@ -143,7 +143,7 @@ def spans_query(
 def _spans(
     job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> Select[*tuple[Any, ...]]:
-    columns = [getattr(PulseSpan, one.name) for one in fields(_Stored)]
+    columns = [getattr(PulseSpan, column.name) for column in fields(_Stored)]
     return _within(select(*columns), job, since, until, resolution)
 
 
@@ -190,8 +190,8 @@ def rank_map(
         ratios = np.zeros(len(counted), np.int64)
         np.divide(sums.ratios, sums.counted, out=ratios, where=counted, casting="unsafe")
         at = np.searchsorted(ranks, sums.ranks)
-        known = ranks[np.minimum(at, len(ranks) - 1)] == sums.ranks
-        line[at[known]] = np.clip(ratios[known], 0, _MOST_RATIO)
+        is_shown = ranks[np.minimum(at, len(ranks) - 1)] == sums.ranks
+        line[at[is_shown]] = np.clip(ratios[is_shown], 0, _MOST_RATIO)
     return RankMap(
         tuple(ranks.tolist()),
         tuple(row.start for row in rows),

@@ -134,11 +134,11 @@ def _scontrol(means: AttemptTools, *arguments: str) -> str:
     """
     if means.scontrol is None:
         raise DeliveryError("slurm.off", "PACELINE_SLURM_SCONTROL is not set.")
-    known = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:
         done = subprocess.run(  # noqa: S603 - the operator's program, and a list of arguments
             [means.scontrol, *arguments],
-            env={**known, "LC_ALL": "C"},
+            env={**environment, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=means.outbound.left_s(),

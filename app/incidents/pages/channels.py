@@ -483,11 +483,11 @@ def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
     return KindForm(kind.name, kind.title, fields)
 
 
-def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
+def _lost_title(listed: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
     to = f" to {selected.name}" if selected else ""
     if not total:
         return f"Every message{to} of the last 7 days arrived"
-    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in found)
+    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in listed)
     parts = [
         text
         for text in (
@@ -497,7 +497,7 @@ def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView 
         if text
     ]
     text = f"Messages{to}: {', '.join(parts)}"
-    return text if len(found) >= total else f"{text}; the newest {len(found)} of {count(total)}"
+    return text if len(listed) >= total else f"{text}; the newest {len(listed)} of {count(total)}"
 
 
 def _lost_columns(now: datetime) -> tuple[Shown[Undelivered], ...]:

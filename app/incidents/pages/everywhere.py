@@ -39,7 +39,7 @@ class JoinedPage:
 
 
 def joined_page(
-    found: OpenEverywhere, path: str, now: datetime, *, administers: bool
+    incidents: OpenEverywhere, path: str, now: datetime, *, administers: bool
 ) -> JoinedPage:
     """Return the page of open incidents of several projects.
 
@@ -48,28 +48,28 @@ def joined_page(
     administers : bool
         Whether it is the page of the installation, with all projects.
     """
-    projects = {project for project, _ in found.rows}
-    where = f"project {found.project}" if found.project else "any project"
+    projects = {project for project, _ in incidents.rows}
+    where = f"project {incidents.project}" if incidents.project else "any project"
     heading = f"No incident is open in {where}"
-    if found.rows:
-        incidents = plural(found.count, "open incident")
-        within = where if found.project else plural(len(projects), "project")
-        heading = f"{incidents} in {within}"
+    if incidents.rows:
+        number = plural(incidents.count, "open incident")
+        within = where if incidents.project else plural(len(projects), "project")
+        heading = f"{number} in {within}"
     note = "Severity first, then GPU-hours lost each hour; each opens in its project"
-    if len(found.rows) < found.count:
-        note += f"; the first {len(found.rows)} of them"
+    if len(incidents.rows) < incidents.count:
+        note += f"; the first {len(incidents.rows)} of them"
     return JoinedPage(
         heading,
         note,
         drawn(
             _columns(now),
-            found.rows,
-            csv=Address(f"{path}.csv", {"project": found.project}).but(),
+            incidents.rows,
+            csv=Address(f"{path}.csv", {"project": incidents.project}).but(),
             classes="inc",
         ),
         # The requested project is a choice even if it does not exist.
-        projects=sorted({*found.projects, found.project} - {""}),
-        project=found.project,
+        projects=sorted({*incidents.projects, incidents.project} - {""}),
+        project=incidents.project,
         path=path,
         administers=administers,
     )

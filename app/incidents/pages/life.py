@@ -203,11 +203,10 @@ _INSIDE: Final[tuple[Shown[InsideRow], ...]] = (
 
 def _doing_title(doing: MachineActions | None) -> str:
     rows = () if doing is None else doing.rows
-    asked = sum(row.state is ActionState.ASKED for row in rows)
-    if asked:
-        return (
-            f"{plural(asked, 'action')} on its machine {'waits' if asked == 1 else 'wait'} for you"
-        )
+    waiting = sum(row.state is ActionState.ASKED for row in rows)
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        return f"{plural(waiting, 'action')} on its machine {verb} for you"
     return "Actions on its machine"
 
 
@@ -221,7 +220,14 @@ def _facts(row: IncidentRow) -> list[Fact]:
     shown = _notice_facts(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return shown
-    cause = next((one for one in facts.causes if one.cause == row.incident.diagnosed_cause), None)
+    cause = next(
+        (
+            candidate
+            for candidate in facts.causes
+            if candidate.cause == row.incident.diagnosed_cause
+        ),
+        None,
+    )
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
         shown.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))

@@ -158,9 +158,9 @@ def _id_or_nothing(text: str) -> str:
         return ""
 
 
-def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
+def filter_bar(query: IncidentsQuery, listed: Incidents) -> FilterBar:
     """Return the filters of the page."""
-    address, filtered, given = query.address(), query.filtered, found.choices
+    address, filtered, given = query.address(), query.filtered, listed.choices
     unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [
         Select(
@@ -183,7 +183,7 @@ def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
     ]
     return FilterBar(
         words=filtered.words,
-        states=_states(address, found),
+        states=_states(address, listed),
         selects=[select for select in selects if select.choices],
         fields=fields,
         kept=[(name, value) for name, value in query.parameters.items() if name in KEPT],
@@ -193,8 +193,8 @@ def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
     )
 
 
-def _states(address: Address, found: Incidents) -> list[Choice]:
-    filtered, counts = found.filtered, found.counts
+def _states(address: Address, listed: Incidents) -> list[Choice]:
+    filtered, counts = listed.filtered, listed.counts
     total = "" if filtered.over else f" {count(sum(counts.values()))}"
     shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
     for state, label in STATES.items():
@@ -231,13 +231,13 @@ def page_url(path: str, query: IncidentsQuery, number: int) -> str:
 
 
 def open_table(
-    found: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
+    listed: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
 ) -> Drawn:
     """Return the table of open incidents, each followed by its members."""
-    columns = _open_columns(found.now, query, found.number, chosen)
-    inside = {on_machine: _inside(query, found.number, on_machine) for on_machine in (True, False)}
+    columns = _open_columns(listed.now, query, listed.number, chosen)
+    inside = {on_machine: _inside(query, listed.number, on_machine) for on_machine in (True, False)}
     lines = []
-    for row in found.present:
+    for row in listed.present:
         lines.append(Line(cells(columns, row), _selected(row, chosen)))
         members = inside[not silent_together_title(row)]
         lines += [Line(cells(members, member), {"class": "inside"}) for member in member_rows(row)]
@@ -349,7 +349,7 @@ def _inside(
 
 
 def over_table(
-    found: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
+    listed: Incidents, query: IncidentsQuery, chosen: uuid.UUID | None, *, csv: str
 ) -> Drawn:
     """Return the table of resolved incidents; gains that were not measured are empty."""
     number = query.number if query.filtered.over else 1
@@ -375,7 +375,7 @@ def over_table(
                 title=lambda item: f"Resolved {exact_time(_ended(item))}",
             ),
         ),
-        found.over,
+        listed.over,
         csv=csv,
         classes="inc",
         attributes=lambda item: _selected(item.row, chosen),
@@ -427,10 +427,10 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
     """Yield the rows of incidents; each batch is read in its own transaction."""
     for number in numbers_from(1):
         with container.reading() as tx:
-            found = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
-        rows = [item.row for item in found.over] if found.filtered.over else found.present
+            page = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
+        rows = [item.row for item in page.over] if page.filtered.over else page.present
         yield from (incident_cells(row) for row in rows)
-        if number >= found.pages:
+        if number >= page.pages:
             return
 
 
@@ -444,12 +444,12 @@ def incident_cells(row: IncidentRow) -> Sequence[object]:
         facts and facts.lost_each_hour,
         *(fix and fix.title, fix and fix.gain),
         *(incident.opened_at, incident.fired_at, incident.resolved_at, row.assignee),
-        *(facts.labels if facts else None, len({one.job for one in row.inside})),
+        *(facts.labels if facts else None, len({member.job for member in row.inside})),
     )
 
 
 # CSV files about a single incident, by name.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
-    "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
-    "deliveries": lambda found: Table.of(DeliveryRow, found.deliveries),
+    "inside": lambda life: Table.of(InsideRow, member_rows(life.view.row)),
+    "deliveries": lambda life: Table.of(DeliveryRow, life.deliveries),
 }

@@ -127,9 +127,9 @@ def lost_each_hour(row: IncidentRow) -> float | None:
         own = row.incident.notice.lost_each_hour
     # Count each job once, although it may have several member incidents.
     others = {each.job: each.lost for each in row.inside if each.lost is not None}
-    known = [lost for job, lost in others.items() if job != row.job]
-    known += [] if own is None else [own]
-    return sum(known) if known else None
+    losses = [lost for job, lost in others.items() if job != row.job]
+    losses += [] if own is None else [own]
+    return sum(losses) if losses else None
 
 
 def gain_text(gain: float) -> str:

@@ -66,9 +66,9 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             # all projects.
             if plain and not container.pages_at and reads_several(tx, container.principal):
                 return RedirectResponse("/incidents/everywhere", HTTPStatus.SEE_OTHER)
-            found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
+            listed = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
-                chosen = first_of(found) if incident is None else uuid.UUID(incident)
+                chosen = first_of(listed) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
                 # Not part of the list's read, because it would add a statement to each list.
                 done = None if life is None or incident is None else remedies_of(tx, life.view.row)
@@ -78,7 +78,7 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             doing = None if life is None or incident is None else _doing(container, tx, life)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
-            found,
+            listed,
             life,
             channels,
             tallies,
@@ -109,15 +109,15 @@ def _add_evidence(routes: APIRouter, pages: Pages) -> None:
     def proof(container: Container, incident: str, *, packed: bool) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
-                found = evidence_of(tx, uuid.UUID(incident), with_report=packed)
+                evidence = evidence_of(tx, uuid.UUID(incident), with_report=packed)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
-        page = evidence_page(found)
+        page = evidence_page(evidence)
         if not packed:
             return pages.render("incidents/evidence.html", nav, page=page, now=page.now)
         name = f"incident-{page.id}.zip"
         return Response(
-            evidence_zip(found, evidence_text(page)),
+            evidence_zip(evidence, evidence_text(page)),
             media_type="application/zip",
             headers={
                 "Content-Disposition": f'attachment; filename="{name}"',
