@@ -291,7 +291,7 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
         hint = "Median of the latest 20 steps; p95 and worst since the last whole minute began"
         facts.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
     if last is not None and last.tokens_per_s:
-        facts.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
+        facts.append(Fact("Tokens a second", _with_unit(last.tokens_per_s), "of the whole job"))
     if live.minutes:
         lost = sum(minute.lost_gpu_s for minute in live.minutes) / 3_600
         rate = "" if last is None else f"{hours(last.lost_gpu_s / _HOUR)} more each hour"
@@ -322,7 +322,7 @@ def _spread(live: LiveJob, last: SpanRow | None) -> str:
     return f"p95 {seconds(p95_s)}, worst {seconds(worst_s)}"
 
 
-def _short(value: float) -> str:
+def _with_unit(value: float) -> str:
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{NBSP}{unit}"

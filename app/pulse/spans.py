@@ -183,7 +183,7 @@ def rank_map(
     )
     rows = list(reversed(tx.session.execute(query).all()))
     spans = [from_bytes(row.sums) for row in rows]
-    ranks, left_out = _shown(spans)
+    ranks, left_out = _ranks_of_map(spans)
     thousandths = np.zeros((len(spans), len(ranks)), np.uint16)
     for line, sums in zip(thousandths, spans, strict=True):
         counted = sums.counted > 0
@@ -234,7 +234,7 @@ def _within(
     )
 
 
-def _shown(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
+def _ranks_of_map(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
     """Return the ranks of a map, sorted, and the number of ranks left out as the least slow."""
     if not spans:
         return np.empty(0, np.int64), 0
