@@ -38,9 +38,10 @@ USE_NOTED_EVERY: Final = timedelta(minutes=1)
 class Credentials:
     """Credentials of a request, its project, and its origin."""
 
-    token: str | None = None  # of the header ``Authorization``
-    cookie: str | None = None  # of a browser
-    project: str | None = None  # requested project; None: that of the token, or the default one
+    token: str | None = None  # value of the header ``Authorization``
+    cookie: str | None = None  # cookie of a signed-in browser
+    # Requested project; None: the project of the token, or the default project
+    project: str | None = None
     peer: str = ""  # address of the client
     # Requested route, such as ``POST /api/v1/plans``; empty for a page, where a refusal leads to
     # the sign-in and is not recorded.

@@ -67,9 +67,9 @@ class Blamed:
     """A blamed machine, its incidents, and its cause with the highest confidence."""
 
     case: Case
-    incidents: tuple[Incident, ...]  # the oldest first
-    jobs: Mapping[uuid.UUID, str]  # by incident
-    gpus: tuple[str, ...]  # UUIDs where known, else their names on the host
+    incidents: tuple[Incident, ...]  # incidents that blame the machine, the oldest first
+    jobs: Mapping[uuid.UUID, str]  # names of jobs by incident
+    gpus: tuple[str, ...]  # GPUs at fault: UUIDs if known, else their names on the host
     lost_each_hour: float | None
 
 

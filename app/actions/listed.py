@@ -155,8 +155,8 @@ class Show(StrEnum):
     """Groups of states that the list of actions can show."""
 
     ALL = "all"
-    PERSON = "person"  # a person may approve it
-    OUT = "out"  # done or under way
+    PERSON = "person"  # actions that a user may approve
+    OUT = "out"  # actions that took a machine out of service, or are about to
     DRY_RUN = "dry_run"
     OVER = "over"
 
@@ -175,9 +175,9 @@ class ActionsQuery:
     """The filters of the list of actions."""
 
     show: Show = Show.ALL
-    kind: str = ""  # only of this kind
-    host: str = ""  # only on this machine
-    words: str = ""  # all of them in machine, job, cause or command
+    kind: str = ""  # kind of the actions; empty: all kinds
+    host: str = ""  # machine of the actions; empty: all machines
+    words: str = ""  # words that must all occur in machine, job, cause or command
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class ActionsFound:
 
     now: datetime
     page: Page[ActionRow]
-    counts: Mapping[str, int]  # of matching actions by state
+    counts: Mapping[str, int]  # number of matching actions by state
     policies: Sequence[PolicyView]
     switch: SwitchView
 
@@ -196,7 +196,7 @@ class MachineActions:
     """The latest actions on a machine, and the policies that are configured."""
 
     rows: Sequence[ActionRow]
-    modes: Mapping[str, ActionMode]  # by kind, those that are configured
+    modes: Mapping[str, ActionMode]  # modes of the configured policies, by kind of action
     stopped: bool
 
 

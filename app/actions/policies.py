@@ -34,7 +34,7 @@ class PolicyView:
     kind: str
     title: str
     mode: ActionMode
-    config: Mapping[str, Any]  # what may be shown
+    config: Mapping[str, Any]  # configuration without its secret fields
     # names of the secrets that are set, with the host of each secret that is an address
     secrets: Mapping[str, str | None]
     # changed_at, changed_by: None if the policy was never set

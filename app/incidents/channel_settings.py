@@ -119,8 +119,8 @@ class TestResult:
     # code, error: reason of a failure
     code: str | None
     error: str | None
-    status: int | None  # of the receiver's answer
-    answer: str  # the beginning of what it said
+    status: int | None  # status of the receiver's HTTP answer
+    answer: str  # beginning of the receiver's answer
 
 
 def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
@@ -224,8 +224,8 @@ LISTED_FOR: Final = timedelta(days=7)
 class Undelivered:
     """A delivery that failed or is not delivered yet."""
 
-    delivery: DeliveryRow  # waiting, sending or failed
-    overtaken: bool  # whether a later one of the same job was attempted
+    delivery: DeliveryRow  # a delivery that is waiting, being sent, or failed
+    overtaken: bool  # whether a later message of the same job was attempted
     can_replay: bool
 
 

@@ -97,12 +97,12 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
         incident = _incident_of_notice(board, notice)
         if incident is None:
             if settled is not None and settled >= notice.noticed_at:
-                continue  # a person resolved it since
+                continue  # a user resolved the incident of this notice
             incident = board.open(rule, _cause(notice), notice.place)
         if incident.notice is not None and incident.notice.key != notice.key:
             other = _latest(board, incident.notice)
             if other is not None and other.is_going_on(board.now):
-                continue  # another notice of the same place has the incident
+                continue  # the incident belongs to another notice of the same place
         facts = next((f for f in board.job.history if f.session == notice.session_id), None)
         board.join(incident, rule, facts, notice.factor)
         joined = replace(board.get(incident.fingerprint) or incident, notice=notice)
@@ -125,7 +125,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
     if notice.cleared_at is not None:
         measured_at = None if board.job.is_finished else notice.measured_at
         if incident.was_notified and measured_at is not None and board.now < measured_at:
-            return  # the resolved message waits for the gain that the fix brought
+            return  # the message about the end waits for the measured gain
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
         board.put(clear(last, board.now, why), "resolved")

@@ -173,8 +173,8 @@ class DeliveryTarget:
     id: uuid.UUID
     name: str
     kind: str
-    config: dict[str, Any]  # without secrets
-    secrets: bytes  # encrypted
+    config: dict[str, Any]  # configuration without its secret fields
+    secrets: bytes  # encrypted secret fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ class DeliveryRow:
     channel_id: Annotated[uuid.UUID, Column(csv=None)]
     channel: Annotated[str, Column(AlertChannel.name)]
     job: Annotated[str, Column(Job.name)]
-    number: int  # rises within the job
+    number: int  # sequence number within the job
     state: DeliveryState
-    attempt: int  # how often it was tried
+    attempt: int  # number of attempts so far
     created_at: datetime
     next_attempt_at: Annotated[
         datetime | None,
@@ -43,7 +43,7 @@ class DeliveryRow:
     error_code: str | None
     error: str | None
     answer_status: int | None
-    answer: str | None  # what the receiver said last
+    answer: str | None  # beginning of the receiver's last answer
     # None before the first attempt, which makes the message.
     message: Annotated[Message | None, Column(), Field(exclude=True)]
 

@@ -40,10 +40,10 @@ _SEVERAL: Final = 2
 class OpenEverywhere:
     """Open incidents of several projects, sorted by severity, then by cost."""
 
-    rows: Sequence[tuple[str, IncidentRow]]  # with the names of their projects
-    count: int  # on all pages
+    rows: Sequence[tuple[str, IncidentRow]]  # pairs of the project's name and an incident
+    count: int  # number of incidents on all pages
     projects: Sequence[str]  # names of the readable projects
-    project: str = ""  # the requested one; empty: all
+    project: str = ""  # name of the requested project; empty: all projects
 
 
 # Silenced incidents come last, as in each project's own list.
@@ -172,7 +172,7 @@ class Onset:
     number: int
     at: datetime  # when the session was received
     session: uuid.UUID
-    was: float | None  # slowdown before; None without an earlier verdict
+    was: float | None  # slowdown in the session before; None without an earlier verdict
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:

@@ -309,7 +309,8 @@ class IncidentRow:
     assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
     # Members of the incident, sorted by slowdown, the slowest job first
     inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
-    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # whose member it is
+    # Id of the lead of which the incident is a member
+    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None
 
 
 INCIDENTS: Final = Listing(

@@ -53,7 +53,7 @@ class WouldHave:
     """An incident that a previewed rule would have opened."""
 
     job: str
-    incident: Incident  # as it would have ended up
+    incident: Incident  # the incident in its final state
 
 
 @dataclass(frozen=True, slots=True)

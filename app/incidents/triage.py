@@ -50,14 +50,14 @@ class Evidence:
     """An incident with the measurements that prove its cause."""
 
     life: IncidentLife
-    host: str  # at fault; empty if none is, or none is recorded
+    host: str  # host at fault; empty if no host is at fault or none is recorded
     # pairs of a scheduler and its command that takes the host out of service
     commands: Sequence[tuple[str, str]]
-    guessed: bool  # whether the host's name may be that of a container; then without commands
+    guessed: bool  # whether the host's name may be that of a container; then there are no commands
     # worker slowdowns (dp, pp) of its latest session; None without a report or a verdict
     heatmap: NDArray[np.float32] | None
-    picture: bytes | None  # the same as a PNG
-    report: bytes | None  # the report as JSON; None also where it is too large to send along
+    picture: bytes | None  # the heatmap as a PNG
+    report: bytes | None  # the report as JSON; None also if it is too large for the archive
 
 
 def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False) -> Evidence:

@@ -379,7 +379,7 @@ class HostNotice:
     job: str
     noticed_at: datetime
     cleared_at: datetime | None
-    sentence: str  # with the differences of its GPUs
+    sentence: str  # sentence with the differences of the rank's GPU from its peers
 
 
 @dataclass(frozen=True, slots=True)

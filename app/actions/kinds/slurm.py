@@ -40,7 +40,7 @@ class SlurmConfig:
 class NodeState:
     """The state of a node in Slurm."""
 
-    flags: frozenset[str]  # of its state: IDLE, DRAIN…
+    flags: frozenset[str]  # flags of the node's state, such as IDLE and DRAIN
     reason: str
 
     @property

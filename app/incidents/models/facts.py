@@ -45,8 +45,8 @@ class Facts:
     # attempt, number: identify the session to users
     attempt: int
     number: int
-    received_at: datetime  # the database's time
-    labels: Mapping[str, str] = field(default_factory=dict)  # of the job's metadata
+    received_at: datetime  # when the session was received, by the database's clock
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels in the job's metadata
     layout: str = ""  # sizes of the job; only sessions of the same sizes are compared
     slowdown: float | None = None
     slowdown_ci95: tuple[float, float] | None = None
@@ -59,9 +59,9 @@ class Facts:
     worst_step: int | None = None  # the training step of the largest slowdown
     fix: VerdictFix | None = None
     headline: Slowdown | None = None  # the slowdown shown first
-    gpus: int = 0  # of the job; 0 in incidents of older versions
-    withheld: KnownLoss | None = None  # cost of the causes where there is no verdict
-    shares: Shares | None = None  # of the time; None in incidents of older versions
+    gpus: int = 0  # number of GPUs of the job; 0 in incidents of older versions
+    withheld: KnownLoss | None = None  # cost of the causes if there is no verdict
+    shares: Shares | None = None  # lost shares of the time; None in incidents of older versions
     # The largest known lost share of the time; None in incidents that older versions stored.
     lost: float | None = None
 
@@ -242,9 +242,10 @@ _NAMED_RANKS: Final = 4
 class Outcome(StrEnum):
     """The outcome of a notice according to the session recorded for it."""
 
-    CONFIRMED = "confirmed"  # slow, by a cause at the place of the notice or by none
-    EXPLAINED = "explained"  # slow, by a cause elsewhere
-    CLEARED = "cleared"  # as fast as before
+    # Slow because of a cause at the place of the notice, or of no known cause
+    CONFIRMED = "confirmed"
+    EXPLAINED = "explained"  # slow because of a cause elsewhere
+    CLEARED = "cleared"  # as fast as before the notice
     UNCONFIRMED = "unconfirmed"  # no conclusive session in time
 
 
