@@ -489,20 +489,8 @@ FILES: Final[Mapping[str, Callable[[HangDocument], Table]]] = {
 
 def hangs_csv(rows: Sequence[HangRow]) -> Table:
     """Return the table of a job's hangs, the latest first."""
-    header = (
-        "hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits", "confidence",
-        "gpu_hours", "sentence",
-    )  # fmt: skip
-    return Table(
-        header,
-        (
-            (
-                row.id, row.created_at, row.over_at, row.kind, row.ranks, row.waiting,
-                row.culprits, row.confidence, row.gpu_hours, row.sentence,
-            )
-            for row in rows
-        ),
-    )  # fmt: skip
+    names = ("hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits")
+    return Table.of(HangRow, rows, *names, "confidence", "gpu_hours", "sentence")
 
 
 def evidence_pack(row: HangRow, document: HangDocument) -> bytes:

@@ -429,11 +429,9 @@ def _capital(text: str) -> str:
 
 def minutes_csv(live: LiveJob) -> Table:
     """Return the table of a job's step times, one row for each minute."""
-    header = (
-        "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
-        "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
-    )  # fmt: skip
-    return Table(header, ([getattr(minute, name) for name in header] for minute in live.minutes))
+    names = ("attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s")
+    more = ("compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s")
+    return Table.of(SpanRow, live.minutes, *names, *more)
 
 
 def slowest_csv(live: LiveJob) -> Table:
