@@ -81,7 +81,14 @@ def admit(container: Container, credentials: Credentials, need: Right) -> Contai
         refused(container, credentials, error, principal)
         raise
     if used_token is not None:
-        _note_use(container, used_token)
+        # The condition is checked again, so that only one of several concurrent requests writes.
+        stale = or_(Token.last_used_at.is_(None), Token.last_used_at == used_token.last_used_at)
+        with container.everywhere().uow() as writes:
+            writes.session.execute(
+                update(Token)
+                .where(Token.id == used_token.id, stale)
+                .values(last_used_at=writes.now)
+            )
     return replace(container.within(project_id, principal), pages_at=pages_at(project))
 
 
@@ -179,15 +186,6 @@ def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, st
     if project is None:
         raise no_project(name or DEFAULT_PROJECT)
     return project.id, project.name
-
-
-def _note_use(container: Container, token: Token) -> None:
-    # The condition is checked again, so that only one of several concurrent requests writes.
-    stale = or_(Token.last_used_at.is_(None), Token.last_used_at == token.last_used_at)
-    with container.everywhere().uow() as tx:
-        tx.session.execute(
-            update(Token).where(Token.id == token.id, stale).values(last_used_at=tx.now)
-        )
 
 
 NAME: Final = "first-administrator"

@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.access.guard import Here
-from app.analysis.hangs.document import Arrow, Box, FoldedStack, HangDocument, RankLine, ranks_text
+from app.analysis.hangs.document import Box, FoldedStack, HangDocument, RankLine, ranks_text
 from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.state import Frame
 from app.analysis.json_text import to_json
@@ -91,7 +91,8 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
                 rest = (tallest - len(column)) * (_HEIGHT + _GAP) // 2
                 x = place * (_WIDTH + _BETWEEN)
                 corners[index] = (_EDGE + x, _EDGE + rest + row * (_HEIGHT + _GAP))
-    width = 330 if downward else _WIDTH
+    width, middle = 330 if downward else _WIDTH, _HEIGHT // 2
+    ends = ((corners[arrow.start], corners[arrow.end]) for arrow in document.arrows)
     return Graph(
         width=2 * _EDGE + max(x for x, _ in corners.values()) + width,
         height=2 * _EDGE + max(y for _, y in corners.values()) + _HEIGHT,
@@ -100,7 +101,10 @@ def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
         boxes=tuple(_placed(box, corners[index]) for index, box in enumerate(boxes)),
         arrows=_downward(columns, corners)
         if downward
-        else tuple(_path(arrow, corners) for arrow in document.arrows),
+        else tuple(
+            f"M{start[0] + _WIDTH + 2} {start[1] + middle}L{end[0] - 4} {end[1] + middle}"
+            for start, end in ends
+        ),
     )
 
 
@@ -120,12 +124,6 @@ def _placed(box: Box, corner: tuple[int, int]) -> PlacedBox:
 
 def _cut(text: str, most: int = _CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
-    start, end = corners[arrow.start], corners[arrow.end]
-    middle = _HEIGHT // 2
-    return f"M{start[0] + _WIDTH + 2} {start[1] + middle}L{end[0] - 4} {end[1] + middle}"
 
 
 def _downward(

@@ -84,7 +84,11 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         fields.append(("Waits for a person", "; ".join(action.command for action in alert.asks)))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
-    return MessageLines(_summary(alert), fields, _evidence(alert))
+    blamed = (
+        (cause for cause in facts.causes if cause.cause == alert.diagnosed_cause) if facts else ()
+    )
+    evidence = [sentence for cause in blamed for sentence in cause.evidence]
+    return MessageLines(_summary(alert), fields, evidence)
 
 
 def _of_notice(notice: NoticeFacts, *, measured: bool) -> list[tuple[str, str]]:
@@ -187,17 +191,6 @@ def _jobs(inside: Sequence[MemberJob]) -> str:
     ]
     more = len(inside) - len(named)
     return ", ".join([*named, f"{more} more"] if more else named)
-
-
-def _evidence(alert: Alert) -> list[str]:
-    if alert.facts is None:
-        return []
-    return [
-        sentence
-        for cause in alert.facts.causes
-        if cause.cause == alert.diagnosed_cause
-        for sentence in cause.evidence
-    ]
 
 
 def moment(at: datetime) -> str:

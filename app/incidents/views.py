@@ -335,13 +335,15 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
     sent = DELIVERIES.rows(tx.session.execute(query).mappings())
     return IncidentLife(
         view=view,
-        deliveries=[item for item in sent if _is_about(item, incident_id)],
+        deliveries=[
+            delivery
+            for delivery in sent
+            # Before the first attempt there is no message yet; it will contain all open incidents.
+            if (
+                delivery.state != DeliveryState.SUPERSEDED
+                if delivery.message is None
+                else any(alert.incident == incident_id for alert in delivery.message.alerts)
+            )
+        ],
         sessions=sessions,
     )
-
-
-def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
-    # Before the first attempt there is no message yet; it will contain all open incidents.
-    if sent.message is None:
-        return sent.state != DeliveryState.SUPERSEDED
-    return any(alert.incident == incident_id for alert in sent.message.alerts)

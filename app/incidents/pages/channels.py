@@ -15,7 +15,6 @@ from markupsafe import Markup, escape
 from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, Tally
 from app.incidents.channel_settings import Undelivered
 from app.incidents.channel_writes import MOST_MESSAGES, RATE_LIMIT
-from app.incidents.channels.kind import ChannelKind
 from app.incidents.channels.registry import KINDS
 from app.incidents.delivery_reads import DeliveryRow
 from app.incidents.message import view_url
@@ -324,10 +323,13 @@ def channels_page(  # noqa: PLR0913 - all data of the page
         if (chosen is None and (kind.name != "apprise" or apprise))
         or (chosen is not None and kind.name == chosen.kind)
     ]
+    title = "Add a channel" if adding else f"Channels: {channels_title(channels)}"
+    if selected is not None:
+        title = f"Channel {selected.name}: {channel_state(selected).word.lower()}"
     selector = None if chosen is None else SELECTOR.dump_python(chosen.selector, mode="json")
     return ChannelsPage(
         now=now,
-        title=_title(selected, channels, adding=adding),
+        title=title,
         heading=_heading(channels),
         states=[
             (state, f"{number} {state.word.lower()}")
@@ -348,7 +350,21 @@ def channels_page(  # noqa: PLR0913 - all data of the page
             name=chosen.name if chosen else "",
             audience=chosen.audience if chosen else "on_call",
             audiences=AUDIENCES,
-            kinds=[_kind_form(kind, chosen) for kind in kinds],
+            kinds=[
+                KindForm(
+                    kind.name,
+                    kind.title,
+                    fields_of(
+                        kind.config,
+                        "config",
+                        values=None if chosen is None else chosen.config,
+                        secrets=kind.secrets,
+                        stored=None if chosen is None else chosen.secrets,
+                        prefix=f"{kind.name}-",
+                    ),
+                )
+                for kind in kinds
+            ],
             rate_limit=chosen.rate_limit if chosen else RATE_LIMIT,
             most_messages=MOST_MESSAGES,
             selector=fields_of(SELECTOR, "selector", values=selector),
@@ -378,12 +394,6 @@ def channel_state(channel: ChannelView) -> StateLabel:
 def kind_title(kind: str) -> str:
     """Return the title of a kind of channel."""
     return KINDS[kind].title if kind in KINDS else kind
-
-
-def _title(selected: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
-    if selected is not None:
-        return f"Channel {selected.name}: {channel_state(selected).word.lower()}"
-    return "Add a channel" if adding else f"Channels: {channels_title(channels)}"
 
 
 def _heading(channels: Sequence[ChannelView]) -> str:
@@ -469,18 +479,6 @@ def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenC
         enabled=channel.enabled,
         created_at=channel.created_at,
     )
-
-
-def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
-    fields = fields_of(
-        kind.config,
-        "config",
-        values=None if channel is None else channel.config,
-        secrets=kind.secrets,
-        stored=channel.secrets if channel else None,
-        prefix=f"{kind.name}-",
-    )
-    return KindForm(kind.name, kind.title, fields)
 
 
 def _lost_title(listed: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:

@@ -136,7 +136,10 @@ def chosen_incident(
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
     words = [] if fix is None else [fix.title]
     words += [] if incident.hang is None else [incident.hang.remedy]
-    members = member_rows(row)
+    members, number = member_rows(row), len(life.view.comments)
+    comments_title = plural(number, "comment") if number else "No comments yet"
+    if number == COMMENTS_LISTED:
+        comments_title = f"The latest {number} comments"
     commands = cordon_commands_of(incident)
     return ChosenIncident(
         actions=actions(row, life.view.now),
@@ -160,7 +163,7 @@ def chosen_incident(
         comments=[
             CommentLine(comment.at, comment.author, comment.words) for comment in life.view.comments
         ],
-        comments_title=_comments_title(len(life.view.comments)),
+        comments_title=comments_title,
         host=machine_of(incident),
         inside=drawn(_INSIDE, members, csv=f"/incidents/{incident.id}/inside.csv")
         if members
@@ -267,14 +270,6 @@ def _inside_title(row: IncidentRow) -> str:
         return f"{job_count(row)} went silent at the same time: one incident"
     machine = place_of(row.incident.where, row.incident.facts)
     return f"{job_count(row)} on {machine}: one machine, one incident"
-
-
-def _comments_title(number: int) -> str:
-    if not number:
-        return "No comments yet"
-    if number == COMMENTS_LISTED:
-        return f"The latest {number} comments"
-    return plural(number, "comment")
 
 
 def _subtitle(row: IncidentRow, now: datetime) -> str:

@@ -328,13 +328,6 @@ def condition_words(rule: Rule) -> str:
     return f"{start}, {f'{rule.consecutive} sessions in a row' if many else 'at once'}"
 
 
-def _condition_markup(rule: Rule, now: datetime) -> str:
-    """Return a condition as markup for the page, which shows times in the reader's time zone."""
-    if isinstance(rule.condition, Weekly):
-        return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
-    return condition_words(rule)
-
-
 def jobs_words(selector: Selector) -> str:
     """Return the jobs of a selector as text."""
     parts = []
@@ -400,7 +393,12 @@ def _columns(
             href=f"/rules/{rule.id}",
             aria_current="true" if rule == chosen else "",
         )
-        return link + html.note(_condition_markup(rule, now))
+        words: str = condition_words(rule)
+        if isinstance(rule.condition, Weekly):
+            # The page shows times in the reader's time zone.
+            due = weekly(rule.condition.due(now))
+            words = Markup("A summary of the week, {}").format(due)
+        return link + html.note(words)
 
     def notifies(rule: Rule) -> object:
         whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
